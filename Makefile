@@ -1,0 +1,83 @@
+# Everything one does in this repository, with GNU make, Python 3.10 to 3.13 and its pip: `make test` is all that a
+# fresh checkout needs. Another Python: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+PYENV_ROOT ?= $(HOME)/.pyenv
+# The oldest and the newest Pythons that we support; .venv has what PYTHON is.
+MATRIX ?= 3.10 3.12 3.13
+
+BIN := .venv/bin
+# Twice quiet: errors only.
+INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-input -c constraints.txt
+# What an installation depends on. Code is not part of it: installations are editable.
+INPUTS := pyproject.toml constraints.txt fedstack/_version.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench soak protos matrix clean
+.DELETE_ON_ERROR:
+.SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  \1: /p' $(MAKEFILE_LIST)
+
+demo: .venv/.installed-demo ## run the demo
+	$(BIN)/fedstack demo
+
+test: .venv/.installed-dev ## run the tests, all but the soak tests
+	$(BIN)/python -m pytest
+
+check: .venv/.installed-dev ## lint, formatting, types, generated code, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python scripts/generate_protos.py --check
+	$(BIN)/python -m pytest -q tests/project
+
+bench: .venv/.installed-dev ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+soak: .venv/.installed-dev ## run the tests that take minutes
+	$(BIN)/python -m pytest -m soak
+
+protos: .venv/.installed-dev ## compile the .proto files and the stubs
+	$(BIN)/python scripts/generate_protos.py
+
+# Prefers the newest patch release that pyenv has. A python3.X on the PATH may be a shim that finds nothing, hence asked.
+find_python = $(or $(lastword $(sort $(wildcard $(PYENV_ROOT)/versions/$(1).*/bin/python))),$(shell \
+	python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null))
+FOUND = $(strip $(foreach version,$(MATRIX),$(if $(call find_python,$(version)),$(version))))
+
+matrix: ## run the fast tests on every supported Python found here
+	@echo "matrix: found $(or $(FOUND),none) of $(MATRIX)"
+	@set -e; for version in $(FOUND); do $(MAKE) --no-print-directory matrix-$$version; done
+
+matrix-%: .venv-%/.installed-dev
+	@echo "matrix: Python $*"
+	.venv-$*/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not soak"
+
+clean: ## remove all that make made, the virtual environments too
+	rm -rf .venv .venv-* build dist demo-out .pytest_cache .hypothesis .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# `dev` includes `demo`, so one installation serves both.
+.venv/.installed-dev: $(INPUTS)
+	$(call make_venv,.venv,$(PYTHON))
+	$(BIN)/python $(INSTALL) -e ".[dev]"
+	@touch .venv/.installed-demo $@
+
+.venv/.installed-demo: $(INPUTS)
+	$(call make_venv,.venv,$(PYTHON))
+	$(BIN)/python $(INSTALL) -e ".[demo]"
+	@touch $@
+
+.venv-%/.installed-dev: $(INPUTS)
+	$(call make_venv,.venv-$*,$(call find_python,$*))
+	.venv-$*/bin/python $(INSTALL) -e ".[dev]"
+	@touch $@
+
+# $(1): folder, $(2): interpreter. Checked first, because pip's own words for a wrong Python are hard to find.
+define make_venv
+@$(2) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	|| { echo "fedstack needs Python 3.10 to 3.13, found $$($(2) --version 2>&1); set PYTHON=" >&2; exit 1; }
+@test -x $(1)/bin/python || $(2) -m venv --clear $(1)
+endef

@@ -1,0 +1,1 @@
+"""Measures fedstack against what the machine itself can do: `python -m benchmarks`, or `make bench`."""

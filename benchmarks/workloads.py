@@ -1,0 +1,35 @@
+"""Lists the workloads."""
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from benchmarks import broadcast, fedavg, programs, rounds, scalars, start_up, sums
+from benchmarks.harness import Effort, Measurement
+
+
+@attrs.frozen
+class Workload:
+    """Something to measure.
+
+    Attributes:
+      name: What `--only` calls it.
+      title: What it is.
+      run: Measures it, line by line.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Effort], Iterator[Measurement]]
+
+
+WORKLOADS = (
+    Workload("sums", "federated_sum of float32 vectors; floor: NumPy's in-place additions", sums.run),
+    Workload("scalars", "mean of a Python function of a scalar; floor: a Python loop", scalars.run_scalars),
+    Workload("structs", "mean of a Python function of 4 fields; floor: a Python loop", scalars.run_structs),
+    Workload("broadcast", "mean of updates to a broadcast model; floor: a NumPy loop", broadcast.run),
+    Workload("fedavg", "round of federated averaging; floor: a NumPy loop", fedavg.run),
+    Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
+    Workload("start-up", "hello world; floor: importing the language", start_up.run),
+    Workload("rounds", "rounds with varying numbers of clients", rounds.run),
+)

@@ -1,0 +1,39 @@
+"""fedstack runs federated computations: the executor stack for Federated Language.
+
+Computations are written with `federated_language`; this package gives leaf computations (`python_computation`),
+execution contexts to run them in, and the executors that contexts are made of (`fedstack.executors`).
+"""
+
+from fedstack._version import __version__ as __version__
+from fedstack.computations.client_data import batches, by_client, client_seeds, from_generator
+from fedstack.computations.leaf_runtimes import register_leaf_runtime
+from fedstack.computations.python_computation import python_computation
+from fedstack.errors import FedstackError
+from fedstack.executors.contexts import use_context
+from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
+from fedstack.executors.local_contexts import (
+    create_async_local_execution_context,
+    create_sync_local_execution_context,
+    set_async_local_execution_context,
+    set_sync_local_execution_context,
+)
+from fedstack.executors.retry import RetryPolicy
+
+__all__ = [
+    "FedstackError",
+    "RetryPolicy",
+    "__version__",
+    "batches",
+    "by_client",
+    "client_seeds",
+    "create_async_local_execution_context",
+    "create_sync_local_execution_context",
+    "from_generator",
+    "local_executor_factory",
+    "python_computation",
+    "register_leaf_runtime",
+    "set_async_local_execution_context",
+    "set_sync_local_execution_context",
+    "sizing_executor_factory",
+    "use_context",
+]

@@ -1,0 +1,19 @@
+"""The command line: `fedstack`, or `python -m fedstack`."""
+
+import sys
+from collections.abc import Sequence
+
+from fedstack._version import __version__
+from fedstack.service.command_line import demo_command
+from fedstack.service.command_line.command import Command, run_command_line
+
+COMMANDS: tuple[Command, ...] = (demo_command,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the subcommand that `argv`, by default the process's own arguments, names; returns the exit code."""
+    return run_command_line(COMMANDS, __version__, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""Carries Python functions inside computations: by handle here, by reference or by value to other processes.
+
+| carrier | content | loading it |
+| --- | --- | --- |
+| handle | `PythonHandle` | this process only |
+| by reference | `PythonReference` | imports an allow-listed, installed module |
+| by value | `PickledPython` | executes code; only where allowed |
+
+A handle is made at decoration. It becomes one of the others in one place, `portable_carrier`, when a computation leaves
+the process.
+"""
+
+import functools
+import hashlib
+import importlib
+import inspect
+import itertools
+import sys
+import uuid
+import weakref
+from collections.abc import Callable, Collection
+from typing import TypeVar, cast
+
+import attrs
+from google.protobuf import any_pb2
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from fedstack.computations.language import FunctionType, Type, computation_pb2
+from fedstack.computations.leaf_runtimes import Leaf, register_leaf_runtime
+from fedstack.computations.python_functions import PythonLeaf
+from fedstack.computations.type_structure import type_from_proto
+from fedstack.errors import CarrierError
+from fedstack.proto import carriers_pb2
+
+_M = TypeVar("_M", bound=Message)
+
+PROCESS = uuid.uuid4().hex
+
+
+@attrs.frozen(eq=False)
+class PythonFunction:
+    """A decorated function with its annotated types; `PythonHandle.serial` finds it in the registry."""
+
+    function: Callable[..., object]
+    name: str
+    parameter: Type | None
+    result: Type
+
+
+class HandleRegistry:
+    """Finds the functions of this process by the serial number of their handle.
+
+    A function is held weakly as long as only the object that the decorator returned refers to it, and for good once
+    that object has been built into another computation: from then on copies of the handle may be anywhere.
+    """
+
+    def __init__(self) -> None:
+        self._serials = itertools.count(1)
+        self._known: weakref.WeakValueDictionary[int, PythonFunction] = weakref.WeakValueDictionary()
+        self._kept: dict[int, PythonFunction] = {}
+
+    def add(self, function: PythonFunction) -> int:
+        """Registers a function and returns its serial number."""
+        serial = next(self._serials)
+        self._known[serial] = function
+        return serial
+
+    def keep(self, serial: int) -> None:
+        """Holds the function for as long as the process lives."""
+        found = self._known.get(serial)
+        if found is not None:
+            self._kept[serial] = found
+
+    def find(self, serial: int) -> PythonFunction | None:
+        """Returns the function, or `None` if it is gone."""
+        return self._known.get(serial)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+registry = HandleRegistry()
+
+
+def handle_content(function: PythonFunction) -> tuple[any_pb2.Any, int]:
+    """Registers a function and returns the content of its `data` block, and the serial number."""
+    serial = registry.add(function)
+    content = any_pb2.Any()
+    content.Pack(carriers_pb2.PythonHandle(process=PROCESS, serial=serial, name=function.name))
+    return content, serial
+
+
+class HandleRuntime:
+    """Loads functions by handle."""
+
+    def load(self, computation: computation_pb2.Computation) -> Leaf:
+        handle = _unpack(computation, carriers_pb2.PythonHandle())
+        if handle.process != PROCESS:
+            raise CarrierError(
+                f"Expected a function of this process, found a handle of another one to {handle.name!r}; send the "
+                "computation with a carrier that travels: define the function at the top of an installed module, or "
+                "allow Python code by value"
+            )
+        found = registry.find(handle.serial)
+        if found is None:
+            raise CarrierError(f"Expected the function {handle.name!r} to be alive, found it garbage collected")
+        signature = FunctionType(found.parameter, found.result)
+        declared = type_from_proto(computation.type)
+        if not signature.is_equivalent_to(declared):
+            raise CarrierError(f"Expected {found.name!r} to have its type {signature}, found it declared as {declared}")
+        return PythonLeaf(found.function, found.name, found.parameter, found.result)
+
+
+@attrs.define
+class CarrierPolicy:
+    """Says which carriers this process loads from others.
+
+    Attributes:
+      modules: The modules into which references are followed, with all their submodules.
+      python_code: Whether functions by value are loaded; that executes what the sender wrote.
+    """
+
+    modules: Collection[str] = ()
+    python_code: bool = False
+
+    def allows_module(self, module: str) -> bool:
+        """Tells whether a reference into `module` may be followed."""
+        return any(module == allowed or module.startswith(allowed + ".") for allowed in self.modules)
+
+
+policy = CarrierPolicy()
+
+
+class ReferenceRuntime:
+    """Loads functions by module and qualified name, from allow-listed modules only."""
+
+    def load(self, computation: computation_pb2.Computation) -> Leaf:
+        reference = _unpack(computation, carriers_pb2.PythonReference())
+        shown = f"{reference.module}:{reference.qualname}"
+        if not policy.allows_module(reference.module):
+            raise CarrierError(
+                f"Expected a function of an allowed module ({', '.join(policy.modules) or 'none'}), found {shown}; "
+                f"start the worker with --allow-module {reference.module}"
+            )
+        function = resolve_reference(reference.module, reference.qualname)
+        if reference.digest and digest_of(function) != reference.digest:
+            raise CarrierError(
+                f"Expected the sender's version of {shown}, found another; install the same version here"
+            )
+        return _leaf_of_type(function, reference.qualname, computation)
+
+
+class PickledRuntime:
+    """Loads functions by value, where that is allowed."""
+
+    def load(self, computation: computation_pb2.Computation) -> Leaf:
+        pickled = _unpack(computation, carriers_pb2.PickledPython())
+        if not policy.python_code:
+            raise CarrierError(
+                f"Expected no Python code by value, found the function {pickled.name!r}; define it in an installed "
+                "module, or start the worker with --allow-python-code"
+            )
+        version = _python_version()
+        if pickled.python_version != version:
+            raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
+        try:
+            function: object = _cloudpickle().loads(pickled.function)
+        except Exception as error:  # what is in a pickle can raise anything
+            raise CarrierError(
+                f"Expected a function that can be loaded here, found that {pickled.name!r} raised "
+                f"{type(error).__name__}: {error}; install what it imports"
+            ) from error
+        return _leaf_of_type(function, pickled.name, computation)
+
+
+def _leaf_of_type(function: object, name: str, computation: computation_pb2.Computation) -> Leaf:
+    signature = type_from_proto(computation.type)
+    if not callable(function) or not isinstance(signature, FunctionType):
+        raise CarrierError(f"Expected a function of a functional type, found {name!r} of type {signature}")
+    try:
+        return PythonLeaf(function, name, signature.parameter, signature.result)
+    except (TypeError, ValueError) as error:  # a function in C may not say what it takes
+        raise CarrierError(f"Expected a Python function, found {name!r}: {error}") from error
+
+
+def _unpack(computation: computation_pb2.Computation, message: _M) -> _M:
+    content = computation.data.content
+    try:
+        is_one = content.Unpack(message)
+    except DecodeError as error:
+        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
+    if not is_one:
+        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found {content.type_url}")
+    return message
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _cloudpickle():
+    import cloudpickle  # only when a function travels by value: it is slow to import
+
+    return cloudpickle
+
+
+def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
+    """Imports `module` and finds `qualname` in it; a decorated computation gives the function inside.
+
+    Raises:
+      CarrierError: If there is no such module or function, or it is another module's and only imported there.
+    """
+    try:
+        found: object = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+        function = inspect.unwrap(cast("Callable[..., object]", found))
+    except Exception as error:  # importing runs the module
+        raise CarrierError(f"Expected an installed function {module}:{qualname}, found none: {error}") from error
+    # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
+    if (getattr(function, "__module__", None), getattr(function, "__qualname__", None)) != (module, qualname):
+        raise CarrierError(f"Expected a function defined as {module}:{qualname}, found {function!r} there")
+    return function
+
+
+def digest_of(function: Callable[..., object]) -> bytes:
+    """Returns the SHA-256 of a function's source, or nothing where there is no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).digest()
+    except (OSError, TypeError):
+        return b""
+
+
+def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.Any:
+    """Returns a carrier that can leave this process for the content of a handle; other contents as they are.
+
+    Raises:
+      CarrierError: If the function can go neither by reference nor, where not allowed, by value.
+    """
+    handle = carriers_pb2.PythonHandle()
+    if not content.Is(cast(Descriptor, handle.DESCRIPTOR)):
+        return content
+    content.Unpack(handle)
+    found = registry.find(handle.serial) if handle.process == PROCESS else None
+    if found is None:
+        raise CarrierError(f"Expected a live function of this process, found none for {handle.name!r}")
+    result = any_pb2.Any()
+    function = found.function
+    if _resolves_to_itself(function):
+        module, qualname = function.__module__, function.__qualname__
+        result.Pack(carriers_pb2.PythonReference(module=module, qualname=qualname, digest=digest_of(function)))
+    elif allow_by_value:
+        try:
+            pickled = _cloudpickle().dumps(function)
+        except Exception as error:  # what it refers to may refuse in any way
+            raise CarrierError(
+                f"Expected a function that can be pickled, found that {found.name!r} raised {type(error).__name__}: "
+                f"{error}; refer to nothing that belongs to this process, such as locks and open files"
+            ) from error
+        result.Pack(carriers_pb2.PickledPython(function=pickled, python_version=_python_version(), name=found.name))
+    else:
+        raise CarrierError(
+            f"Expected a function that can travel, found {found.name!r}, which is local to this process; define it at "
+            "the top of a module that is installed on the worker, or allow Python code by value there"
+        )
+    return result
+
+
+def _resolves_to_itself(function: Callable[..., object]) -> bool:
+    if getattr(function, "__module__", "__main__") == "__main__" or getattr(function, "__closure__", None):
+        return False
+    try:
+        return resolve_reference(function.__module__, function.__qualname__) is function
+    except (CarrierError, AttributeError):
+        return False
+
+
+register_leaf_runtime(carriers_pb2.PythonHandle.DESCRIPTOR.full_name, HandleRuntime())
+register_leaf_runtime(carriers_pb2.PythonReference.DESCRIPTOR.full_name, ReferenceRuntime())
+register_leaf_runtime(carriers_pb2.PickledPython.DESCRIPTOR.full_name, PickledRuntime())

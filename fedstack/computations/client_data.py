@@ -1,0 +1,377 @@
+"""Helps users to lay out the data of simulated clients.
+
+A client's sequence may be any *re-iterable* object: one that starts again from the front whenever it is iterated. An
+iterator does not, it is empty the second time, and an empty second epoch is a wrong result without an error; so
+iterators are refused by name, here and wherever a sequence enters a computation.
+"""
+
+import itertools
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedstack.errors import InvalidValueError, TypeMismatchError
+
+T = TypeVar("T")
+_BOOLS = (bool, np.bool_)
+Arrays: TypeAlias = object  # An array, or dicts, tuples and namedtuples of them, nested at will.
+
+
+@runtime_checkable
+class DataFrameLike(Protocol):
+    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
+
+    @property
+    def columns(self) -> Iterable[Any]: ...
+
+    def __getitem__(self, name: Any, /) -> Any: ...
+
+
+def check_re_iterable(sequence: object, path: str = "value") -> None:
+    """Refuses what cannot be iterated more than once.
+
+    Args:
+      sequence: The object that should be a sequence.
+      path: Where it stands, for messages.
+
+    Raises:
+      TypeMismatchError: If it can be iterated only once, or not at all, or is text, bytes or a mapping.
+    """
+    name = type(sequence).__name__
+    if isinstance(sequence, (str, bytes, bytearray, Mapping)) or not isinstance(sequence, Iterable):
+        raise TypeMismatchError(
+            f"Expected a re-iterable object of elements, found `{name}`; at {path}; give a list of the elements"
+        )
+    # Only for iterators is `iter` known to be free: elsewhere it may open files.
+    if isinstance(sequence, Iterator) and iter(cast("Iterator[object]", sequence)) is sequence:
+        raise TypeMismatchError(
+            f"Expected an object that can be iterated again, found the one-shot iterator `{name}`; at {path}; "
+            "give a list, or `fedstack.from_generator(function)` with the function that makes the iterator"
+        )
+
+
+class FromGenerator(Generic[T]):
+    """A client's sequence that calls a function for each iteration, so that data can be read lazily each time."""
+
+    def __init__(self, function: Callable[[], Iterable[T]]) -> None:
+        if not callable(function):
+            raise TypeMismatchError(
+                f"Expected a function without parameters, found `{type(function).__name__}`; at from_generator; "
+                "give the function itself, do not call it"
+            )
+        self._function = function
+        self._last: Iterator[T] | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        # Being a generator itself, this calls the function only when the first element is asked for.
+        iterator = iter(self._function())
+        # Kept for this one comparison. A used generator holds no data.
+        if iterator is self._last:
+            raise InvalidValueError(
+                f"Expected a new iterator from each call, found the same `{type(iterator).__name__}` twice; "
+                f"at {self!r}; make the iterator inside the function"
+            )
+        self._last = iterator
+        yield from iterator
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self._function, '__qualname__', repr(self._function))})"
+
+
+class Batches:
+    """A client's sequence of slices along the first dimension of arrays; made by `batches`."""
+
+    def __init__(
+        self, arrays: Arrays, batch_size: int, *, shuffle_seed: int | None = None, drop_remainder: bool = False
+    ) -> None:
+        self._batch_size = _positive("batch_size", batch_size)
+        self._shuffle_seed = None if shuffle_seed is None else _seed("shuffle_seed", shuffle_seed)
+        self._drop_remainder = drop_remainder
+        lengths: dict[str, int] = {}
+        self._arrays = _freeze(arrays, "arrays", lengths)
+        if len(set(lengths.values())) != 1:
+            found = ", ".join(f"{path}: {length}" for path, length in lengths.items()) or "no arrays"
+            raise InvalidValueError(
+                f"Expected arrays of one leading dimension, found {found}; at batches; use one row per example"
+            )
+        self._num_rows = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self._num_rows, self._batch_size)
+        return whole + (rest > 0 and not self._drop_remainder)
+
+    def __iter__(self) -> Iterator[Any]:
+        starts = range(0, len(self) * self._batch_size, self._batch_size)
+        if self._shuffle_seed is None:
+            for start in starts:
+                yield _take(self._arrays, slice(start, start + self._batch_size))
+        else:
+            # Drawn again for each iteration: the order is the same, and nothing is held between iterations.
+            order = np.random.default_rng(self._shuffle_seed).permutation(self._num_rows)
+            for start in starts:
+                yield _take(self._arrays, order[start : start + self._batch_size])
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._num_rows} rows by {self._batch_size}, shuffle_seed={self._shuffle_seed}, "
+            f"drop_remainder={self._drop_remainder})"
+        )
+
+
+def from_iterable(elements: Iterable[T]) -> Iterable[T]:
+    """Returns `elements` itself as a client's sequence, after a check that it can be iterated again and again.
+
+    Raises:
+      TypeMismatchError: If it can be iterated only once, or not at all, or is text, bytes or a mapping.
+    """
+    check_re_iterable(elements)
+    return elements
+
+
+def from_generator(function: Callable[[], Iterable[T]]) -> FromGenerator[T]:
+    """Returns a client's sequence that calls `function` anew for each iteration.
+
+    >>> list(from_generator(lambda: (x * x for x in range(3))))
+    [0, 1, 4]
+
+    Raises:
+      TypeMismatchError: If `function` is not callable (a generator is not, the function that makes it is).
+      InvalidValueError: At an iteration, if `function` returns the same iterator a second time.
+    """
+    return FromGenerator(function)
+
+
+def batches(
+    arrays: Arrays, batch_size: int, *, shuffle_seed: int | None = None, drop_remainder: bool = False
+) -> Batches:
+    """Returns a client's sequence of batches: slices of `arrays` along their first dimension.
+
+    >>> [batch["x"].tolist() for batch in batches({"x": [1, 2, 3]}, 2)]
+    [[1, 2], [3]]
+
+    Args:
+      arrays: An array, or dicts, tuples and namedtuples of them, nested at will. All have the same number of rows,
+        `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once.
+      batch_size: The number of rows of a batch.
+      shuffle_seed: If given, rows come in an order drawn from this seed, the same in each iteration; a batch is then a
+        copy of its rows. If left out, rows come in order and a batch is a view.
+      drop_remainder: Whether a last batch of fewer rows is left out.
+
+    Returns:
+      A sequence of batches in the containers of `arrays`, whose arrays are `dtype[batch_size, ...]` and read-only.
+
+    Raises:
+      TypeMismatchError: If there is a scalar among the arrays, or an argument is not an integer.
+      InvalidValueError: If the numbers of rows differ, or an argument is out of range.
+    """
+    return Batches(arrays, batch_size, shuffle_seed=shuffle_seed, drop_remainder=drop_remainder)
+
+
+def by_client(
+    table: Mapping[str, ArrayLike] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
+) -> dict[Any, dict[str, NDArray[Any]]]:
+    """Splits a table into one table per client.
+
+    Clients come in the order of their ids where these can be sorted, else (ids of several kinds) in the order of
+    their first rows. A client's rows keep their order.
+
+    >>> {who: part["x"].tolist() for who, part in by_client({"who": ["b", "a", "b"], "x": [1, 2, 3]}, "who").items()}
+    {'a': [2], 'b': [1, 3]}
+
+    Args:
+      table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`.
+      client_id: The name of the column that tells whose row it is.
+      columns: The names of the columns to keep, in this order; all but `client_id` if left out.
+
+    Returns:
+      For each client id, as a Python value, the columns of its rows. The arrays are read-only.
+
+    Raises:
+      TypeMismatchError: If the table is neither.
+      InvalidValueError: If a column is missing or of another length, or a row has no client id.
+    """
+    names = _column_names(table)
+    kept = [name for name in names if name != client_id] if columns is None else list(columns)
+    for name in (client_id, *kept):
+        if name not in names:
+            raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
+    ids = _id_array(table[client_id])
+    if ids.ndim != 1:
+        raise InvalidValueError(
+            f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
+        )
+    arrays = {name: np.asarray(table[name]) for name in kept}
+    for name, array in arrays.items():
+        if array.shape[:1] != ids.shape:
+            raise InvalidValueError(
+                f"Expected {len(ids)} rows as in column {client_id!r}, found shape {list(array.shape)}; "
+                f"at column {name!r}; give all columns the same rows"
+            )
+    clients, rows_of = _group(ids, client_id)
+    result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
+    for name, array in arrays.items():
+        for client, rows in zip(clients, rows_of, strict=True):
+            part = array[rows]
+            part.flags.writeable = False
+            result[client][name] = part
+    return result
+
+
+def client_seeds(seed: int, n: int) -> list[int]:
+    """Returns a seed for each of `n` clients, independent of each other and reproducible.
+
+    The seed of client k depends on `seed` and k alone, so that more clients do not change those of the first ones.
+    They are the first 64-bit words of NumPy's spawned `SeedSequence`s.
+
+    Args:
+      seed: A non-negative integer of any size.
+      n: The number of clients.
+
+    Returns:
+      Integers in [0, 2**64), which fit `np.uint64`.
+
+    Raises:
+      TypeMismatchError: If an argument is not an integer.
+      InvalidValueError: If an argument is negative.
+    """
+    entropy, count = _seed("seed", seed), _seed("n", n)
+    return [int(np.random.SeedSequence(entropy, spawn_key=(k,)).generate_state(1, np.uint64)[0]) for k in range(count)]
+
+
+def _column_names(table: object) -> list[str]:
+    if isinstance(table, Mapping):
+        return list(cast("Mapping[str, object]", table))
+    if isinstance(table, DataFrameLike):
+        return list(table.columns)
+    raise TypeMismatchError(
+        f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; "
+        "give a dict from column names to arrays"
+    )
+
+
+def _id_array(column: Any) -> NDArray[Any]:
+    """Returns the ids of a column; those of a list keep their own kinds and all their digits.
+
+    NumPy would make 2^63 and 1 into floats, and "1" and 1 into strings: different clients would become one.
+    """
+    if not isinstance(column, (list, tuple)):
+        return np.asarray(column)
+    items = list(cast("Sequence[Any]", column))
+    kinds = set(map(type, items))
+    nested = not kinds.isdisjoint({list, tuple, np.ndarray})
+    if nested or kinds <= {int} or kinds <= {str}:
+        try:
+            plain = np.asarray(items)
+        except ValueError:  # ragged
+            plain = np.empty((len(items), 0))
+        if nested or plain.dtype.kind in "iuU":
+            return plain
+    ids = np.empty(len(items), np.object_)
+    ids[:] = items
+    return ids
+
+
+def _group(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
+    """Returns the distinct ids and, for each, its rows."""
+    values = cast("list[Any]", ids.tolist())
+    numbers: dict[Any, int] = {}
+    try:
+        inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))
+    except TypeError as error:
+        raise InvalidValueError(
+            f"Expected client ids that can be keys of a dict, found: {error}; at column {column!r}; "
+            "use text or integers"
+        ) from error
+    for value in numbers:
+        if _is_missing(value):
+            row = next(row for row, other in enumerate(values) if other is value)
+            raise InvalidValueError(
+                f"Expected a client id in every row, found {value!r} in row {row}; at column {column!r}; "
+                "drop such rows or give them an id"
+            )
+    # A stable sort by number puts the rows of each client side by side and keeps their order.
+    stops = np.cumsum(np.bincount(inverse, minlength=len(numbers)))
+    rows = np.argsort(inverse, kind="stable")
+    starts = itertools.chain((0,), stops.tolist())
+    groups = {value: rows[start:stop] for value, start, stop in zip(numbers, starts, stops.tolist(), strict=False)}
+    try:
+        clients = sorted(groups)
+    except TypeError:
+        clients = list(groups)
+    return clients, [groups[client] for client in clients]
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None:
+        return True
+    try:
+        # Not-a-number and not-a-time are the values that differ from themselves.
+        return bool(value != value)
+    except TypeError:
+        # pandas' NA refuses to be a condition.
+        return True
+
+
+def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
+    """Returns the same containers with read-only views at the leaves, and notes each leaf's number of rows."""
+    if isinstance(arrays, Mapping):
+        items = [(key, _freeze(value, f"{path}[{key!r}]", lengths)) for key, value in cast("Any", arrays).items()]
+        return OrderedDict(items) if isinstance(arrays, OrderedDict) else dict(items)
+    if isinstance(arrays, tuple):
+        parts = cast("tuple[Any, ...]", arrays)
+        frozen = [_freeze(part, f"{path}[{k}]", lengths) for k, part in enumerate(parts)]
+        make = getattr(parts, "_make", None)
+        return tuple(frozen) if make is None else make(frozen)
+    try:
+        array = np.asarray(cast("ArrayLike", arrays))[...]
+    except ValueError as error:
+        raise InvalidValueError(f"Expected an array, found what is none: {error}; at {path}; pad its rows") from error
+    if array.ndim == 0:
+        raise TypeMismatchError(
+            f"Expected an array with a row per example, found the scalar `{type(arrays).__name__}`; at {path}; "
+            "repeat it for each example"
+        )
+    array.flags.writeable = False
+    lengths[path] = len(array)
+    return array
+
+
+def _take(arrays: Any, rows: "slice | NDArray[np.intp]") -> Any:
+    if isinstance(arrays, dict):
+        parts = cast("dict[Any, Any]", arrays)
+        return type(parts)((key, _take(value, rows)) for key, value in parts.items())
+    if isinstance(arrays, tuple):
+        taken = [_take(value, rows) for value in cast("tuple[Any, ...]", arrays)]
+        make = getattr(cast("Any", arrays), "_make", None)
+        return tuple(taken) if make is None else make(taken)
+    batch = cast("NDArray[Any]", arrays)[rows]
+    batch.flags.writeable = False
+    return batch
+
+
+def _seed(name: str, value: object) -> int:
+    number = _integer(name, value)
+    if number < 0:
+        raise InvalidValueError(f"Expected {name} to be zero or more, found {number}; give a non-negative integer")
+    return number
+
+
+def _positive(name: str, value: object) -> int:
+    number = _integer(name, value)
+    if number < 1:
+        raise InvalidValueError(f"Expected {name} to be one or more, found {number}; give a positive integer")
+    return number
+
+
+def _integer(name: str, value: object) -> int:
+    found = type(value).__name__
+    try:
+        if not isinstance(value, _BOOLS):
+            return operator.index(cast("Any", value))
+    except TypeError:
+        pass
+    raise TypeMismatchError(f"Expected {name} to be an integer, found `{found}`; give an integer")

@@ -1,0 +1,40 @@
+"""Gives the parts of Federated Language that fedstack uses, as the one typed door to it.
+
+The language ships no `py.typed`, so the rest of the package imports it from here only. Stubs for its generated
+messages lie in `typings/`.
+"""
+
+from federated_language import CLIENTS as CLIENTS
+from federated_language import SERVER as SERVER
+from federated_language import FederatedType as FederatedType
+from federated_language import FunctionType as FunctionType
+from federated_language import PlacementType as PlacementType
+from federated_language import SequenceType as SequenceType
+from federated_language import StructType as StructType
+from federated_language import StructWithPythonType as StructWithPythonType
+from federated_language import TensorType as TensorType
+from federated_language import Type as Type
+from federated_language import to_type as to_type
+from federated_language.common_libs.structure import Struct as Struct
+from federated_language.common_libs.structure import iter_elements as _iter_elements
+from federated_language.framework import AsyncContext as AsyncContext
+from federated_language.framework import CardinalitiesType as CardinalitiesType
+from federated_language.framework import ComputationBuildingBlock as ComputationBuildingBlock
+from federated_language.framework import ConcreteComputation as ConcreteComputation
+from federated_language.framework import Executor as Executor
+from federated_language.framework import ExecutorFactory as ExecutorFactory
+from federated_language.framework import ExecutorValue as ExecutorValue
+from federated_language.framework import PlacementLiteral as PlacementLiteral
+from federated_language.framework import RetryableError as RetryableError
+from federated_language.framework import SyncContext as SyncContext
+from federated_language.framework import get_context_stack as get_context_stack
+from federated_language.framework import infer_type as infer_type
+from federated_language.framework import set_default_context as set_default_context
+from federated_language.proto import array_pb2 as array_pb2
+from federated_language.proto import computation_pb2 as computation_pb2
+from federated_language.proto import data_type_pb2 as data_type_pb2
+
+
+def struct_elements(struct: Struct) -> list[tuple[str | None, object]]:
+    """Lists the (name, value) pairs of the language's `Struct`."""
+    return list(_iter_elements(struct))

@@ -1,0 +1,112 @@
+"""Finds the runtime that can run a leaf computation: the door through which Python, JAX and others come in.
+
+A leaf is a function without federated parts. In the IR it is a `data` block with a functional type, or an `xla` or
+`tensorflow` block; what is inside its `Any` says which runtime loads it. A runtime is one object with one method; add
+one with `register_leaf_runtime`, or from another distribution through the entry point group
+`fedstack.leaf_runtimes` (name: the full name of the carrier message, value: the runtime object).
+"""
+
+import abc
+import functools
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Protocol
+
+from fedstack.computations.columns import Column, column_from_payloads
+from fedstack.computations.language import Type, computation_pb2
+from fedstack.errors import CarrierError
+
+if TYPE_CHECKING:
+    from fedstack.computations.program import Program
+
+ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
+
+
+class Leaf(abc.ABC):
+    """A leaf computation that is ready to run. It may be called from several threads at once."""
+
+    name: str
+    parameter: Type | None
+    result: Type
+
+    @abc.abstractmethod
+    def call(self, argument: object) -> object:
+        """Runs the function once: payload in, payload out (`None` in where it takes no argument).
+
+        Raises:
+          LeafError: If the function raised.
+          TypeMismatchError: If it returned something else than its result type.
+        """
+
+    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
+        """Runs the function once for each of `size` clients, `first_client` and those after it.
+
+        The default calls one by one; a runtime overrides it where it can do better.
+        """
+        arguments = [None] * size if argument is None else argument.items()
+        return column_from_payloads([self.call(item) for item in arguments], self.result)
+
+    def linked(self, link: "Callable[[Program], Program]") -> "Leaf":
+        """Returns the operation with the programs inside of it linked; a leaf computation has none."""
+        return self
+
+
+class LeafRuntime(Protocol):
+    """Loads the leaf computations of one kind of carrier."""
+
+    def load(self, computation: computation_pb2.Computation) -> Leaf:
+        """Returns the leaf, ready to run.
+
+        Raises:
+          CarrierError: If it cannot be loaded here; the message says why and what to do.
+        """
+        ...
+
+
+_runtimes: dict[str, LeafRuntime] = {}
+
+
+def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
+    """Makes `runtime` load every leaf whose content is the protobuf message `message_name` (its full name)."""
+    _runtimes[message_name] = runtime
+    _find_runtime.cache_clear()
+
+
+@functools.cache
+def _find_runtime(message_name: str) -> LeafRuntime | None:
+    if message_name in _runtimes:
+        return _runtimes[message_name]
+    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry_point.name == message_name:
+            return entry_point.load()
+    return None
+
+
+def carrier_of(computation: computation_pb2.Computation) -> str | None:
+    """Returns the full name of the message that a leaf's content is, or `None` if the computation is no leaf."""
+    kind = computation.WhichOneof("computation")
+    if kind == "data":
+        return computation.data.content.type_url.rpartition("/")[2]
+    if kind == "xla":
+        return computation.xla.hlo_module.type_url.rpartition("/")[2]
+    if kind == "tensorflow":
+        return computation.tensorflow.graph_def.type_url.rpartition("/")[2]
+    return None
+
+
+def load_leaf(computation: computation_pb2.Computation) -> Leaf:
+    """Loads a leaf computation with the runtime for its carrier.
+
+    Raises:
+      CarrierError: If no runtime knows the carrier, or it cannot be loaded here.
+    """
+    name = carrier_of(computation)
+    runtime = _find_runtime(name) if name else None
+    if runtime is None:
+        known = ", ".join(sorted(_runtimes)) or "none"
+        shown = name or f"a {computation.WhichOneof('computation')} without content"
+        raise CarrierError(
+            f"Expected a leaf computation of a known kind ({known}), found {shown}; in the leaf executor; install the "
+            f"package whose entry point {ENTRY_POINT_GROUP!r} runs it"
+        )
+    return runtime.load(computation)

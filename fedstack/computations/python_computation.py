@@ -1,0 +1,202 @@
+"""Defines the decorator that makes a leaf computation out of a Python function."""
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.carriers import PythonFunction, handle_content, registry
+from fedstack.computations.language import (
+    ConcreteComputation,
+    FunctionType,
+    StructType,
+    Type,
+    computation_pb2,
+    get_context_stack,
+    infer_type,
+    to_type,
+)
+from fedstack.computations.python_functions import PythonLeaf
+from fedstack.computations.records import Record
+from fedstack.computations.tensor_values import describe
+from fedstack.computations.type_structure import contains_federated, contains_function, fields_of, zeros
+from fedstack.errors import FedstackError, InvalidComputationError
+
+ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
+
+
+class PythonComputation(ConcreteComputation):
+    """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor."""
+
+    def __init__(self, function: PythonFunction) -> None:
+        content, serial = handle_content(function)
+        signature = FunctionType(function.parameter, function.result)
+        super().__init__(
+            computation_proto=computation_pb2.Computation(
+                type=signature.to_proto(), data=computation_pb2.Data(content=content)
+            ),
+            context_stack=get_context_stack(),
+            annotated_type=signature,
+        )
+        self._function = function
+        self._serial = serial
+
+    # The language calls these when it builds this computation into another one, which then holds a copy of the handle.
+
+    def to_building_block(self) -> object:
+        registry.keep(self._serial)
+        return super().to_building_block()
+
+    def to_compiled_building_block(self) -> object:
+        registry.keep(self._serial)
+        return super().to_compiled_building_block()
+
+    def __repr__(self) -> str:
+        return f"<python_computation {self._function.name} {self.type_signature}>"
+
+
+def python_computation(
+    parameter_types: ParameterTypes = None, result_type: object = None
+) -> Callable[[Callable[..., object]], PythonComputation]:
+    """Returns a decorator that makes a leaf computation out of a Python function.
+
+    >>> import numpy as np
+    >>> @python_computation([np.float32, np.float32])
+    ... def add(x, y):
+    ...     return x + y
+    >>> str(add.type_signature)
+    '(<float32,float32> -> float32)'
+
+    The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It may be called from several
+    threads at once. It must not change an array after returning it.
+
+    Args:
+      parameter_types: One type per parameter of the function, as a sequence, or as a mapping by name; `None` or empty
+        for a function without parameters; a single type stands for a list of one. Each entry is anything that the
+        language converts to a type. A function of one parameter has that type; one of several has a struct of them.
+      result_type: The type of what the function returns. Left out, it is taken from the return annotation or, failing
+        that, from one evaluation on zeros.
+
+    Returns:
+      The decorator.
+
+    Raises:
+      InvalidComputationError: If the number of types is not that of the parameters, a type is no plain type, or the
+        result type is left out and cannot be found.
+    """
+    if inspect.isroutine(parameter_types):
+        raise InvalidComputationError(
+            f"Expected parameter types, found the function {getattr(parameter_types, '__name__', '')!r}; write "
+            "@fedstack.python_computation([np.float32]) with one type per parameter"
+        )
+
+    def decorate(function: Callable[..., object]) -> PythonComputation:
+        name = getattr(function, "__name__", type(function).__name__)
+        parameter = _parameter_type(parameter_types, function, name)
+        result = _plain_type(result_type, name) if result_type is not None else _find_result(function, name, parameter)
+        computation = PythonComputation(PythonFunction(function, name, parameter, result))
+        functools.update_wrapper(computation, function, updated=())
+        return computation
+
+    return decorate
+
+
+def _parameter_type(parameter_types: object, function: Callable[..., object], name: str) -> Type | None:
+    if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
+        parameter_types = [parameter_types]  # a single type, which the language's own decorators take as well
+    types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
+    parameters = _signature(function, name).parameters
+    if len(types) != len(parameters):
+        raise InvalidComputationError(
+            f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found {len(types)}"
+            "; give a list with one type per parameter"
+        )
+    if not types:
+        return None
+    if isinstance(types, Mapping):
+        if set(types) != set(parameters):
+            raise InvalidComputationError(
+                f"Expected types for the parameters {list(parameters)} of {name!r}, found {list(types)}"
+            )
+        types = {parameter: types[parameter] for parameter in parameters}
+    if len(types) == 1:
+        (only,) = types.values() if isinstance(types, Mapping) else types
+        return _plain_type(only, name)
+    struct = cast(StructType, _plain_type(types if isinstance(types, Mapping) else list(types), name))
+    named = [member for member, _ in fields_of(struct) if member is not None]
+    if named and set(named) != set(parameters):
+        raise InvalidComputationError(
+            f"Expected types for the parameters {list(parameters)} of {name!r}, found types named {named}"
+        )
+    return struct
+
+
+def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
+    if inspect.iscoroutinefunction(function):
+        raise InvalidComputationError(
+            f"Expected a function that returns its result, found the coroutine function {name!r}; write it without "
+            "async"
+        )
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise InvalidComputationError(
+            f"Expected a Python function whose parameters are known, found {describe(function)}: {error}; wrap it in "
+            "one"
+        ) from error
+
+
+def _plain_type(spec: object, name: str) -> Type:
+    try:
+        result = to_type(spec)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        raise InvalidComputationError(
+            f"Expected types for {name!r} such as np.float32 or (np.float32, [3]), found {describe(spec)}: {error}"
+        ) from error
+    if contains_federated(result) or contains_function(result):
+        raise InvalidComputationError(
+            f"Expected plain types for {name!r}, found {result}; a python_computation runs in one place: map it over "
+            "clients with federated_map inside a federated_computation"
+        )
+    return result
+
+
+def _find_result(function: Callable[..., object], name: str, parameter: Type | None) -> Type:
+    advice = f"state it: @python_computation(parameter_types, result_type) for {name!r}"
+    annotation = inspect.signature(function).return_annotation
+    if annotation is not inspect.Signature.empty and not isinstance(annotation, str):
+        try:
+            return _plain_type(annotation, name)
+        except InvalidComputationError:
+            pass  # an annotation for readers or checkers, such as np.ndarray: evaluate instead
+    probe = PythonLeaf(function, name, parameter, cast(Type, None))
+    try:
+        value = probe.evaluate(None if parameter is None else zeros(parameter))
+        if value is None:
+            raise InvalidComputationError("it returned None; a function without a return statement does")
+        return _plain_type(infer_type(_without_records(value)), name)
+    except FedstackError as error:
+        raise InvalidComputationError(
+            f"Expected to find the result type of {name!r} by one call on zeros, found an error; {advice}: {error}"
+        ) from error
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        raise InvalidComputationError(
+            f"Expected a result with a type of the language, found {error}; {advice}"
+        ) from error
+
+
+def _without_records(value: object) -> object:
+    """Returns structs that a function was given and passed on in containers whose names the language sees."""
+    if isinstance(value, Record):
+        members = tuple(_without_records(member) for member in tuple(value))
+        return members if None in value.field_names else OrderedDict(zip(value.field_names, members))
+    if type(value) in (list, tuple):
+        listed = [_without_records(member) for member in cast("Sequence[object]", value)]
+        return tuple(listed) if isinstance(value, tuple) else listed
+    if isinstance(value, dict):
+        named = {name: _without_records(member) for name, member in cast("dict[str, object]", value).items()}
+        return OrderedDict(named) if isinstance(value, OrderedDict) else named
+    return value

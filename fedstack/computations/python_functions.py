@@ -1,0 +1,186 @@
+"""Calls a Python function the way the language's decorators promise, once or once per client.
+
+The function sees NumPy scalars and read-only arrays of exactly the declared dtypes, structs by attribute, by key
+and by keyword, and sequences as re-iterables. What it returns is checked against the declared result type.
+"""
+
+import asyncio
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NoReturn, cast
+
+from fedstack.computations.columns import Column
+from fedstack.computations.containers import argument_maker
+from fedstack.computations.federated_values import column_from_values
+from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
+from fedstack.computations.leaf_runtimes import Leaf
+from fedstack.computations.type_structure import fields_of
+from fedstack.computations.values import normalize
+from fedstack.errors import FedstackError, LeafError
+
+Convert = Callable[[object], object]
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+# A cancellation that comes out of a leaf is the user's own (of a loop inside it): that of a caller never goes in.
+_LEAF_ERRORS = (Exception, asyncio.CancelledError)
+
+
+class SequenceArgument:
+    """A sequence as a leaf function sees it: it can be iterated over again and again, and not be changed."""
+
+    __slots__ = ("_convert", "_source")
+
+    def __init__(self, source: Iterable[object], convert: Convert | None) -> None:
+        self._source = source
+        self._convert = convert
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._source) if self._convert is None else map(self._convert, self._source)
+
+    def __len__(self) -> int:
+        if isinstance(self._source, Sequence):
+            return len(self._source)
+        raise TypeError("Expected a sequence of known length, found a stream; iterate over it, or count as you go")
+
+    def __getitem__(self, index: int) -> object:
+        if not isinstance(self._source, Sequence):
+            raise TypeError("Expected a sequence that is held in memory, found a stream; iterate over it")
+        item = self._source[index]
+        return item if self._convert is None else self._convert(item)
+
+    def __repr__(self) -> str:
+        return f"SequenceArgument({self._source!r})"
+
+
+def argument_converter(type_spec: Type) -> Convert | None:
+    """Returns the function from a payload to what a leaf function sees, or `None` where they are the same."""
+    if isinstance(type_spec, SequenceType):
+        element = argument_converter(type_spec.element)
+        return lambda payload: SequenceArgument(cast("Iterable[object]", payload), element)
+    if not isinstance(type_spec, StructType):
+        return None
+    make = argument_maker(type_spec)
+    members = [argument_converter(t) for _, t in fields_of(type_spec)]
+    if not any(members):
+        return cast(Convert, make)
+
+    def convert(payload: object) -> object:
+        values = cast("tuple[object, ...]", payload)
+        return make([v if c is None else c(v) for c, v in zip(members, values)])
+
+    return convert
+
+
+class PythonLeaf(Leaf):
+    """A Python function with its declared types, ready to run."""
+
+    def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
+        self.function = function
+        self.name = name
+        self.parameter = parameter
+        self.result = result
+        self._call_once = _bind(function, parameter)
+
+    def evaluate(self, argument: object) -> object:
+        """Calls the function and returns what it returned, unchecked."""
+        try:
+            return self._call_once(argument)
+        except _LEAF_ERRORS as error:
+            raise_leaf_error(error, self.name, None)
+
+    def call(self, argument: object) -> object:
+        return normalize(self.evaluate(argument), self.result, f"the result of {self.name!r}")
+
+    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
+        arguments = [None] * size if argument is None else argument.items()
+        values: list[object] = []
+        try:
+            # extend() keeps what came before an exception, so its length is the index of the client that raised.
+            values.extend(map(self._call_once, arguments))
+            if len(values) < size:  # extend() takes this one for the end of what it iterates over
+                raise StopIteration
+        except _LEAF_ERRORS as error:
+            raise_leaf_error(error, self.name, first_client + len(values))
+        return column_from_values(
+            values, self.result, lambda i: f"the result of {self.name!r}[client {first_client + i}]"
+        )
+
+    def __repr__(self) -> str:
+        return f"<PythonLeaf {self.name}>"
+
+
+def _bind(function: Callable[..., object], parameter: Type | None) -> Convert:
+    """Returns a function of one payload that calls `function` with its arguments unpacked as its signature asks."""
+    if parameter is None:
+        return lambda _: function()
+    if not unpacks(function, parameter):
+        convert = argument_converter(parameter)
+        return function if convert is None else _compose(function, convert)
+    fields = fields_of(cast(StructType, parameter))
+    converters = [argument_converter(t) for _, t in fields]
+    names = [name for name, _ in fields]
+    if None in names or names == _positional_names(function):
+        if not any(converters):
+            return lambda payload: function(*cast("tuple[object, ...]", payload))
+        return lambda payload: function(*_convert_all(converters, payload))
+    keys = cast("list[str]", names)
+    return lambda payload: function(**dict(zip(keys, _convert_all(converters, payload))))
+
+
+def _compose(function: Callable[..., object], convert: Convert) -> Convert:
+    return lambda payload: function(convert(payload))
+
+
+def _convert_all(converters: Sequence[Convert | None], payload: object) -> list[object]:
+    values = cast("tuple[object, ...]", payload)
+    return [value if convert is None else convert(value) for convert, value in zip(converters, values)]
+
+
+def unpacks(function: Callable[..., object], parameter: Type) -> bool:
+    """Tells whether a struct parameter is spread over the function's parameters.
+
+    A function of one parameter gets the struct as it is; one of several, those with a default counted, gets the
+    members, by name where the type has names.
+    """
+    return isinstance(parameter, StructType) and len(inspect.signature(function).parameters) > 1
+
+
+def _positional_names(function: Callable[..., object]) -> list[str] | None:
+    """Returns the names of a function's parameters if all of them can be given by position."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return [p.name for p in parameters] if positional else None
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as inner:  # of the user's own exception class
+        return f"whose text raises {type(inner).__name__}"
+
+
+def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
+    """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
+    if isinstance(error, (FedstackError, RetryableError)):
+        # A computation called inside the function already says what went wrong, and where; and who asks for another
+        # attempt gets one.
+        raise error
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE_DIRECTORY)]
+    lines = "".join(traceback.format_list(frames)).rstrip()
+    where = "" if client_index is None else f"; at client {client_index}"
+    advice = ""
+    text = _text_of(error)
+    if isinstance(error, ValueError) and "read-only" in text:
+        advice = "; arguments are read-only because they are shared: change a copy, x = x.copy()"
+    elif isinstance(error, RuntimeError) and "running event loop" in text:
+        advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
+    shown = type(error).__name__ + (f": {text}" if text else "")
+    raise LeafError(
+        f"Expected the computation {name!r} to return, found that it raised {shown}{where}{advice}"
+        + (f"\n{lines}" if lines else ""),
+        computation_name=name,
+        client_index=client_index,
+    ) from error

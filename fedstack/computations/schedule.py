@@ -1,0 +1,392 @@
+"""Cuts a traced computation into tasks: server work, client phases with their aggregations, selections.
+
+All work at clients between two aggregations is one phase. Its program runs once per client, and what it yields goes
+straight into folds; values that only a fold wants are never held. Levels order the phases: a phase at level k uses what
+aggregations of lower levels gave.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, cast
+
+import attrs
+
+from fedstack.computations.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
+from fedstack.computations.intrinsics import INTRINSICS
+from fedstack.computations.language import FederatedType, Type
+from fedstack.computations.program import Expression, Join, Pick, Program, ProgramBuilder, Slot, closed_program
+from fedstack.computations.type_structure import is_placed_at_clients
+
+_TRANSPARENT = {
+    "federated_broadcast",
+    "federated_value_at_clients",
+    "federated_value_at_server",
+    "federated_zip_at_clients",
+    "federated_zip_at_server",
+}
+_CLIENT_WORK = {"federated_map", "federated_eval_at_clients"}
+_SELECTS = {"federated_select", "federated_secure_select"}
+
+
+@attrs.frozen(eq=False)
+class ServerTask:
+    """Runs a program once, on unplaced values and values at the server."""
+
+    program: Program
+    inputs: tuple[Expression, ...]
+    target: int
+    reads: frozenset[int]
+
+
+@attrs.frozen(eq=False)
+class Fold:
+    """An aggregation of what a phase's program yields.
+
+    Attributes:
+      uri: The aggregating intrinsic.
+      results: Positions in the program's results: the values, and for a weighted mean the weights.
+      member: The type of the values.
+      weight: The type of the weights, if any.
+      server_inputs: The other arguments, in their order: zero, or the bound of a secure sum.
+      functions: Programs of its functional arguments; their inputs are the parameter, then the captures.
+      captures: For each function, its captures.
+      type: The result's member type.
+    """
+
+    uri: str
+    results: tuple[int, ...]
+    member: Type
+    weight: Type | None
+    server_inputs: tuple[Expression, ...]
+    server_types: tuple[Type, ...]
+    functions: tuple[Program, ...]
+    captures: tuple[tuple[Expression, ...], ...]
+    type: Type
+
+
+@attrs.frozen(eq=False)
+class Phase:
+    """What clients do between two aggregations: one program per client, and the folds over its results.
+
+    Attributes:
+      program: The program. Its inputs are columns, or payloads that are the same for all clients.
+      folds: The aggregations.
+      held: Positions of the results that are kept as columns, with their member types.
+    """
+
+    program: Program
+    folds: tuple[Fold, ...]
+    held: tuple[tuple[int, Type], ...]
+
+
+@attrs.frozen(eq=False)
+class PhaseTask:
+    """Runs a phase; the targets take the folds' results, then the held columns."""
+
+    phase: Phase
+    inputs: tuple[Expression, ...]
+    targets: tuple[int, ...]
+    reads: frozenset[int]
+
+
+@attrs.frozen(eq=False)
+class SelectTask:
+    """Gives each client the slices of a server value that its keys ask for."""
+
+    uri: str
+    keys: Expression
+    max_key: Expression
+    value: Expression
+    function: Program
+    captures: tuple[Expression, ...]
+    type: Type
+    target: int
+    reads: frozenset[int]
+
+
+Task: TypeAlias = ServerTask | PhaseTask | SelectTask
+
+
+@attrs.frozen(eq=False)
+class Schedule:
+    """Tasks in an order in which they can run. Slot 0 is the argument."""
+
+    tasks: tuple[Task, ...]
+    constants: tuple[tuple[int, object], ...]
+    result: Expression
+    slots: int
+
+
+def schedule(function: Function, *, fuse: bool = True) -> Schedule:
+    """Returns the schedule of a traced computation, made once and kept with it.
+
+    Args:
+      function: The computation.
+      fuse: Whether client work is put together into phases. Without it every node is a task of its own whose result
+        is kept, for a caller that pulls parts of the result one by one.
+    """
+    key = f"schedule {fuse}"
+    found = function.memo.get(key)
+    if not isinstance(found, Schedule):
+        found = function.memo[key] = _Cutter(function, fuse).cut()
+    return found
+
+
+class _Cutter:
+    def __init__(self, function: Function, fuse: bool) -> None:
+        self.function = function
+        self.fuse = fuse
+        self.slots = 1
+        self.constants: list[tuple[int, object]] = []
+        self.place: dict[Node, Expression] = {}
+        self.level: dict[Node, int] = {}
+        self.tasks: list[Task] = []
+        if function.parameter is not None:
+            self.place[function.parameter] = Slot(0)
+            self.level[function.parameter] = 0
+
+    def cut(self) -> Schedule:
+        self._assign_levels()
+        groups: dict[int, list[Node]] = {}
+        for node in self.function.nodes:
+            groups.setdefault(self.level[node], []).append(node)
+        for level in sorted(groups):
+            self._cut_level(groups[level])
+        return Schedule(tuple(self.tasks), tuple(self.constants), self.expression(self.function.result), self.slots)
+
+    def _assign_levels(self) -> None:
+        """Finds the level at which each node runs; what an aggregation yields is one level further."""
+        position = 0
+        for node in self.function.nodes:
+            needed = max((self._available(leaf) for operand in node.operands() for leaf in _leaves(operand)), default=0)
+            self.level[node] = needed
+            if not self.fuse:
+                position += 1
+                self.level[node] = max(needed, position)
+
+    def _available(self, node: Node) -> int:
+        return self.level.get(node, 0) + (1 if _is_barrier(node) else 0)
+
+    def _cut_level(self, nodes: Sequence[Node]) -> None:
+        phase = [node for node in nodes if _is_client_work(node) or _is_aggregation(node)]
+        before = [node for node in nodes if not _is_client_work(node) and not _is_barrier(node)]
+        late: list[Node] = []
+        for node in before:
+            # Zips and selections of client values that this phase makes are placed after it.
+            if any(leaf in phase for operand in node.operands() for leaf in self._phase_leaves(operand, phase)):
+                late.append(node)
+            else:
+                self._place(node)
+        if phase:
+            self._phase_task(phase, late)
+        for node in late:
+            if node not in self.place and all(leaf in self.place for o in node.operands() for leaf in _leaves(o)):
+                self._place(node)
+        for node in nodes:
+            if isinstance(node, IntrinsicCall) and node.uri in _SELECTS:
+                self._select_task(node)
+
+    def _phase_leaves(self, symbol: Symbol, phase: Sequence[Node]) -> Iterator[Node]:
+        """Yields the nodes behind a symbol, looking through zips that are not placed yet."""
+        for leaf in _leaves(symbol):
+            if leaf not in phase and leaf not in self.place and _is_transparent(leaf):
+                for operand in leaf.operands():
+                    yield from self._phase_leaves(operand, phase)
+            else:
+                yield leaf
+
+    def expression(self, symbol: Symbol) -> Expression:
+        """Returns where the value of a symbol stands."""
+        if isinstance(symbol, Pack):
+            return Join(tuple(self.expression(member) for member in symbol.members))
+        found = self.place.get(cast(Node, symbol))
+        if found is None and isinstance(symbol, Selection):
+            found = self.place[symbol] = Pick(self.expression(symbol.source), symbol.position)
+        if found is None:
+            raise AssertionError(f"{symbol!r} is used before it is placed")
+        return found
+
+    def _new_slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def _place(self, node: Node) -> None:
+        if isinstance(node, Selection):
+            self.place[node] = Pick(self.expression(node.source), node.position)
+        elif isinstance(node, Constant):
+            slot = self._new_slot()
+            self.constants.append((slot, node.payload))
+            self.place[node] = Slot(slot)
+        elif isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT:
+            # An all-equal value is its payload, a value at the server too, and a struct of columns is a column.
+            self.place[node] = self.expression(node.arguments[0])
+        else:
+            self._server_task(node)
+
+    def _server_task(self, node: Node) -> None:
+        builder = ProgramBuilder()
+        inputs: list[Expression] = []
+
+        def bind(symbol: Symbol) -> None:
+            for leaf in _leaves(symbol):
+                if leaf not in builder.bound:
+                    inputs.append(self.expression(leaf))
+                    builder.bind(leaf, builder.input())
+
+        for operand in node.operands():
+            bind(operand)
+        if isinstance(node, IntrinsicCall) and isinstance(node.type, FederatedType):
+            function = node.functions[0]  # federated_apply, federated_map_all_equal, federated_eval_at_server
+            argument = builder.read(node.arguments[0]) if node.arguments else None
+            result = builder.inline(function, argument)
+        else:
+            result = builder.add(node)
+        target = self._new_slot()
+        self.tasks.append(ServerTask(builder.finish([result]), tuple(inputs), target, _slots_read(inputs)))
+        self.place[node] = Slot(target)
+
+    def _phase_task(self, phase: Sequence[Node], late: Sequence[Node]) -> None:
+        builder = ProgramBuilder()
+        inputs: list[Expression] = []
+        inside = {node for node in phase if not _is_barrier(node)}
+
+        def bind(symbol: Symbol) -> None:
+            for leaf in _leaves(symbol):
+                if leaf in builder.bound:
+                    continue
+                if leaf in late and isinstance(leaf, IntrinsicCall):
+                    bind(leaf.arguments[0])
+                    builder.bind(leaf, builder.read(leaf.arguments[0]))
+                else:
+                    inputs.append(self.expression(leaf))
+                    builder.bind(leaf, builder.input())
+
+        results: list[Expression] = []
+        folds: list[Fold] = []
+        fold_targets: list[int] = []
+        for node in phase:
+            if not isinstance(node, IntrinsicCall):
+                continue
+            if node in inside:
+                for operand in node.operands():
+                    bind(operand)
+                argument = builder.read(node.arguments[0]) if node.arguments else None
+                builder.bind(node, builder.inline(node.functions[0], argument))
+            else:
+                folds.append(self._fold(node, builder, bind, results))
+                fold_targets.append(self._new_slot())
+        held: list[tuple[int, Type]] = []
+        held_targets: list[int] = []
+        for node in self._kept(inside, phase):
+            held.append((len(results), _member(node.type)))
+            results.append(builder.read(node))
+            held_targets.append(self._new_slot())
+            self.place[node] = Slot(held_targets[-1])
+        for node, target in zip((n for n in phase if _is_barrier(n)), fold_targets):
+            self.place[node] = Slot(target)
+        work = Phase(builder.finish(results), tuple(folds), tuple(held))
+        reads = _slots_read([*inputs, *(e for fold in folds for e in _fold_reads(fold))])
+        self.tasks.append(PhaseTask(work, tuple(inputs), (*fold_targets, *held_targets), reads))
+
+    def _fold(
+        self, node: IntrinsicCall, builder: ProgramBuilder, bind: Callable[[Symbol], None], results: list[Expression]
+    ) -> Fold:
+        over_clients = [argument for argument in node.arguments if is_placed_at_clients(type_of(argument))]
+        others = [argument for argument in node.arguments if not is_placed_at_clients(type_of(argument))]
+        positions: list[int] = []
+        for argument in over_clients:
+            bind(argument)
+            positions.append(len(results))
+            results.append(builder.read(argument))
+        members = [_member(type_of(argument)) for argument in over_clients]
+        return Fold(
+            node.uri,
+            tuple(positions),
+            members[0],
+            members[1] if len(members) > 1 else None,
+            tuple(self.expression(argument) for argument in others),
+            tuple(type_of(argument) for argument in others),
+            tuple(closed_program(function) for function in node.functions),
+            tuple(tuple(self.expression(capture) for capture in function.captures) for function in node.functions),
+            _member(node.type),
+        )
+
+    def _kept(self, inside: set[Node], phase: Sequence[Node]) -> list[Node]:
+        """Returns the nodes of a phase that anything outside of it wants: later tasks, or the result."""
+        wanted = set(self._deep_leaves(self.function.result))
+        members = set(phase)
+        for node in self.function.nodes:
+            if node not in members and not _is_transparent(node):
+                for operand in node.operands():
+                    wanted.update(self._deep_leaves(operand))
+        return [node for node in phase if node in inside and node in wanted]
+
+    def _deep_leaves(self, symbol: Symbol) -> Iterator[Node]:
+        for leaf in _leaves(symbol):
+            yield leaf
+            if _is_transparent(leaf):
+                for operand in leaf.operands():
+                    yield from self._deep_leaves(operand)
+
+    def _select_task(self, node: IntrinsicCall) -> None:
+        keys, max_key, value = (self.expression(argument) for argument in node.arguments)
+        function = node.functions[0]
+        captures = tuple(self.expression(capture) for capture in function.captures)
+        target = self._new_slot()
+        reads = _slots_read([keys, max_key, value, *captures])
+        self.tasks.append(
+            SelectTask(
+                node.uri, keys, max_key, value, closed_program(function), captures, _member(node.type), target, reads
+            )
+        )
+        self.place[node] = Slot(target)
+
+
+def _leaves(symbol: Symbol) -> Iterator[Node]:
+    if isinstance(symbol, Node):
+        yield symbol
+    elif isinstance(symbol, Pack):
+        for member in symbol.members:
+            yield from _leaves(member)
+
+
+def _member(type_spec: Type) -> Type:
+    return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
+
+
+def _is_client_work(node: Node) -> bool:
+    return isinstance(node, IntrinsicCall) and node.uri in _CLIENT_WORK
+
+
+def _is_aggregation(node: Node) -> bool:
+    return isinstance(node, IntrinsicCall) and node.uri in INTRINSICS and INTRINSICS[node.uri].aggregates
+
+
+def _is_barrier(node: Node) -> bool:
+    return _is_aggregation(node) or (isinstance(node, IntrinsicCall) and node.uri in _SELECTS)
+
+
+def _is_transparent(node: Node) -> bool:
+    return isinstance(node, Selection) or (isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT)
+
+
+def _fold_reads(fold: Fold) -> Iterator[Expression]:
+    yield from fold.server_inputs
+    for captures in fold.captures:
+        yield from captures
+
+
+def _slots_read(expressions: Sequence[Expression]) -> frozenset[int]:
+    found: set[int] = set()
+
+    def visit(expression: Expression) -> None:
+        if isinstance(expression, Slot):
+            found.add(expression.index)
+        elif isinstance(expression, Join):
+            for part in expression.parts:
+                visit(part)
+        else:
+            visit(expression.source)
+
+    for expression in expressions:
+        visit(expression)
+    return frozenset(found)

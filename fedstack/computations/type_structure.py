@@ -1,0 +1,159 @@
+"""Answers questions about types quickly: fields, leaves, names, and types read from protos.
+
+The language interns its types and never frees them, so an object's identity is a safe and cheap cache key, while
+its hash walks the whole type each time.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar, cast
+
+import numpy as np
+
+from fedstack.computations.language import (
+    CLIENTS,
+    FederatedType,
+    FunctionType,
+    SequenceType,
+    StructType,
+    TensorType,
+    Type,
+    computation_pb2,
+)
+from fedstack.errors import InvalidComputationError
+
+_T = TypeVar("_T")
+_MAX_CACHED_TYPES = 10_000
+_types_by_bytes: dict[bytes, Type] = {}
+_kinds_by_id: dict[int, frozenset[type[Type]]] = {}
+_fields_by_id: dict[int, tuple[tuple[str | None, Type], ...]] = {}
+
+
+def type_from_proto(proto: computation_pb2.Type) -> Type:
+    """Returns the language's type for `proto`, the same object for equal protos.
+
+    Raises:
+      InvalidComputationError: If the proto describes no type.
+    """
+    key = proto.SerializeToString()
+    found = _types_by_bytes.get(key)
+    if found is None:
+        try:
+            found = Type.from_proto(proto)
+        except (NotImplementedError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidComputationError(
+                f"Expected a type that the language knows, found one it refuses: {error}"
+            ) from error
+        if len(_types_by_bytes) >= _MAX_CACHED_TYPES:
+            _types_by_bytes.clear()
+        _types_by_bytes[key] = found
+    return found
+
+
+def fields_of(struct: StructType) -> tuple[tuple[str | None, Type], ...]:
+    """Returns the (name, type) pairs of a struct type in its order."""
+    found = _fields_by_id.get(id(struct))
+    if found is None:
+        found = tuple(struct.items())
+        _fields_by_id[id(struct)] = found
+    return found
+
+
+def is_scalar(tensor: TensorType) -> bool:
+    """Tells whether a tensor type has rank zero."""
+    return tensor.shape == ()
+
+
+def is_string(tensor: TensorType) -> bool:
+    """Tells whether a tensor type holds strings; their payloads are `bytes`."""
+    return tensor.dtype.type is np.str_
+
+
+def is_client_valued(type_spec: Type) -> bool:
+    """Tells whether values of this type differ from client to client."""
+    return isinstance(type_spec, FederatedType) and type_spec.placement is CLIENTS and not type_spec.all_equal
+
+
+def is_placed_at_clients(type_spec: Type) -> bool:
+    """Tells whether the type is a federated type at clients, all-equal or not."""
+    return isinstance(type_spec, FederatedType) and type_spec.placement is CLIENTS
+
+
+def contains_function(type_spec: Type) -> bool:
+    """Tells whether a value of this type has a function anywhere in it."""
+    return FunctionType in _kinds_in(type_spec)
+
+
+def contains_federated(type_spec: Type) -> bool:
+    """Tells whether a value of this type has a federated value anywhere in it."""
+    return FederatedType in _kinds_in(type_spec)
+
+
+def contains_sequence(type_spec: Type) -> bool:
+    """Tells whether a value of this type has a sequence anywhere in it."""
+    return SequenceType in _kinds_in(type_spec)
+
+
+def _kinds_in(type_spec: Type) -> frozenset[type[Type]]:
+    """Returns the classes of the type and of all types inside it."""
+    found = _kinds_by_id.get(id(type_spec))
+    if found is None:
+        inside = [_kinds_in(child) for child in type_spec.children()]
+        found = _kinds_by_id[id(type_spec)] = frozenset({type(type_spec)}).union(*inside)
+    return found
+
+
+def tensor_leaves(type_spec: Type, path: str = "") -> Iterator[tuple[str, TensorType]]:
+    """Yields (path, type) of each tensor in a nest of structs, depth first.
+
+    Raises:
+      InvalidComputationError: If something other than tensors is in the nest.
+    """
+    if isinstance(type_spec, TensorType):
+        yield path, type_spec
+    elif isinstance(type_spec, StructType):
+        for index, (name, member) in enumerate(fields_of(type_spec)):
+            yield from tensor_leaves(member, join_path(path, name, index))
+    else:
+        raise InvalidComputationError(f"Expected a structure of tensors, found {type_spec} at {path or 'the top'}")
+
+
+def join_path(path: str, name: str | None, index: int) -> str:
+    """Extends a value path by a field: `arg.weights` by name, `arg[2]` by position."""
+    return f"{path}[{index}]" if name is None else f"{path}.{name}"
+
+
+def flatten(payload: object, type_spec: Type) -> list[object]:
+    """Lists the tensors of a payload of nested tuples, in the order of `tensor_leaves`."""
+    if not isinstance(type_spec, StructType):
+        return [payload]
+    leaves: list[object] = []
+    members = cast("tuple[object, ...]", payload)
+    for member, (_, member_type) in zip(members, fields_of(type_spec), strict=True):
+        leaves.extend(flatten(member, member_type))
+    return leaves
+
+
+def unflatten(leaves: Iterator[_T], type_spec: Type) -> "_T | tuple[object, ...]":
+    """Builds the nested tuples of `type_spec` out of its leaves, the inverse of `flatten`."""
+    if not isinstance(type_spec, StructType):
+        return next(leaves)
+    return tuple(unflatten(leaves, member) for _, member in fields_of(type_spec))
+
+
+def zeros(type_spec: Type) -> object:
+    """Returns the payload of zeros (empty strings, empty sequences) of an unplaced type.
+
+    Unknown dimensions become 1, so that a function evaluated on the result sees data.
+    """
+    if isinstance(type_spec, StructType):
+        return tuple(zeros(member) for _, member in fields_of(type_spec))
+    if isinstance(type_spec, SequenceType):
+        return [zeros(type_spec.element)]
+    if not isinstance(type_spec, TensorType):
+        raise InvalidComputationError(f"Expected a type of plain values, found {type_spec}")
+    if is_scalar(type_spec):
+        return b"" if is_string(type_spec) else type_spec.dtype.type(0)
+    shape = tuple(1 if size is None else size for size in type_spec.shape or ())
+    array = np.full(shape, b"", np.object_) if is_string(type_spec) else np.zeros(shape, type_spec.dtype)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,204 @@
+"""Turns Python and NumPy values into payloads of the language's types, reporting the path of what does not fit.
+
+| type | payload |
+| --- | --- |
+| tensor | NumPy scalar or read-only array of exactly the dtype; strings are `bytes` |
+| struct | tuple of payloads, in the type's order |
+| sequence | list of payloads, or a lazy re-iterable of them |
+
+Federated values are built out of these in `federated_values`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from typing import Any, TypeGuard, cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.language import (
+    RetryableError,
+    SequenceType,
+    Struct,
+    StructType,
+    TensorType,
+    Type,
+    struct_elements,
+)
+from fedstack.computations.records import Record
+from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, read_only, shape_fits
+from fedstack.computations.type_structure import fields_of, join_path
+from fedstack.errors import FedstackError, InvalidValueError
+
+
+def normalize(value: object, type_spec: Type, path: str = "arg") -> object:
+    """Returns the payload of `value` for an unplaced type.
+
+    Args:
+      value: Python and NumPy values in any container that fits: dictionaries, named tuples, attrs and dataclass
+        instances are matched by name, lists and tuples by position.
+      type_spec: The type to fit.
+      path: Where the value stands, for messages.
+
+    Raises:
+      TypeMismatchError: If the value does not fit; the message has the path of the misfit.
+    """
+    if isinstance(type_spec, TensorType):
+        return normalize_tensor(value, type_spec, path)
+    if isinstance(type_spec, StructType):
+        members = split_struct(value, type_spec, path)
+        return tuple(
+            normalize(member, member_type, join_path(path, name, index))
+            for index, (member, (name, member_type)) in enumerate(zip(members, fields_of(type_spec)))
+        )
+    if isinstance(type_spec, SequenceType):
+        return normalize_sequence(value, type_spec, path)
+    return mismatch(type_spec, describe(value), path, "only values can be passed, not functions or placements")
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[object, ...]]:
+    return isinstance(value, tuple)
+
+
+def split_struct(value: object, struct: StructType, path: str) -> Sequence[object]:
+    """Returns the members of a struct-like value in the type's order.
+
+    Raises:
+      TypeMismatchError: If `value` is no struct, or has missing or extra members.
+    """
+    fields = fields_of(struct)
+    if isinstance(value, Record):
+        if value.field_names == tuple(name for name, _ in fields):
+            return tuple(value)
+        return _split_pairs(list(zip(value.field_names, tuple(value))), struct, path)
+    if isinstance(value, Mapping):
+        return _split_named(cast("Mapping[str, object]", value), struct, path)
+    if isinstance(value, Struct):
+        return _split_pairs(struct_elements(value), struct, path)
+    if _is_tuple(value) and hasattr(value, "_asdict"):
+        return _split_pairs(list(cast(Any, value)._asdict().items()), struct, path)
+    if attrs.has(type(value)):
+        names = [field.name for field in attrs.fields(type(value))]
+        return _split_pairs([(name, getattr(value, name)) for name in names], struct, path)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _split_pairs(
+            [(field.name, getattr(value, field.name)) for field in dataclass_fields(value)], struct, path
+        )
+    if isinstance(value, (list, tuple)):
+        members = cast("Sequence[object]", value)
+        if len(members) != len(fields):
+            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path)
+        return members
+    return mismatch(struct, describe(value), path, "give a dictionary, a tuple or a list")
+
+
+def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType, path: str) -> Sequence[object]:
+    """Matches (name, value) pairs: by name where the type has names and they are given, else by position."""
+    names = [name for name, _ in pairs]
+    declared = [name for name, _ in fields_of(struct)]
+    if names == declared or all(name is None for name in names) or all(name is None for name in declared):
+        if len(names) != len(declared):
+            mismatch(f"{len(declared)} members of {struct}", f"{len(names)}", path)
+        return [value for _, value in pairs]
+    if len(set(names)) == len(names) and None not in names:
+        return _split_named(cast("dict[str, object]", dict(pairs)), struct, path)
+    if len(names) == len(declared) and all(name is None or name == wanted for name, wanted in zip(names, declared)):
+        return [value for _, value in pairs]
+    return mismatch(f"the members {declared}", f"{names}", path)
+
+
+def _split_named(value: Mapping[str, object], struct: StructType, path: str) -> Sequence[object]:
+    declared = [name for name, _ in fields_of(struct)]
+    if None in declared:
+        mismatch(struct, f"a mapping with the names {list(value)}", path, "give a tuple: the type has no names")
+    missing = [name for name in declared if name not in value]
+    if missing or len(value) != len(declared):
+        extra = [name for name in value if name not in declared]
+        found = "; ".join([f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra))
+        mismatch(f"the names {names_of(declared)} of {struct}", found, path)
+    return [value[cast(str, name)] for name in declared]
+
+
+def names_of(names: Sequence[object]) -> str:
+    """Lists names for a message."""
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+class SequenceView:
+    """A re-iterable sequence of payloads that normalises its source's elements as they stream by."""
+
+    __slots__ = ("element", "path", "source")
+
+    def __init__(self, source: Iterable[object], element: Type, path: str) -> None:
+        self.source = source
+        self.element = element
+        self.path = path
+
+    def __iter__(self) -> Iterator[object]:
+        quick = quick_reader(self.element)
+        try:
+            for index, value in enumerate(self.source):
+                payload = quick(value)
+                yield normalize(value, self.element, f"{self.path}[{index}]") if payload is None else payload
+        except (FedstackError, RetryableError):
+            raise
+        except Exception as error:
+            raise InvalidValueError(
+                f"Expected to iterate over {type(self.source).__name__}, found that it raised {type(error).__name__}: "
+                f"{error}; at {self.path}"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<SequenceView of {type(self.source).__name__}>"
+
+
+def quick_reader(element: Type) -> Callable[[object], object]:
+    """Returns a function that gives the payload of the usual element, and `None` for any other.
+
+    The usual element of a sequence is a dictionary of arrays of exactly the declared dtypes: a batch.
+    """
+    fields = fields_of(element) if isinstance(element, StructType) else ()
+    tensors = [(name, t.dtype, t.shape) for name, t in fields if isinstance(t, TensorType) and name is not None]
+    if not fields or len(tensors) < len(fields):
+        return lambda _: None
+
+    def read(value: object) -> object:
+        if not isinstance(value, dict) or len(cast("dict[str, object]", value)) != len(tensors):
+            return None
+        payload: list[object] = []
+        for name, dtype, shape in tensors:
+            array = cast("dict[str, object]", value).get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or not shape_fits(array.shape, shape):
+                return None
+            payload.append(read_only(array) if array.ndim else array[()])
+        return tuple(payload)
+
+    return read
+
+
+def _is_iterable(value: object) -> TypeGuard[Iterable[object]]:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
+
+
+def normalize_sequence(value: object, sequence: SequenceType, path: str) -> Iterable[object]:
+    """Returns the payload of a sequence: a list at once for a list or tuple, a lazy view for other re-iterables.
+
+    Raises:
+      TypeMismatchError: If `value` cannot be iterated over again and again, or an element does not fit.
+    """
+    if not _is_iterable(value):
+        mismatch(f"a re-iterable of {sequence.element}", describe(value), path, "give a list of elements")
+    source = value
+    # Only of iterators is `iter` known to be free: elsewhere it may open files.
+    if isinstance(source, Iterator) and iter(source) is source:
+        kind = type(source).__name__
+        mismatch(
+            f"a re-iterable of {sequence.element}", f"the one-shot iterator {kind}", path,
+            "give a list, or fedstack.from_generator(function)",
+        )  # fmt: skip
+    if isinstance(source, (list, tuple)):
+        return [normalize(item, sequence.element, f"{path}[{index}]") for index, item in enumerate(source)]
+    return SequenceView(source, sequence.element, path)

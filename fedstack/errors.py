@@ -1,0 +1,88 @@
+"""Defines every exception that fedstack raises, in one tree.
+
+The branches answer one question: what can the user do about it?
+
+* fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
+* fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `ClosedError`, `ProtocolVersionError`;
+* try again: everything that is also the language's `RetryableError`.
+
+Each class is also the built-in that a Python user would catch. Messages say what was expected and what was
+found, where (executor, client index, value path), and what to do.
+"""
+
+from federated_language.framework import RetryableError
+
+
+class FedstackError(Exception):
+    """The root of all errors that fedstack raises on purpose."""
+
+
+class InvalidComputationError(FedstackError, ValueError):
+    """The computation itself is malformed or asks for something that cannot be executed."""
+
+
+class UnsupportedIntrinsicError(InvalidComputationError, NotImplementedError):
+    """An intrinsic reached an executor that does not run it; the message names one that does."""
+
+
+class LeafError(FedstackError, RuntimeError):
+    """A leaf computation (the user's own function) raised; the original exception is the `__cause__`.
+
+    The message carries the exception's class and text, the user's own lines of its traceback, the name of the
+    computation and, for work at clients, the index of the client. The same class is raised wherever the
+    function ran.
+
+    Attributes:
+      computation_name: The name of the function that raised.
+      client_index: The zero-based index of the client at which it ran, or `None` for work at the server.
+    """
+
+    def __init__(self, message: str, *, computation_name: str = "", client_index: int | None = None) -> None:
+        super().__init__(message)
+        self.computation_name = computation_name
+        self.client_index = client_index
+
+
+class TypeMismatchError(FedstackError, TypeError):
+    """A value does not fit the type it is used with; the message has both, and the path to the misfit."""
+
+
+class ForeignValueError(TypeMismatchError):
+    """A value was handed to another executor than the one that made it."""
+
+
+class InvalidValueError(FedstackError, ValueError):
+    """A value has the right type and a content that the computation does not allow."""
+
+
+class CardinalityError(InvalidValueError):
+    """Federated arguments disagree about the number of clients, or with the executor's number."""
+
+
+class CarrierError(FedstackError, RuntimeError):
+    """A leaf computation cannot be loaded here, or cannot travel to where it should run."""
+
+
+class ResourceLimitError(FedstackError, RuntimeError):
+    """A stated limit (depth, size, count) was exceeded."""
+
+
+class ClosedError(FedstackError, RuntimeError):
+    """An executor, a context or a value of theirs was used after `close()`."""
+
+
+class RetryLimitError(FedstackError, RuntimeError):
+    """Every attempt that the context was allowed failed with a retryable error; the last one is the cause."""
+
+
+class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
+    """No worker can be reached; the message names addresses and last causes."""
+
+
+class StaleSessionError(FedstackError, RetryableError, ConnectionError):
+    """A worker is there but has lost this client's session; everything must be created again."""
+
+
+class ProtocolVersionError(FedstackError, RuntimeError):
+    """Client and worker do not speak a common version of the protocol."""

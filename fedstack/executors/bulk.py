@@ -1,0 +1,44 @@
+"""Defines what fedstack's executors ask of each other beyond the four verbs: whole columns of clients at once.
+
+Private until 1.0. An executor of another origin is driven through the four verbs, one by one (`one_by_one`).
+"""
+
+import abc
+from collections.abc import Sequence
+
+from fedstack.computations.columns import Column
+from fedstack.computations.language import Executor
+from fedstack.computations.program import Program
+from fedstack.executors.client_blocks import Sink
+from fedstack.executors.leaf_threads import LeafThreads
+
+
+class BulkExecutor(Executor):
+    """An executor of unplaced work that runs programs, once or for many clients."""
+
+    @property
+    @abc.abstractmethod
+    def drives_inline(self) -> bool:
+        """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        """The threads of the leaf executor below, for work of our own beside the leaves'."""
+        return None
+
+    @abc.abstractmethod
+    def link(self, program: Program) -> Program:
+        """Returns the program with an operation for each of its sources.
+
+        Raises:
+          UnsupportedIntrinsicError: If no executor from here down runs one of its intrinsics.
+          CarrierError: If a leaf computation cannot be loaded.
+        """
+
+    @abc.abstractmethod
+    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+        """Runs a linked program once: payloads in, payloads out."""
+
+    @abc.abstractmethod
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        """Runs a linked program once per client and gives what it yields to `sink`, block by block."""

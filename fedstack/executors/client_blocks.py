@@ -1,0 +1,228 @@
+"""Runs a program for many clients, block by block, on one thread or on as many as pay.
+
+A block is an aligned range of clients, a node of the folds' tree. Blocks start with one client, which is timed, and
+grow until one takes a few milliseconds, unless what the clients yield is large. The calling thread works through them;
+helpers join only when the work lasts, so that a cheap function never pays for a thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from fedstack.computations.columns import Column, ConstantColumn, ListColumn, StructColumn
+from fedstack.computations.interpreter import run_columns
+from fedstack.computations.program import Program
+from fedstack.executors.blas_threads import one_blas_thread
+from fedstack.executors.leaf_threads import CORES, LeafThreads
+from fedstack.executors.progress import current_progress
+
+_BLOCK_SECONDS = 0.004
+_BLOCK_BYTES = 1 << 20
+_HELPER_DELAY_SECONDS = 0.005
+_HELPER_MIN_SECONDS = 0.0002
+# Below this part of one core the workers wait for something. A core that others keep busy gives more than that.
+_WAITING_CPU_SHARE = 0.15
+# A helper has to bring down the time per client to this part of what one thread needs, or it leaves.
+_HELPER_MIN_GAIN = 0.9
+_CLIENTS_TO_JUDGE = 8
+_RUNS_UNTIL_TRIED_AGAIN = 50
+
+
+class Sink(Protocol):
+    """Takes what a program yields for blocks of clients, in any order and from several threads."""
+
+    ordered: bool
+
+    def feed(self, start: int, results: Sequence[Column]) -> None:
+        """Takes the results of the clients from `start` on, one column per result of the program."""
+        ...
+
+
+class ClientBlocks:
+    """One run of a program over a range of clients."""
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[Column],
+        clients: range,
+        sink: Sink,
+        *,
+        smallest_block: int | None = None,
+        max_threads: int | None = None,
+    ) -> None:
+        self.program = program
+        self.inputs = inputs
+        self.clients = clients
+        self.sink = sink
+        self.smallest_block = smallest_block or 1
+        self.max_threads = max_threads or max(32, CORES)
+        self.progress = current_progress.get() if program.steps else None
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._next = clients.start
+        self._working: set[int] = set()
+        self._error: BaseException | None = None
+        self._error_client = clients.stop
+        self._cancelled = False
+        self._workers = 0
+        self._done = 0
+        self._seconds = 0.0
+        self._alone: float | None = None
+        self._room = threading.Condition(self._lock)
+
+    def cancel(self) -> None:
+        """Makes every worker stop after its block."""
+        self._cancelled = True
+
+    def run(self, threads: LeafThreads | None) -> None:
+        """Runs all blocks, with helpers from `threads` where that pays.
+
+        Raises:
+          Exception: What the first client that failed raised; of several, the one with the lowest index.
+        """
+        known = self.program.seconds_per_call
+        size = len(self.clients)
+        if (
+            threads is not None
+            and self.max_threads > 1
+            and size > 1
+            and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
+        ):
+            # What is known to last gets its first helper at once; what is not known has to last a moment first.
+            pays = self.program.runs_without_helpers == 0
+            delay = 0.0 if pays and known is not None and known >= _HELPER_MIN_SECONDS else _HELPER_DELAY_SECONDS
+            self.program.runs_without_helpers = max(0, self.program.runs_without_helpers - 1)
+            threads.submit(lambda: self._help(threads, delay, pays))
+        try:
+            self._work()
+            with self._room:
+                while self._workers:
+                    self._room.wait()
+        finally:
+            self._cancelled = True  # for helpers, where Ctrl-C ended the wait
+            self._finished.set()
+        if self._error is not None:
+            raise self._error
+        if self._done:
+            self.program.seconds_per_call = self._alone or self._seconds / self._done
+
+    def _help(self, threads: LeafThreads, delay: float, pays: bool = True) -> None:
+        """Joins the work if it lasts; then sees to it that another helper joins if threads only wait."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        if self._finished.wait(delay):
+            return
+        busy = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
+        with self._lock:
+            workers, done = self._workers, self._done
+            if self._next >= self.clients.stop or self._error is not None:
+                return
+            cheap = done > 0 and self._seconds / done < _HELPER_MIN_SECONDS
+            if workers <= 1 and self._alone is None:
+                self._alone = self._seconds / done if done else self.program.seconds_per_call
+        waits = delay > 0 and busy < _WAITING_CPU_SHARE and not self.program.large_results
+        if (cheap or not pays) and not waits:
+            return
+        if workers >= self.max_threads or (workers >= CORES and not waits):
+            return
+        threads.submit(lambda: self._help(threads, _HELPER_DELAY_SECONDS, pays))
+        begin = time.perf_counter()
+        with one_blas_thread():
+            self._work(None if waits else lambda: self._slows_down(done, time.perf_counter() - begin))
+
+    def _slows_down(self, done_before: int, seconds: float) -> bool:
+        """Tells whether work goes on no quicker with a helper than without: it holds the interpreter lock, then."""
+        done = self._done - done_before
+        if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
+            return False
+        if seconds / done < _HELPER_MIN_GAIN * self._alone:
+            return False
+        self.program.runs_without_helpers = _RUNS_UNTIL_TRIED_AGAIN
+        return True
+
+    def _work(self, leave: Callable[[], bool] | None = None) -> None:
+        """Runs blocks until none is left, or `leave` says after one that this thread is of no use."""
+        with self._lock:
+            self._workers += 1
+        try:
+            while (block := self._take()) is not None:
+                self._run_block(block)
+                if leave is not None and leave():
+                    return
+        finally:
+            with self._room:
+                self._workers -= 1
+                self._room.notify_all()
+
+    def _take(self) -> range | None:
+        with self._room:
+            while self.sink.ordered and len(self._working) and self._next - min(self._working) > 4 * self._block_size():
+                self._room.wait()
+            start = self._next
+            if start >= self.clients.stop or self._error is not None or self._cancelled:
+                return None
+            size = self._block_size()
+            stop = min((start // size + 1) * size, self.clients.stop)
+            self._next = stop
+            self._working.add(start)
+            return range(start, stop)
+
+    def _block_size(self) -> int:
+        """Returns a power of two: blocks of that size at multiples of it are nodes of the folds' tree."""
+        per_client = self._seconds / self._done if self._done else self.program.seconds_per_call
+        if per_client is None:
+            return self.smallest_block
+        wanted = _BLOCK_SECONDS / max(per_client, 1e-9)
+        if self.program.large_results:
+            wanted = 1.0  # what a client yields is combined while it is in the cache
+        if not self._done:
+            wanted = max(wanted, 1.0)
+        else:
+            wanted = min(wanted, 8.0 * self._done)  # one slow first call must not fix the size, nor a quick one
+        wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
+        return 1 << (int(wanted).bit_length() - 1)
+
+    def _run_block(self, block: range) -> None:
+        first, size = block.start, len(block)
+        offset = first - self.clients.start
+        whole = size == len(self.clients)
+        columns = self.inputs if whole else [column.slice(offset, offset + size) for column in self.inputs]
+        if self.progress is not None:
+            self.progress.started(size)
+        begin = time.perf_counter()
+        try:
+            results = run_columns(self.program, columns, first, size)
+            self.sink.feed(first, results)
+        except BaseException as error:
+            if self.progress is not None:
+                self.progress.failed(size)
+            with self._room:
+                self._working.discard(first)
+                if first < self._error_client:
+                    self._error, self._error_client = error, first
+                self._room.notify_all()
+            return
+        seconds = time.perf_counter() - begin
+        if not self._done:
+            self.program.large_results = sum(map(_bytes_per_client, results)) > _BLOCK_BYTES
+        with self._room:
+            self._working.discard(first)
+            self._done += size
+            self._seconds += seconds
+            if self.sink.ordered:
+                self._room.notify_all()
+        if self.progress is not None:
+            self.progress.finished(size)
+
+
+def _bytes_per_client(column: Column) -> int:
+    if isinstance(column, StructColumn):
+        return sum(map(_bytes_per_client, column.fields))
+    if isinstance(column, ConstantColumn):
+        return 0
+    if isinstance(column, ListColumn) and len(column) and isinstance(column.values[0], np.ndarray):
+        return column.values[0].nbytes
+    return 0

@@ -1,0 +1,92 @@
+"""Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from fedstack.computations.columns import concatenate, empty_column
+from fedstack.computations.language import Executor
+from fedstack.computations.schedule import Phase
+from fedstack.errors import InvalidValueError
+from fedstack.executors.leaf_threads import runs_inline
+from fedstack.executors.phase_sink import PhaseResult
+from fedstack.executors.placed_executor import FoldArguments, PlacedExecutor, slice_inputs
+from fedstack.executors.schedule_run import gather
+from fedstack.executors.sync_driver import need_event_loop
+
+
+class ComposingExecutor(PlacedExecutor):
+    """Runs each client phase on several children, each with a contiguous range of the clients.
+
+    A child gets a whole phase and answers with partial results of the aligned blocks of its range, so sums and means
+    have the same bits for any number of children. Only `federated_aggregate` sees the cut: each child folds from zero,
+    and the results are merged in the order of the children.
+
+    Args:
+      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      children: Executors of phases, composing ones among them if there are many. They are closed with this one.
+      clients: How many clients each child has.
+    """
+
+    def __init__(self, server: Executor, children: Sequence[PlacedExecutor], clients: Sequence[int]) -> None:
+        super().__init__(server)
+        if len(children) != len(clients) or any(count < 0 for count in clients):
+            raise InvalidValueError(
+                f"Expected a number of clients of at least 0 for each of {len(children)} children, found "
+                f"{list(clients)}"
+            )
+        self._children = list(children)
+        self._counts = list(clients)
+
+    @property
+    def clients(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def drives_inline(self) -> bool:
+        """Whether work here needs no event loop unless it asks for one."""
+        return self.server.drives_inline
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        ranges: list[tuple[PlacedExecutor, range]] = []
+        start = clients.start
+        for child, count in zip(self._children, self._counts):
+            if count:
+                ranges.append((child, range(start, start + count)))
+            start += count
+        if len(ranges) > 1 and runs_inline():
+            await need_event_loop()
+
+        def call(child: PlacedExecutor, part: range) -> Coroutine[Any, Any, PhaseResult]:
+            offset = part.start - clients.start
+            return child.run_phase(phase, slice_inputs(inputs, offset, offset + len(part)), arguments, part)
+
+        if runs_inline():
+            results = [await call(child, part) for child, part in ranges]
+        else:
+            results = await gather([call(child, part) for child, part in ranges])
+        return self._merge(phase, arguments, results, clients)
+
+    def _merge(
+        self, phase: Phase, arguments: FoldArguments, results: Sequence[PhaseResult], clients: range
+    ) -> PhaseResult:
+        partials: list[object] = []
+        for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
+            state = self.new_state(fold, argument, clients.start)
+            for result in results:
+                state.merge(result.partials[index])
+            partials.append(state.partials())
+        columns = [
+            concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
+            for index, (_, member) in enumerate(phase.held)
+        ]
+        return PhaseResult(partials, columns)
+
+    def close(self) -> None:
+        super().close()
+        for child in self._children:
+            child.close()
+
+    def __repr__(self) -> str:
+        return f"<ComposingExecutor with {self.clients} clients over {len(self._children)} children>"

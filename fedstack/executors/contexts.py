@@ -1,0 +1,145 @@
+"""Defines the execution contexts: what the language calls when somebody calls a computation.
+
+They are subclasses of the language's `SyncContext` and `AsyncContext`, not of its execution contexts, which close a
+shared executor under concurrent callers and retry without bound. One context serves any number of threads.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Generator
+from typing import cast
+
+from fedstack.computations.language import (
+    AsyncContext,
+    ConcreteComputation,
+    ExecutorFactory,
+    SyncContext,
+    get_context_stack,
+)
+from fedstack.computations.tensor_values import describe
+from fedstack.errors import FedstackError
+from fedstack.executors.invocation import Invoker
+from fedstack.executors.leaf_threads import leaf_environment
+from fedstack.executors.progress import ProgressCounts
+from fedstack.executors.retry import RetryPolicy
+from fedstack.executors.sync_driver import SyncDriver
+
+Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
+
+
+class SyncExecutionContext(SyncContext):
+    """Runs a computation when it is called, and returns its result.
+
+    It works in a plain script, under a running event loop (a notebook) and from several threads at once. Leaf work runs
+    on the caller's thread as far as one thread serves.
+
+    Args:
+      factory: Makes the executors.
+      retry_policy: What to do about retryable errors; five attempts by default.
+      progress: Shows the progress of invocations, if given.
+      debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        progress: Progress | None = None,
+        debug: bool = False,
+    ) -> None:
+        self._invoker = Invoker(factory, retry_policy or RetryPolicy(), progress)
+        self._driver = SyncDriver(allow_loop=not debug)
+        self._debug = debug
+
+    @property
+    def executor_factory(self) -> ExecutorFactory:
+        """The factory of this context's executors."""
+        return self._invoker.factory
+
+    def invoke(self, comp: object, arg: object) -> object:
+        """Runs a computation and returns its result in the containers of its annotated type."""
+        token = leaf_environment.set(lambda: get_context_stack().install(self))
+        try:
+            return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
+        except FedstackError as error:
+            raise (error if self._debug else without_own_frames(error)) from error.__cause__
+        finally:
+            leaf_environment.reset(token)
+
+    def close(self) -> None:
+        """Closes the executors and ends the context's threads. Idempotent."""
+        self._invoker.close()
+        self._driver.close()
+
+    def __repr__(self) -> str:
+        return f"<SyncExecutionContext of {self._invoker.factory!r}>"
+
+
+class AsyncExecutionContext(AsyncContext):
+    """Runs a computation when the coroutine that its call returns is awaited. Invocations overlap.
+
+    A computation that is called inside a leaf function returns its result there, as in a sync context.
+
+    Args:
+      factory: Makes the executors.
+      retry_policy: What to do about retryable errors; five attempts by default.
+      progress: Shows the progress of invocations, if given.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._invoker = Invoker(factory, retry_policy or RetryPolicy(), progress)
+        self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
+
+    @property
+    def executor_factory(self) -> ExecutorFactory:
+        """The factory of this context's executors."""
+        return self._invoker.factory
+
+    async def invoke(self, comp: object, arg: object) -> object:
+        """Runs a computation and returns its result in the containers of its annotated type."""
+        if inspect.isawaitable(arg):
+            arg = await arg
+        token = leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
+        try:
+            return await self._invoker.invoke(comp, arg)
+        except FedstackError as error:
+            raise without_own_frames(error) from error.__cause__
+        finally:
+            leaf_environment.reset(token)
+
+    def close(self) -> None:
+        """Closes the executors. Idempotent."""
+        self._inside_leaves.close()
+        self._invoker.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
+
+
+def without_own_frames(error: FedstackError) -> FedstackError:
+    """Drops the frames of this package from an error's traceback: what is wrong is at the call, and in the message."""
+    return error.with_traceback(None)
+
+
+@contextlib.contextmanager
+def use_context(context: SyncContext | AsyncContext) -> Generator[SyncContext | AsyncContext, None, None]:
+    """Makes `context` the one that computations are run in, for the block and in this thread.
+
+    The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
+    loop share a thread, so they should share a context.
+
+    >>> import fedstack
+    >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+    ...     pass
+    """
+    if not isinstance(cast(object, context), (SyncContext, AsyncContext)):
+        raise TypeError(f"Expected an execution context, found {describe(context)}; create one with fedstack.create_…")
+    with get_context_stack().install(context):
+        yield context

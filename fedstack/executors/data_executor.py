@@ -1,0 +1,88 @@
+"""Defines the executor that resolves `data` blocks which are no functions, through a backend of the user's."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from fedstack.computations.columns import Column
+from fedstack.computations.language import Executor, Type, computation_pb2
+from fedstack.computations.leaf_runtimes import Leaf
+from fedstack.computations.program import DataSource, Operation, Program
+from fedstack.computations.values import normalize
+from fedstack.errors import InvalidComputationError
+from fedstack.executors.client_blocks import Sink
+from fedstack.executors.sync_driver import need_event_loop
+from fedstack.executors.wrapper_executor import WrapperExecutor
+
+
+class DataBackend(Protocol):
+    """Knows where data is that a computation only names."""
+
+    async def materialize(self, data: computation_pb2.Data, type_spec: Type) -> object:
+        """Returns the value that `data` stands for.
+
+        Args:
+          data: The block: a URI, or content of any message type.
+          type_spec: The type that the value must fit.
+
+        Raises:
+          Exception: If there is no such data; the caller of the computation gets it.
+        """
+        ...
+
+
+class _Resolved(Leaf):
+    """A place in a program for data that has been resolved before the program runs."""
+
+    def __init__(self, source: DataSource) -> None:
+        self.name = "data"
+        self.parameter = None
+        self.result = source.type
+        self.source = source
+
+    def call(self, argument: object) -> object:
+        raise InvalidComputationError(f"Expected data of type {self.result} to be resolved before it is used")
+
+
+class DataExecutor(WrapperExecutor):
+    """Resolves each `data` block once per run, and leaves everything else to its target.
+
+    Args:
+      target: The executor below. It is closed with this one.
+      backend: Resolves the data.
+    """
+
+    def __init__(self, target: Executor, backend: DataBackend) -> None:
+        super().__init__(target)
+        self._backend = backend
+
+    def link(self, program: Program) -> Program:
+        return self.target.link(program.with_operations("data", _mark))
+
+    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+        return await self.target.run_once(await self._resolve(program), inputs)
+
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        await self.target.run_clients(await self._resolve(program), inputs, clients, sink)
+
+    async def _resolve(self, program: Program) -> Program:
+        """Returns the program with constants for its data."""
+        steps = [step for step in program.steps if isinstance(step.operation, _Resolved)]
+        if not steps:
+            return program
+        await need_event_loop()
+        sources = [step.operation.source for step in steps if isinstance(step.operation, _Resolved)]
+        values = await asyncio.gather(
+            *(self._backend.materialize(source.computation.data, source.type) for source in sources)
+        )
+        payloads = [normalize(value, source.type, "the data") for value, source in zip(values, sources)]
+        constants = tuple((step.target, payload) for step, payload in zip(steps, payloads))
+        rest = tuple(step for step in program.steps if step not in steps)
+        return Program(program.inputs, (*program.constants, *constants), rest, program.results, program.slots)
+
+    def __repr__(self) -> str:
+        return f"<DataExecutor over {self.target!r}>"
+
+
+def _mark(operation: Operation) -> Operation:
+    return _Resolved(operation) if isinstance(operation, DataSource) else operation

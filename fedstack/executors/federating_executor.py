@@ -1,0 +1,123 @@
+"""Defines the executor of federated work on one machine: placements and federated intrinsics over all its clients."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.columns import Column, ListColumn
+from fedstack.computations.language import Executor, StructType, TensorType, Type
+from fedstack.computations.program import Expression, Join, Pick, Slot
+from fedstack.computations.schedule import Fold, Phase
+from fedstack.computations.type_structure import fields_of, is_scalar
+from fedstack.errors import InvalidValueError
+from fedstack.executors.fold_states import FoldState
+from fedstack.executors.held_fold import fold_held_columns
+from fedstack.executors.one_by_one import as_bulk
+from fedstack.executors.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.placed_executor import FoldArguments, PlacedExecutor
+from fedstack.executors.progress import current_progress
+
+
+class FederatingExecutor(PlacedExecutor):
+    """Runs federated intrinsics over any number of clients, whole columns at a time.
+
+    Args:
+      target: The executor of what happens in one place. It is closed with this one.
+      num_clients: The number of clients.
+      client_target: The executor for work at clients, if it is not `target`.
+    """
+
+    def __init__(self, target: Executor, num_clients: int, *, client_target: Executor | None = None) -> None:
+        super().__init__(target)
+        if num_clients < 0:
+            raise InvalidValueError(f"Expected a number of clients of at least 0, found {num_clients}")
+        self._client_target = self.server if client_target is None else as_bulk(client_target)
+        self._num_clients = num_clients
+
+    @property
+    def clients(self) -> int:
+        return self._num_clients
+
+    @property
+    def drives_inline(self) -> bool:
+        """Whether work here needs no event loop unless it asks for one."""
+        return self.server.drives_inline and self._client_target.drives_inline
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        return await self._run(phase, inputs, arguments, clients, all_clients=False)
+
+    async def run_whole_phase(self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments) -> PhaseResult:
+        return await self._run(phase, inputs, arguments, range(self._num_clients), all_clients=True)
+
+    async def _run(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        *,
+        all_clients: bool,
+    ) -> PhaseResult:
+        states = [self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
+        columns = cast("Sequence[Column]", inputs)
+        if (progress := current_progress.get()) is not None and phase.program.steps:
+            progress.expect(len(clients))
+        held = await self._fold_held(phase, states, columns, clients, all_clients)
+        sink = PhaseSink(phase, states, held)
+        if len(clients) and (len(held) < len(phase.folds) or phase.held):
+            program = self._client_target.link(phase.program)
+            await self._client_target.run_clients(program, columns, clients, sink)
+        return PhaseResult([state.partials() for state in states], sink.columns())
+
+    async def _fold_held(
+        self,
+        phase: Phase,
+        states: Sequence[FoldState],
+        inputs: Sequence[Column],
+        clients: range,
+        all_clients: bool,
+    ) -> frozenset[int]:
+        """Folds long vectors that are all there by ranges of elements, and returns which folds that were."""
+        done: set[int] = set()
+        for index, (fold, state) in enumerate(zip(phase.folds, states)):
+            column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
+            if column is not None and clients.start == 0 and _is_long(column, fold):
+                if await fold_held_columns(self._client_target, state, column, fold, all_clients=all_clients):
+                    done.add(index)
+        return frozenset(done)
+
+    def close(self) -> None:
+        super().close()
+        self._client_target.close()
+
+    def __repr__(self) -> str:
+        return f"<FederatingExecutor with {self._num_clients} clients over {self._client_target!r}>"
+
+
+def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]) -> Column | None:
+    """Returns the column of a result that is nothing but an input, or a member of one."""
+    if isinstance(expression, Slot):
+        slots = phase.program.inputs
+        return inputs[slots.index(expression.index)] if expression.index in slots else None
+    if isinstance(expression, Pick):
+        source = _input_column(expression.source, phase, inputs)
+        return None if source is None else source.field(expression.position)
+    assert isinstance(expression, Join)
+    return None
+
+
+def _is_long(column: Column, fold: Fold) -> bool:
+    return _has_long_leaf(column, fold.member) and fold.uri in ("federated_sum", "federated_mean")
+
+
+def _has_long_leaf(column: Column, member: Type) -> bool:
+    if isinstance(member, StructType):
+        fields = enumerate(fields_of(member))
+        return bool(fields_of(member)) and all(_has_long_leaf(column.field(i), t) for i, (_, t) in fields)
+    if not isinstance(member, TensorType) or is_scalar(member) or not isinstance(column, ListColumn) or not len(column):
+        return False
+    first = column.values[0]
+    return isinstance(first, np.ndarray) and first.size >= 4096

@@ -1,0 +1,80 @@
+"""Folds long vectors that are all there, by ranges of elements side by side, into one output each."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.columns import Column
+from fedstack.computations.schedule import Fold
+from fedstack.executors.bulk import BulkExecutor
+from fedstack.executors.fold_states import LeafFold, MeanState, TreeState, leaf_columns
+from fedstack.executors.leaf_threads import CORES, LeafThreads
+from fedstack.executors.tree_fold import Partial, fold_held
+
+_MIN_BYTES_PER_THREAD = 4 << 20
+
+
+async def fold_held_columns(
+    executor: BulkExecutor, state: object, column: Column, fold: Fold, *, all_clients: bool
+) -> bool:
+    """Folds a column of long vectors into a state for clients 0 to n-1; tells whether it could.
+
+    Args:
+      executor: Whose threads do the work.
+      state: A `TreeState` or `MeanState` that has taken in nothing yet.
+      column: The vectors of all clients.
+      fold: The aggregation.
+      all_clients: Whether these are all clients that there are, so that nothing is merged with the result.
+    """
+    threads = executor.leaf_threads
+    if threads is None or not isinstance(state, (TreeState, MeanState)):
+        return False
+    pairs = list(zip(state.leaves, leaf_columns(column, fold.member)))
+    rows = [cast("Sequence[np.ndarray]", leaf_column.items()) for _, leaf_column in pairs]
+    for (leaf, _), arrays in zip(pairs, rows):
+        if leaf.dtype != leaf.tensor.dtype or any(array.shape != arrays[0].shape for array in arrays):
+            return False
+    await threads.run(
+        lambda: [_fold_leaf(threads, leaf, arrays, all_clients) for (leaf, _), arrays in zip(pairs, rows)]
+    )
+    if isinstance(state, MeanState):
+        state.count += len(column)
+    return True
+
+
+def _fold_leaf(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray], all_clients: bool) -> None:
+    if all_clients:
+        # A finished fold goes in as one partial; nothing else may follow.
+        leaf.tree.add([Partial(len(arrays).bit_length(), 0, _fold_block(threads, leaf, arrays), True)])
+        return
+    start = 0
+    for level in reversed(range(len(arrays).bit_length())):
+        if len(arrays) >> level & 1:  # the aligned blocks that these clients make up, from the largest down
+            block = arrays[start : start + (1 << level)]
+            value = block[0] if level == 0 else _fold_block(threads, leaf, block)
+            leaf.tree.add([Partial(level, start >> level, value, level > 0)])
+            start += len(block)
+
+
+def _fold_block(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    flat = [array.reshape(-1) for array in arrays]
+    out = np.empty(arrays[0].shape, leaf.dtype)
+    flat_out = out.reshape(-1)
+    size = flat_out.size
+    workers = min(CORES, threads.max_threads, max(1, size * out.itemsize * len(arrays) // _MIN_BYTES_PER_THREAD))
+    bounds = [size * i // workers for i in range(workers + 1)]
+
+    def fold_range(index: int) -> None:
+        with np.errstate(all="ignore"):
+            fold_held(leaf.tree.operation, flat, flat_out, bounds[index], bounds[index + 1])
+
+    others = [threads.submit(lambda index=index: fold_range(index)) for index in range(1, workers)]
+    fold_range(0)
+    for index, other in enumerate(others, 1):
+        # All other threads may be busy, and this one may be the only one: what has not begun is done here.
+        if other.cancel():
+            fold_range(index)
+        else:
+            other.result()
+    return out

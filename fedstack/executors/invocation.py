@@ -1,0 +1,173 @@
+"""Runs one invocation of a computation: argument in, result out, on an executor that a factory lends."""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import cast
+
+from fedstack.computations.containers import to_result
+from fedstack.computations.federated_values import count_clients, normalize_argument
+from fedstack.computations.language import (
+    CLIENTS,
+    ConcreteComputation,
+    Executor,
+    ExecutorFactory,
+    ExecutorValue,
+    FunctionType,
+    PlacementLiteral,
+    RetryableError,
+    Struct,
+    Type,
+    struct_elements,
+)
+from fedstack.computations.tensor_values import describe
+from fedstack.computations.trace import check_takes_values
+from fedstack.errors import InvalidComputationError, RetryLimitError
+from fedstack.executors.lazy_executor import LazyExecutor
+from fedstack.executors.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.progress import ProgressCounts, current_progress
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.retry import RetryPolicy
+from fedstack.executors.sync_driver import need_event_loop, wait
+
+_logger = logging.getLogger(__name__)
+_NORMALIZING_THREADS = 4
+_MANY_VALUES = 1000
+Cardinalities = dict[PlacementLiteral, int]
+
+
+class Invoker:
+    """Invokes computations on the executors of a factory, any number of them at once.
+
+    Args:
+      factory: Makes the executors.
+      retry_policy: What to do about retryable errors.
+      progress: Returns what shows the progress of an invocation, or `None`.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        retry_policy: RetryPolicy,
+        progress: Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]] | None = None,
+    ) -> None:
+        self.factory = factory
+        self._retry_policy = retry_policy
+        self._progress = progress
+        self._threads = LeafThreads(_NORMALIZING_THREADS)
+
+    async def invoke(self, comp: object, arg: object) -> object:
+        """Runs a computation and returns its result in the containers of its annotated type.
+
+        Raises:
+          TypeMismatchError: If the argument does not fit.
+          RetryLimitError: If every attempt failed with a retryable error.
+        """
+        if not isinstance(comp, ConcreteComputation):
+            raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
+        signature = comp.type_signature
+        payload: object = None
+        cardinalities: Cardinalities = {}
+        if signature.parameter is not None:
+            check_takes_values(signature)
+            payload = await self._normalized(arg, signature.parameter)
+            clients = count_clients(payload, signature.parameter)
+            if clients is not None:
+                cardinalities[CLIENTS] = clients
+        if self._progress is None:
+            return await self._retried(comp, signature, payload, cardinalities)
+        with self._progress(comp) as counts:
+            outer = current_progress.get()
+            current_progress.set(counts)
+            try:
+                return await self._retried(comp, signature, payload, cardinalities)
+            finally:
+                current_progress.set(outer)  # not reset(): this may have moved to a loop, with a context of its own
+
+    async def _normalized(self, arg: object, parameter: Type) -> object:
+        """Returns the payload of the argument; one with many values is checked on a thread, not on the event loop."""
+        if runs_inline() or not _has_many(arg):
+            return normalize_argument(arg, parameter)
+        return await self._threads.run(lambda: normalize_argument(arg, parameter))
+
+    async def _retried(
+        self, comp: ConcreteComputation, signature: FunctionType, payload: object, cardinalities: Cardinalities
+    ) -> object:
+        pauses = self._retry_policy.pauses()
+        while True:
+            try:
+                async with self._leased(cardinalities) as executor:
+                    return await _run(executor, comp, signature, payload)
+            except RetryableError as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    attempts = self._retry_policy.attempts
+                    raise RetryLimitError(
+                        f"Expected the computation to succeed within {attempts} attempts, found a retryable error each "
+                        f"time; the last was {type(error).__name__}: {error}"
+                    ) from error
+                # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
+                _logger.warning(
+                    "Trying a computation again in %.2f s after %s: %s", pause, type(error).__name__, str(error)
+                )
+            await wait(pause)
+
+    @contextlib.asynccontextmanager
+    async def _leased(self, cardinalities: Cardinalities) -> AsyncGenerator[Executor, None]:
+        if isinstance(self.factory, ResourceManagingExecutorFactory):
+            executor = self.factory.lease(cardinalities)
+            failed = True
+            try:
+                yield executor
+                failed = False
+            finally:
+                self.factory.release(executor, failed=failed)
+            return
+        try:
+            yield self.factory.create_executor({**cardinalities})
+        except Exception:
+            # A factory of another origin has no leases; this is what the language's own contexts do.
+            self.factory.clean_up_executor({**cardinalities})
+            raise
+
+    def close(self) -> None:
+        """Closes the factory, if it can be closed."""
+        self._threads.close()
+        close = getattr(self.factory, "close", None)
+        if callable(close):
+            close()
+
+
+def _has_many(arg: object) -> bool:
+    """Tells whether checking an argument may take long enough to matter to an event loop."""
+    if isinstance(arg, (list, tuple)):
+        members = cast("Sequence[object]", arg)
+        return len(members) >= _MANY_VALUES or any(map(_has_many, members[:8]))
+    if isinstance(arg, Mapping):
+        return any(map(_has_many, cast("Mapping[object, object]", arg).values()))
+    return isinstance(arg, Struct) and any(_has_many(member) for _, member in struct_elements(arg))
+
+
+async def _run(executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object) -> object:
+    if not isinstance(executor, LazyExecutor):
+        return await _run_foreign(executor, comp, signature, payload)
+    if not executor.drives_inline:
+        await need_event_loop()
+    function = await executor.create_value(comp.to_proto())
+    argument = None if signature.parameter is None else executor.known(payload, signature.parameter)
+    value = await executor.create_call(function, argument)
+    result = await value.pull()
+    return await executor.finish(lambda: to_result(result, signature.result), signature.result)
+
+
+async def _run_foreign(
+    executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object
+) -> object:
+    """Drives an executor of another origin through the four verbs."""
+    await need_event_loop()
+    argument: ExecutorValue | None = None
+    if signature.parameter is not None:
+        argument = await executor.create_value(to_result(payload, signature.parameter), signature.parameter)
+    function = await executor.create_value(comp, signature)
+    result = await (await executor.create_call(function, argument)).compute()
+    return to_result(normalize_argument(result, signature.result, "result"), signature.result)

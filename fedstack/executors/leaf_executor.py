@@ -1,0 +1,122 @@
+"""Defines the executor at the bottom of every stack: it calls leaf computations, on a bounded pool of threads."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fedstack.computations.columns import Column
+from fedstack.computations.interpreter import run_once
+from fedstack.computations.language import Type, computation_pb2
+from fedstack.computations.leaf_runtimes import Leaf, load_leaf
+from fedstack.computations.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
+from fedstack.computations.type_structure import contains_sequence
+from fedstack.errors import CarrierError, UnsupportedIntrinsicError
+from fedstack.executors.arithmetic import arithmetic_for
+from fedstack.executors.client_blocks import ClientBlocks, Sink
+from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.timed_run import timed_run
+from fedstack.executors.unplaced_executor import UnplacedExecutor
+
+_T = TypeVar("_T")
+_MAX_LEAVES = 1000
+
+
+class LeafExecutor(UnplacedExecutor):
+    """Runs leaf computations with the runtimes that know them, and the generic operators on structs of numbers.
+
+    Args:
+      max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
+      clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
+      max_concurrent_clients: The most clients that run at the same time; 1 makes clients run one after the other.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_threads: int | None = None,
+        clients_per_thread: int | None = None,
+        max_concurrent_clients: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._threads = LeafThreads(max_threads)
+        self._clients_per_thread = clients_per_thread
+        # The thread that calls works too, so the bound of the pool is one of the clients as well.
+        bounds = [bound for bound in (max_concurrent_clients, max_threads) if bound is not None]
+        self._max_concurrent_clients = min(bounds) if bounds else None
+        self._leaves: OrderedDict[bytes, Leaf] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def drives_inline(self) -> bool:
+        return True
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        return self._threads
+
+    def runs_intrinsic(self, uri: str) -> bool:
+        return uri.startswith("generic_")
+
+    def link(self, program: Program) -> Program:
+        return program.with_operations("leaf", self._operation)
+
+    def _operation(self, operation: Operation) -> Operation:
+        if isinstance(operation, LeafSource):
+            return self._load(operation.computation)
+        if isinstance(operation, IntrinsicSource):
+            found = arithmetic_for(operation)
+            if found is None:
+                raise UnsupportedIntrinsicError(
+                    f"Expected generic operators in {self!r}, found {operation.uri}; put a SequenceExecutor or a "
+                    "FederatingExecutor above it, as local_executor_factory does"
+                )
+            return found
+        if isinstance(operation, DataSource):
+            content = operation.computation.data.content.type_url or operation.computation.data.uri or "nothing"
+            raise CarrierError(
+                f"Expected leaf computations in {self!r}, found a data block with {content}; put a DataExecutor with a "
+                "backend for it into the stack"
+            )
+        return operation.linked(self.link)
+
+    def _load(self, computation: computation_pb2.Computation) -> Leaf:
+        key = hashlib.sha256(computation.SerializeToString(deterministic=True)).digest()
+        with self._lock:
+            leaf = self._leaves.get(key)
+        if leaf is None:
+            leaf = load_leaf(computation)
+            with self._lock:
+                self._leaves[key] = leaf
+                while len(self._leaves) > _MAX_LEAVES:
+                    self._leaves.popitem(last=False)
+        return leaf
+
+    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+        if not program.steps:
+            return run_once(program, inputs)
+        return await self._threads.run(lambda: timed_run(program, inputs))
+
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        blocks = ClientBlocks(
+            program,
+            inputs,
+            clients,
+            sink,
+            smallest_block=self._clients_per_thread,
+            max_threads=self._max_concurrent_clients,
+        )
+        await self._threads.run(lambda: blocks.run(self._threads), blocks.cancel)
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        if contains_sequence(type_spec):
+            return await self._threads.run(work)  # a sequence may be a stream that user code makes
+        return work()
+
+    def close(self) -> None:
+        super().close()
+        self._threads.close()
+
+    def __repr__(self) -> str:
+        return f"<LeafExecutor{' closed' if self._closed else ''}>"

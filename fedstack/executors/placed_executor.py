@@ -1,0 +1,183 @@
+"""Defines what executors of federated work have in common: they run schedules, and finish aggregations.
+
+How a phase is run is the one thing they differ in: over clients here, or over children that have clients.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+
+from fedstack.computations.columns import Column, ListColumn
+from fedstack.computations.interpreter import run_once
+from fedstack.computations.language import Executor, Type, computation_pb2
+from fedstack.computations.program import Program
+from fedstack.computations.schedule import Fold, Phase, PhaseTask, SelectTask, ServerTask
+from fedstack.errors import CardinalityError, InvalidComputationError, InvalidValueError
+from fedstack.executors.fold_states import (
+    AggregateState,
+    FoldState,
+    MeanState,
+    SecureSumState,
+    TreeState,
+    bounds_of,
+    largest_of,
+    lowest_of,
+    zero_of,
+)
+from fedstack.executors.one_by_one import as_bulk
+from fedstack.executors.phase_sink import PhaseResult
+from fedstack.executors.schedule_run import ScheduleRun, as_column
+from fedstack.executors.scheduled_executor import ScheduledExecutor
+from fedstack.executors.sequence_executor import finish_in
+
+_T = TypeVar("_T")
+
+
+class PlacedExecutor(ScheduledExecutor):
+    """An executor of values at the server and at clients.
+
+    Args:
+      server: The executor of unplaced work and of work at the server. It is closed with this one.
+    """
+
+    def __init__(self, server: Executor) -> None:
+        super().__init__()
+        self.server = as_bulk(server)
+
+    @abc.abstractmethod
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: "FoldArguments", clients: range
+    ) -> PhaseResult:
+        """Runs a phase for a range of clients.
+
+        Args:
+          phase: What to run.
+          inputs: For each input of its program a payload that all clients share, or a column of exactly those clients.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients, counted over the whole federation.
+        """
+
+    async def run_whole_phase(self, phase: Phase, inputs: Sequence[object], arguments: "FoldArguments") -> PhaseResult:
+        """Runs a phase for all clients that there are; whoever knows that may finish folds at once."""
+        return await self.run_phase(phase, inputs, arguments, range(self.clients))
+
+    def accepts(self, computation: computation_pb2.Computation) -> None:
+        kind = computation.WhichOneof("computation")
+        if kind not in ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "placement"):
+            raise InvalidComputationError(
+                f"Expected a function, a literal or an intrinsic in {self!r}, found a {kind}; put a "
+                "ReferenceResolvingExecutor above it"
+            )
+
+    async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
+        (result,) = await self.server.run_once(self.server.link(task.program), inputs)
+        return result
+
+    async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:
+        phase = task.phase
+        inputs = [_at_clients(run.read(expression), self.clients) for expression in task.inputs]
+        arguments = [
+            FoldArgument(
+                [run.read(expression) for expression in fold.server_inputs],
+                [[run.read(expression) for expression in captures] for captures in fold.captures],
+            )
+            for fold in phase.folds
+        ]
+        result = await self.run_whole_phase(phase, inputs, arguments)
+        totals = [
+            await self._finish_fold(fold, argument, partials)
+            for fold, argument, partials in zip(phase.folds, arguments, result.partials)
+        ]
+        return [*totals, *result.columns]
+
+    def new_state(self, fold: Fold, argument: "FoldArgument", first_client: int = 0) -> FoldState:
+        """Returns an empty state for a fold."""
+        if fold.uri == "federated_aggregate":
+            accumulate, merge = (self._linked_function(fold.functions[i], argument.captures[i]) for i in range(2))
+            return AggregateState(first_client, argument.values[0], accumulate, merge)
+        if fold.uri in ("federated_mean", "federated_weighted_mean"):
+            return MeanState(fold)
+        if fold.uri == "federated_min":
+            return TreeState(fold, np.minimum, largest_of)
+        if fold.uri == "federated_max":
+            return TreeState(fold, np.maximum, lowest_of)
+        if fold.uri in ("federated_secure_sum", "federated_secure_sum_bitwidth"):
+            return SecureSumState(fold, list(bounds_of(fold, argument.values[0])))
+        return TreeState(fold, np.add, zero_of)
+
+    def _linked_function(self, program: Program, captures: Sequence[object]) -> Callable[[object, object], object]:
+        linked = self.server.link(program)
+        return lambda left, right: run_once(linked, [(left, right), *captures])[0]
+
+    async def _finish_fold(self, fold: Fold, argument: "FoldArgument", partials: object) -> object:
+        """Merges what the clients contributed and returns the aggregation's result."""
+        state = self.new_state(fold, argument)
+        if fold.uri != "federated_aggregate":
+            state.merge(partials)
+            return state.result()
+        report = self.server.link(fold.functions[2])
+        (result,) = await self.server.run_once(report, [partials, *argument.captures[2]])
+        return result
+
+    async def run_select_task(self, task: SelectTask, run: ScheduleRun) -> object:
+        """Computes the slice of each distinct key once, and gives each client the slices of its keys, in order."""
+        keys = as_column(run.read(task.keys), self.clients).items()
+        limit = int(cast(int, run.read(task.max_key)))
+        value = run.read(task.value)
+        captures = [run.read(expression) for expression in task.captures]
+        wanted: dict[int, object] = {}
+        lists = [np.asarray(item).tolist() for item in keys]
+        for client, client_keys in enumerate(lists):
+            for key in client_keys:
+                if not 0 <= key <= limit:
+                    raise InvalidValueError(
+                        f"Expected keys from 0 to max_key {limit} for {task.uri}, found {key}; at client {client}"
+                    )
+                wanted.setdefault(key, None)
+        linked = self.server.link(task.function)
+        for key in wanted:
+            (wanted[key],) = await self.server.run_once(linked, [(value, np.int32(key)), *captures])
+        return ListColumn([[wanted[key] for key in client_keys] for client_keys in lists])
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        return await finish_in(self.server, work, type_spec)
+
+    def close(self) -> None:
+        super().close()
+        self.server.close()
+
+
+class FoldArgument:
+    """The server's arguments of one fold.
+
+    Attributes:
+      values: The payloads of its arguments that are no functions: zero, or the bound of a secure sum.
+      captures: For each of its functions, the payloads of what it captures.
+    """
+
+    __slots__ = ("captures", "values")
+
+    def __init__(self, values: Sequence[object], captures: Sequence[Sequence[object]]) -> None:
+        self.values = values
+        self.captures = captures
+
+
+FoldArguments = Sequence[FoldArgument]
+
+
+def _at_clients(payload: object, clients: int) -> object:
+    """Returns a column for a value that differs by client, checked for length, and a shared payload as it is."""
+    column = as_column(payload, clients)
+    if len(column) != clients:
+        raise CardinalityError(
+            f"Expected one value for each of the {clients} clients of this executor, found {len(column)}; create the "
+            "executor with the number of clients that the arguments have"
+        )
+    return column
+
+
+def slice_inputs(inputs: Sequence[object], start: int, stop: int) -> list[object]:
+    """Cuts the columns among a phase's inputs."""
+    return [value.slice(start, stop) if isinstance(value, Column) else value for value in inputs]

@@ -1,0 +1,19 @@
+"""Defines the executor at the top of every stack: it takes any computation and resolves the names in it."""
+
+from fedstack.computations.language import computation_pb2
+from fedstack.executors.delegating_executor import DelegatingExecutor
+
+
+class ReferenceResolvingExecutor(DelegatingExecutor):
+    """Interprets lambdas, blocks, references, selections and calls, and hands what is left to its target.
+
+    A computation is traced once (`computations.trace`): calls of lambdas are unfolded, captured values have become
+    arguments, unused locals are gone. What remains are calls of leaf computations and intrinsics, and those are the
+    target's.
+
+    Args:
+      target: The executor that runs them. It is closed with this one.
+    """
+
+    def accepts(self, computation: computation_pb2.Computation) -> None:
+        """Takes every computation of the language; what is wrong with one shows when it is traced."""

@@ -1,0 +1,179 @@
+"""Runs the tasks of a schedule, each once, side by side where they do not wait for each other."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from fedstack.computations.columns import Column, ConstantColumn, zip_columns
+from fedstack.computations.interpreter import read
+from fedstack.computations.program import Expression, Join, Pick, Slot
+from fedstack.computations.schedule import PhaseTask, Schedule, SelectTask, ServerTask, Task
+from fedstack.executors.lazy_values import UNPULLED
+from fedstack.executors.leaf_threads import runs_inline
+from fedstack.executors.once import Once
+from fedstack.executors.sync_driver import need_event_loop
+
+_T = TypeVar("_T")
+_CHEAP_SECONDS = 0.001
+
+
+class TaskRunner(Protocol):
+    """Knows how to run each kind of task; a placed executor."""
+
+    async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
+        """Runs server work and returns the payload of its result."""
+        ...
+
+    async def run_phase_task(self, task: PhaseTask, run: "ScheduleRun") -> Sequence[object]:
+        """Runs a phase and returns a payload or column for each target."""
+        ...
+
+    async def run_select_task(self, task: SelectTask, run: "ScheduleRun") -> object:
+        """Runs a selection and returns the column of what the clients get."""
+        ...
+
+
+class ScheduleRun:
+    """The values of one run of a schedule, filled in task by task."""
+
+    def __init__(self, schedule: Schedule, runner: TaskRunner, clients: int) -> None:
+        self.schedule = schedule
+        self.clients = clients
+        self.values: list[object] = [None] * schedule.slots
+        for slot, payload in schedule.constants:
+            self.values[slot] = payload
+        self._runner = runner
+        self._tasks: list[tuple[Once[None], Task]] = []
+        self._makers: dict[int, Once[None]] = {}
+        for task in schedule.tasks:
+            once: Once[None] = Once(lambda task=task: self._run_task(task))
+            self._tasks.append((once, task))
+            for target in _targets(task):
+                self._makers[target] = once
+
+    def set_argument(self, argument: object) -> None:
+        """Gives the argument, or further members of it."""
+        known = self.values[0]
+        if isinstance(known, tuple) and isinstance(argument, tuple):
+            members = zip(cast("tuple[object, ...]", known), cast("tuple[object, ...]", argument))
+            argument = tuple(old if new is UNPULLED else new for old, new in members)
+        self.values[0] = argument
+
+    async def pull(self, expression: Expression) -> object:
+        """Runs what an expression needs that has not run yet, and returns its payload."""
+        await self._make(slots_of(expression))
+        return self.read(expression)
+
+    def read(self, expression: Expression) -> object:
+        """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
+        return _read_placed(expression, self.values, self.clients)
+
+    async def _make(self, slots: Sequence[int]) -> None:
+        waiting = self._unfinished(slots)
+        if waiting and runs_inline():
+            in_order, forks = self._needed(slots)
+            if forks and not self._all_cheap():
+                await need_event_loop()
+            if runs_inline():
+                # From the first to the last, so that each finds what it needs: a long chain does not nest.
+                for once in in_order:
+                    await once.get()
+        if len(waiting) > 1 and not runs_inline():
+            await gather([once.get() for once in waiting])
+            return
+        # Errors of tasks that ran before are kept by them and raised when asked for again.
+        for slot in slots:
+            if slot in self._makers:
+                await self._makers[slot].get()
+
+    def _unfinished(self, slots: Iterable[int]) -> list[Once[None]]:
+        """Lists what fills the slots and has not run to its end."""
+        makers = dict.fromkeys(self._makers[slot] for slot in slots if slot in self._makers)
+        return [once for once in makers if not once.done]
+
+    def _needed(self, slots: Sequence[int]) -> tuple[list[Once[None]], bool]:
+        """Lists all that has to run for the slots, in order, and tells whether some of it could run side by side."""
+        wanted = set(slots)
+        forks = len(self._unfinished(slots)) > 1
+        needed: list[Once[None]] = []
+        for once, task in reversed(self._tasks):
+            if not once.done and not wanted.isdisjoint(_targets(task)):
+                needed.append(once)
+                wanted |= task.reads
+                forks = forks or len(self._unfinished(task.reads)) > 1
+        needed.reverse()
+        return needed, forks
+
+    def _all_cheap(self) -> bool:
+        """Tells whether running everything one after the other costs less than handing over to other threads."""
+        for task in self.schedule.tasks:
+            if isinstance(task, SelectTask):
+                continue
+            program = task.program if isinstance(task, ServerTask) else task.phase.program
+            runs = 1 if isinstance(task, ServerTask) else self.clients
+            if program.steps and (program.seconds_per_call is None or program.seconds_per_call * runs > _CHEAP_SECONDS):
+                return False
+        return True
+
+    async def _run_task(self, task: Task) -> None:
+        await self._make(sorted(task.reads))
+        if isinstance(task, ServerTask):
+            inputs = [self.read(expression) for expression in task.inputs]
+            self.values[task.target] = await self._runner.run_server_task(task, inputs)
+        elif isinstance(task, PhaseTask):
+            results = await self._runner.run_phase_task(task, self)
+            for target, value in zip(task.targets, results):
+                self.values[target] = value
+        else:
+            self.values[task.target] = await self._runner.run_select_task(task, self)
+
+
+async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Awaits coroutines side by side; after the first error the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _targets(task: Task) -> Sequence[int]:
+    return task.targets if isinstance(task, PhaseTask) else (task.target,)
+
+
+def slots_of(expression: Expression) -> list[int]:
+    """Lists the slots that an expression reads."""
+    if isinstance(expression, Slot):
+        return [expression.index]
+    if isinstance(expression, Join):
+        return [slot for part in expression.parts for slot in slots_of(part)]
+    return slots_of(expression.source)
+
+
+def _read_placed(expression: Expression, values: Sequence[object], clients: int) -> object:
+    if isinstance(expression, Join):
+        return tuple(_read_placed(part, values, clients) for part in expression.parts)
+    if isinstance(expression, Pick) and isinstance(expression.source, Join):
+        return _read_placed(expression.source.parts[expression.position], values, clients)
+    if isinstance(expression, Pick):
+        source = _read_placed(expression.source, values, clients)
+        return cast("tuple[object, ...]", source)[expression.position]
+    return read(expression, values)
+
+
+def as_column(payload: object, clients: int) -> Column:
+    """Returns a value at clients as a column; a struct of columns and payloads, as a zip leaves it, is zipped."""
+    if isinstance(payload, Column):
+        return payload
+    if _has_column(payload):
+        return zip_columns([as_column(member, clients) for member in cast("tuple[object, ...]", payload)], clients)
+    return ConstantColumn(payload, clients)
+
+
+def _has_column(payload: object) -> bool:
+    if isinstance(payload, tuple):
+        return any(map(_has_column, cast("tuple[object, ...]", payload)))
+    return isinstance(payload, Column)

@@ -1,0 +1,170 @@
+"""Defines the executor that gives the sequence intrinsics their meaning: map, reduce and sum, all as streams."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+
+from fedstack.computations.columns import Column
+from fedstack.computations.interpreter import run_once
+from fedstack.computations.language import Executor, Type
+from fedstack.computations.leaf_runtimes import Leaf
+from fedstack.computations.program import IntrinsicSource, Operation, Program
+from fedstack.computations.tensor_values import read_only
+from fedstack.computations.type_structure import flatten, tensor_leaves, unflatten
+from fedstack.errors import TypeMismatchError
+from fedstack.executors.bulk import BulkExecutor
+from fedstack.executors.client_blocks import Sink
+from fedstack.executors.fold_states import zero_of
+from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.one_by_one import as_bulk
+from fedstack.executors.unplaced_executor import UnplacedExecutor
+
+_T = TypeVar("_T")
+
+
+class MappedSequence:
+    """A sequence whose elements are computed as they stream by, each time anew."""
+
+    __slots__ = ("_captures", "_program", "_source")
+
+    def __init__(self, source: Iterable[object], program: Program, captures: Sequence[object]) -> None:
+        self._source = source
+        self._program = program
+        self._captures = captures
+
+    def __iter__(self) -> Iterator[object]:
+        for element in self._source:
+            yield run_once(self._program, [element, *self._captures])[0]
+
+    def __repr__(self) -> str:
+        return f"<MappedSequence of {self._source!r}>"
+
+
+class SequenceOperation(Leaf):
+    """One of the sequence intrinsics, with the program of its function."""
+
+    def __init__(self, source: IntrinsicSource, programs: tuple[Program, ...]) -> None:
+        self.name = source.uri
+        self.parameter = None
+        self.result: Type = source.type
+        self.source = source
+        self.programs = programs
+
+    def linked(self, link: Callable[[Program], Program]) -> Leaf:
+        return type(self)(self.source, tuple(link(program) for program in self.programs))
+
+    def call(self, argument: object) -> object:
+        values = cast("tuple[object, ...]", argument)
+        count = len(self.source.arguments)
+        return self.run(values[:count], values[count:])
+
+    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
+        """Runs the intrinsic on its arguments that are values, and the captures of its function."""
+        raise NotImplementedError
+
+
+class SequenceMap(SequenceOperation):
+    """Maps lazily: nothing runs until somebody iterates."""
+
+    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
+        return MappedSequence(cast("Iterable[object]", arguments[0]), self.programs[0], captures)
+
+
+class SequenceReduce(SequenceOperation):
+    """Folds from the left, starting from zero."""
+
+    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
+        elements, accumulator = arguments
+        for element in cast("Iterable[object]", elements):
+            (accumulator,) = run_once(self.programs[0], [(accumulator, element), *captures])
+        return accumulator
+
+
+class SequenceSum(SequenceOperation):
+    """Adds the elements from the left; integers keep their dtype and wrap."""
+
+    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
+        tensors = [(path, tensor) for path, tensor in tensor_leaves(self.result)]
+        totals: list[np.ndarray] | None = None
+        with np.errstate(all="ignore"):
+            for element in cast("Iterable[object]", arguments[0]):
+                leaves = [cast(np.ndarray, leaf) for leaf in flatten(element, self.result)]
+                if totals is None:
+                    totals = [np.array(leaf) for leaf in leaves]
+                    continue
+                for total, leaf, (path, _) in zip(totals, leaves, tensors):
+                    if total.shape != np.shape(leaf):
+                        raise TypeMismatchError(
+                            f"Expected elements of one shape to sum, found {list(total.shape)} and "
+                            f"{list(np.shape(leaf))}; at element{path}"
+                        )
+                    np.add(total, leaf, out=total)
+        if totals is None:
+            return unflatten(iter([zero_of(tensor) for _, tensor in tensors]), self.result)
+        return unflatten(iter([t[()] if t.ndim == 0 else read_only(t) for t in totals]), self.result)
+
+
+_OPERATIONS: dict[str, type[SequenceOperation]] = {
+    "sequence_map": SequenceMap,
+    "sequence_reduce": SequenceReduce,
+    "sequence_sum": SequenceSum,
+}
+
+
+class SequenceExecutor(UnplacedExecutor):
+    """Runs the sequence intrinsics and leaves everything else to its target.
+
+    Args:
+      target: The executor that runs the functions that are mapped over elements. It is closed with this one.
+    """
+
+    def __init__(self, target: Executor) -> None:
+        super().__init__()
+        self._target = as_bulk(target)
+
+    @property
+    def drives_inline(self) -> bool:
+        return self._target.drives_inline
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        return self._target.leaf_threads
+
+    def runs_intrinsic(self, uri: str) -> bool:
+        return uri in _OPERATIONS or runs_intrinsic(self._target, uri)
+
+    def link(self, program: Program) -> Program:
+        return self._target.link(program.with_operations("sequence", self._operation))
+
+    def _operation(self, operation: Operation) -> Operation:
+        if isinstance(operation, IntrinsicSource) and operation.uri in _OPERATIONS:
+            inner = tuple(program.with_operations("sequence", self._operation) for program in operation.functions)
+            return _OPERATIONS[operation.uri](operation, inner)
+        return operation
+
+    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+        return await self._target.run_once(program, inputs)
+
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        await self._target.run_clients(program, inputs, clients, sink)
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        return await finish_in(self._target, work, type_spec)
+
+    def close(self) -> None:
+        super().close()
+        self._target.close()
+
+    def __repr__(self) -> str:
+        return f"<SequenceExecutor over {self._target!r}>"
+
+
+def runs_intrinsic(executor: BulkExecutor, uri: str) -> bool:
+    """Tells whether an executor runs an intrinsic, as far as it says."""
+    return executor.runs_intrinsic(uri) if isinstance(executor, UnplacedExecutor) else False
+
+
+async def finish_in(executor: BulkExecutor, work: Callable[[], _T], type_spec: Type) -> _T:
+    """Runs the conversion of a result where the executor runs user code."""
+    return await executor.finish(work, type_spec) if isinstance(executor, UnplacedExecutor) else work()

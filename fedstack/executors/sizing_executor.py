@@ -1,0 +1,148 @@
+"""Defines the executor that counts what clients receive and send, in bits and in elements."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.columns import Column, ConstantColumn, StructColumn
+from fedstack.computations.language import Executor
+from fedstack.computations.program import Program
+from fedstack.executors.client_blocks import Sink
+from fedstack.executors.lazy_values import KnownValue, LazyValue
+from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.wrapper_executor import WrapperExecutor
+
+
+class SizeInfo:
+    """Counts per client: what is broadcast to it, and what is aggregated from it.
+
+    Attributes:
+      broadcast_bits: For each client, the bits that it received from the server.
+      aggregate_bits: For each client, the bits that it sent.
+      broadcast_elements: For each client and dtype, the elements received. Each string counts as its bytes.
+      aggregate_elements: The same for the elements sent.
+    """
+
+    def __init__(self) -> None:
+        self.broadcast_bits: Counter[int] = Counter()
+        self.aggregate_bits: Counter[int] = Counter()
+        self.broadcast_elements: dict[int, Counter[str]] = {}
+        self.aggregate_elements: dict[int, Counter[str]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def total_broadcast_bits(self) -> int:
+        """The bits that all clients received."""
+        return sum(self.broadcast_bits.values())
+
+    @property
+    def total_aggregate_bits(self) -> int:
+        """The bits that all clients sent."""
+        return sum(self.aggregate_bits.values())
+
+    def add(self, client: int, sizes: "Counter[str]", *, aggregate: bool) -> None:
+        """Adds elements by dtype for a client."""
+        bits = sum(count * bits_per_element(dtype) for dtype, count in sizes.items())
+        with self._lock:
+            (self.aggregate_bits if aggregate else self.broadcast_bits)[client] += bits
+            elements = self.aggregate_elements if aggregate else self.broadcast_elements
+            elements.setdefault(client, Counter()).update(sizes)
+
+    def clear(self) -> None:
+        """Sets all counts to zero."""
+        with self._lock:
+            for counts in (self.broadcast_bits, self.aggregate_bits, self.broadcast_elements, self.aggregate_elements):
+                counts.clear()
+
+    def __repr__(self) -> str:
+        return f"<SizeInfo {self.total_broadcast_bits} bits broadcast, {self.total_aggregate_bits} bits aggregated>"
+
+
+def bits_per_element(dtype: str) -> int:
+    """Returns the size of an element in bits; strings are counted in bytes, a boolean as one bit."""
+    if dtype == "str":
+        return 8
+    return 1 if dtype == "bool" else 8 * np.dtype(dtype if dtype != "bfloat16" else "uint16").itemsize
+
+
+def elements_of(payload: object) -> "Counter[str]":
+    """Counts the elements of a payload by dtype; streams, which nobody has iterated over, count nothing."""
+    if isinstance(payload, np.ndarray):
+        array = cast(np.ndarray, payload)
+        if array.dtype.kind == "O":
+            return Counter({"str": sum(len(item) for item in array.ravel().tolist())})
+        return Counter({array.dtype.name: array.size})
+    if isinstance(payload, np.generic):
+        return Counter({cast(np.generic, payload).dtype.name: 1})
+    if isinstance(payload, bytes):
+        return Counter({"str": len(payload)})
+    if isinstance(payload, (tuple, list)):
+        return sum((elements_of(item) for item in cast("Iterable[object]", payload)), Counter[str]())
+    return Counter()
+
+
+class SizingExecutor(WrapperExecutor):
+    """Counts the payloads that are the same for all clients as broadcast, and what clients yield as aggregated.
+
+    A client's own data, which only it has, is neither. Through the verbs, each value created counts as broadcast and
+    each value computed as aggregated, both for client 0.
+
+    Args:
+      target: The executor below. It is closed with this one.
+      sizes: Where to count; new counts by default.
+    """
+
+    def __init__(self, target: Executor, sizes: SizeInfo | None = None) -> None:
+        super().__init__(target)
+        self._sizes = SizeInfo() if sizes is None else sizes
+
+    def get_size_info(self) -> SizeInfo:
+        """Returns the counts so far."""
+        return self._sizes
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        return None  # so that nothing is folded past the counting
+
+    def observe(self, payload: object) -> None:
+        self._sizes.add(0, elements_of(payload), aggregate=True)
+
+    async def create_value(self, value: object, type_spec: object = None) -> LazyValue:
+        created = await super().create_value(value, type_spec)
+        if isinstance(created, KnownValue):
+            self._sizes.add(0, elements_of(created.payload), aggregate=False)
+        return created
+
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        sizes = sum(map(_shared_elements, inputs), Counter[str]())
+        if sizes:
+            for client in clients:
+                self._sizes.add(client, sizes, aggregate=False)
+        await self.target.run_clients(program, inputs, clients, _CountingSink(sink, self._sizes))
+
+
+def _shared_elements(column: Column) -> "Counter[str]":
+    """Counts what is the same for all clients in a column."""
+    if isinstance(column, ConstantColumn):
+        return elements_of(column.value)
+    if isinstance(column, StructColumn):
+        return sum(map(_shared_elements, column.fields), Counter[str]())
+    return Counter()
+
+
+class _CountingSink:
+    """Counts what goes by, and passes it on."""
+
+    def __init__(self, sink: Sink, sizes: SizeInfo) -> None:
+        self.ordered = sink.ordered
+        self._sink = sink
+        self._sizes = sizes
+
+    def feed(self, start: int, results: Sequence[Column]) -> None:
+        for column in results:
+            for client, payload in enumerate(column.items(), start):
+                self._sizes.add(client, elements_of(payload), aggregate=True)
+        self._sink.feed(start, results)

@@ -1,0 +1,42 @@
+"""Defines the executor that rewrites computations before its target sees them."""
+
+from collections.abc import Callable
+from typing import cast
+
+from fedstack.computations.language import ComputationBuildingBlock, Executor, Type, computation_pb2
+from fedstack.computations.tensor_values import describe
+from fedstack.errors import InvalidComputationError
+from fedstack.executors.delegating_executor import DelegatingExecutor
+from fedstack.executors.lazy_values import LazyValue
+
+Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
+
+
+class TransformingExecutor(DelegatingExecutor):
+    """Applies a function to the building block of each computation that it is given; values pass as they are.
+
+    Args:
+      transformation_fn: From a building block to one of an equivalent type.
+      target: The executor below. It is closed with this one.
+    """
+
+    def __init__(self, transformation_fn: Transformation, target: Executor) -> None:
+        super().__init__(target)
+        self._transformation_fn = transformation_fn
+
+    def accepts(self, computation: computation_pb2.Computation) -> None:
+        self._target.accepts(computation)
+
+    def embed(self, computation: computation_pb2.Computation, declared: Type | None) -> LazyValue:
+        block = ComputationBuildingBlock.from_proto(computation)
+        changed = cast(object, self._transformation_fn(block))
+        if not isinstance(changed, ComputationBuildingBlock):
+            raise InvalidComputationError(
+                f"Expected the transformation to return a building block, found {describe(changed)}; return the block "
+                "itself where there is nothing to change"
+            )
+        if not changed.type_signature.is_equivalent_to(block.type_signature):
+            raise InvalidComputationError(
+                f"Expected the transformation to keep the type {block.type_signature}, found {changed.type_signature}"
+            )
+        return super().embed(changed.to_proto(), declared)

@@ -1,0 +1,1 @@
+"""Our protocol buffer messages: the .proto text and what protoc makes of it (`make protos`)."""

@@ -1,0 +1,1 @@
+"""Where computations run: servers, clusters, coordinators, the command line."""

@@ -1,0 +1,1 @@
+"""The subcommands of `fedstack`, a module each."""

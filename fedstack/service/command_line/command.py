@@ -1,0 +1,106 @@
+"""What a subcommand is, and how the command line runs one."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fedstack.errors import FedstackError
+
+SUCCESS, FAILURE, INTERRUPTED = 0, 1, 130  # argparse's own 2 is for wrong usage
+
+
+class UsageError(Exception):
+    """An option has a value that does not fit; the message says what does."""
+
+
+class Command(Protocol):
+    """A subcommand: a module with these names.
+
+    A module of a subcommand is imported whichever subcommand is called, so it imports what it needs inside `run`.
+    """
+
+    @property
+    def NAME(self) -> str:
+        """What it is called by."""
+        ...
+
+    @property
+    def SUMMARY(self) -> str:
+        """What it does, in a sentence that starts with a verb."""
+        ...
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its options to its own parser."""
+        ...
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Runs it: results to standard output, all other text to standard error.
+
+        Returns:
+          The exit code.
+
+        Raises:
+          UsageError: If options do not fit each other or the data.
+          FedstackError, ImportError, OSError: If it cannot go on; the message is all that the user sees.
+        """
+        ...
+
+
+def run_command_line(commands: Sequence[Command], version: str, arguments: Sequence[str] | None) -> int:
+    """Runs the subcommand that the arguments name.
+
+    Returns:
+      The exit code: 0 if all went well, 1 if not, 130 if interrupted.
+
+    Raises:
+      SystemExit: With code 2 for wrong usage, and with 0 once help or version is printed.
+    """
+    parser = argparse.ArgumentParser(prog="fedstack", description="Runs federated computations.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"fedstack {version}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in commands:
+        own = subparsers.add_parser(
+            command.NAME,
+            help=command.SUMMARY,
+            description=command.SUMMARY,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_options(own)
+        own.set_defaults(command=command, parser=own)
+    options = parser.parse_args(arguments)
+    chosen: Command = options.command
+    parser_of_chosen: argparse.ArgumentParser = options.parser
+    try:
+        code = chosen.run(options)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        parser_of_chosen.error(str(error))
+    except KeyboardInterrupt:
+        print(f"\nfedstack {chosen.NAME}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left. Python would complain about the rest of it when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except (FedstackError, ImportError, OSError) as error:
+        if isinstance(error, ImportError) and error.name is not None:
+            raise  # not one of ours, which say what to install, but a broken installation
+        print(f"fedstack {chosen.NAME}: error: {error}", file=sys.stderr)
+        return FAILURE
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Returns the `type` of an option that is a whole number of at least `least`."""
+
+    def parse(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if (number := int(text)) >= least:
+                return number
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
+
+    return parse

@@ -1,0 +1,1 @@
+"""What `fedstack demo` runs around the example of federated averaging: rounds, table, picture."""

@@ -1,0 +1,34 @@
+"""Defines the executor that fails, to see what happens above it."""
+
+from typing import Any, NoReturn
+
+from fedstack.computations.language import Executor, ExecutorValue
+
+
+class RaisingExecutor(Executor):
+    """Raises from every verb; only `close()` does not.
+
+    Args:
+      error: What to raise: an exception, or a class of exceptions without arguments.
+    """
+
+    def __init__(self, error: Exception | type[Exception]) -> None:
+        self._error = error
+
+    async def create_value(self, value: Any, type_spec: Any = None) -> NoReturn:
+        raise self._error
+
+    async def create_call(self, comp: ExecutorValue, arg: ExecutorValue | None = None) -> NoReturn:
+        raise self._error
+
+    async def create_struct(self, elements: Any) -> NoReturn:
+        raise self._error
+
+    async def create_selection(self, source: ExecutorValue, index: int) -> NoReturn:
+        raise self._error
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __repr__(self) -> str:
+        return f"<RaisingExecutor of {self._error!r}>"

@@ -1,0 +1,154 @@
+"""Gives conformance rows what they check: executors, and whole stacks behind contexts, each closed in the end."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from fedstack.computations.language import (
+    ConcreteComputation,
+    Executor,
+    ExecutorFactory,
+    ExecutorValue,
+    StructType,
+    Type,
+)
+from fedstack.computations.type_structure import fields_of, is_client_valued
+from fedstack.executors.contexts import AsyncExecutionContext, SyncExecutionContext, use_context
+from fedstack.executors.retry import RetryPolicy
+from fedstack.testing.expectations import plain
+
+MakeExecutor: TypeAlias = Callable[[int], Executor]
+MakeFactory: TypeAlias = Callable[[], ExecutorFactory]
+
+
+class Runner(abc.ABC):
+    """Runs computations, for promises that executors and stacks share."""
+
+    @abc.abstractmethod
+    async def run(self, computation: ConcreteComputation, *arguments: object) -> object:
+        """Runs a computation on one argument per parameter.
+
+        The number of clients is that of the arguments, so a computation without client values gets an unused one.
+
+        Returns:
+          The result, with structs as dictionaries or tuples.
+        """
+
+
+class ExecutorSubject(Runner):
+    """Executors of one kind, driven through the four verbs.
+
+    Args:
+      make_executor: Makes an executor for a number of clients.
+    """
+
+    def __init__(self, make_executor: MakeExecutor) -> None:
+        self._make = make_executor
+        self._made: list[Executor] = []
+        self._by_clients: dict[int, Executor] = {}
+
+    def executor(self, num_clients: int = 0) -> Executor:
+        """Returns a new executor."""
+        executor = self._make(num_clients)
+        self._made.append(executor)
+        return executor
+
+    async def run(self, computation: ConcreteComputation, *arguments: object) -> object:
+        parameter = computation.type_signature.parameter
+        clients = 0
+        for value, (_, member) in zip(arguments, _parameters_of(parameter, len(arguments))):
+            clients = max(clients, _count_clients(value, member))
+        if clients not in self._by_clients:
+            self._by_clients[clients] = self.executor(clients)
+        called = await self.call(self._by_clients[clients], computation, *arguments)
+        return plain(await called.compute())
+
+    async def call(self, executor: Executor, computation: ConcreteComputation, *arguments: object) -> ExecutorValue:
+        """Returns a value for the call of a computation, which nobody has pulled yet."""
+        function = await executor.create_value(computation)
+        parameters = _parameters_of(computation.type_signature.parameter, len(arguments))
+        values = [await executor.create_value(value, t) for value, (_, t) in zip(arguments, parameters)]
+        if not values:
+            return await executor.create_call(function)
+        if len(values) == 1:
+            return await executor.create_call(function, values[0])
+        return await executor.create_call(function, await executor.create_struct(values))
+
+    def close(self) -> None:
+        """Closes all executors."""
+        for executor in self._made:
+            executor.close()
+
+    def __repr__(self) -> str:
+        return f"{self._made[-1] if self._made else 'no executor'!r}"
+
+
+class StackSubject(Runner):
+    """Stacks of one kind, driven through contexts.
+
+    Args:
+      make_factory: Makes a factory of executors.
+      retry_policy: What contexts do about retryable errors.
+      default_num_clients: The number of clients that the factories give where arguments do not tell.
+    """
+
+    def __init__(
+        self, make_factory: MakeFactory, retry_policy: RetryPolicy | None = None, default_num_clients: int = 0
+    ) -> None:
+        self._make_factory = make_factory
+        self._retry_policy = retry_policy
+        self.default_num_clients = default_num_clients
+        self._made: list[Any] = []
+        self._context: AsyncExecutionContext | None = None
+
+    def factory(self) -> ExecutorFactory:
+        """Returns a new factory."""
+        factory = self._make_factory()
+        self._made.append(factory)
+        return factory
+
+    def sync_context(self) -> SyncExecutionContext:
+        """Returns a new context that runs a computation when it is called."""
+        context = SyncExecutionContext(self.factory(), retry_policy=self._retry_policy)
+        self._made.append(context)
+        return context
+
+    def async_context(self) -> AsyncExecutionContext:
+        """Returns a new context whose calls are awaited."""
+        context = AsyncExecutionContext(self.factory(), retry_policy=self._retry_policy)
+        self._made.append(context)
+        return context
+
+    async def run(self, computation: ConcreteComputation, *arguments: object) -> object:
+        if self._context is None:
+            self._context = self.async_context()
+        with use_context(self._context):
+            # Only the call has to find the context: what it returns is a coroutine that knows it.
+            called = computation(*arguments)
+        return plain(await called)
+
+    def close(self) -> None:
+        """Closes all contexts and factories."""
+        for made in reversed(self._made):
+            close = getattr(made, "close", None)  # the language's factories need not have it
+            if close is not None:
+                close()
+
+    def __repr__(self) -> str:
+        return f"{self._made[0] if self._made else 'no factory'!r}"
+
+
+def _parameters_of(parameter: Type | None, count: int) -> Sequence[tuple[str | None, Type]]:
+    if parameter is None:
+        return ()
+    return [(None, parameter)] if count == 1 else fields_of(cast(StructType, parameter))
+
+
+def _count_clients(value: object, type_spec: Type) -> int:
+    """Counts as promised: the length of the first list of client values, wherever it is in the argument."""
+    if is_client_valued(type_spec):
+        return len(cast("Sequence[object]", value)) if isinstance(value, (list, tuple)) else 0
+    if isinstance(type_spec, StructType) and isinstance(value, (list, tuple)):
+        pairs = zip(cast("Sequence[object]", value), fields_of(type_spec))
+        return max((_count_clients(member, member_type) for member, (_, member_type) in pairs), default=0)
+    return 0

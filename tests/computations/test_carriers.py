@@ -1,0 +1,438 @@
+"""Functions travel by handle in a process, and by reference or by value to another one that allows it."""
+
+import hashlib
+import importlib
+import pickle
+import subprocess
+import sys
+import threading
+
+import federated_language as fl
+import numpy as np
+import pytest
+from federated_language.proto import computation_pb2
+from google.protobuf import any_pb2
+
+import fedstack
+from fedstack.computations import carriers, leaf_runtimes
+from fedstack.computations.carriers import CarrierPolicy, portable_carrier, resolve_reference
+from fedstack.computations.leaf_runtimes import Leaf, load_leaf
+from fedstack.errors import CarrierError
+from fedstack.proto import carriers_pb2
+
+INT = fl.TensorType(np.int32)
+LIMIT_SECONDS = 50
+
+MODULE = """
+import os
+import numpy as np
+import fedstack
+
+NOT_A_FUNCTION = 7
+
+def triple(x):
+    return np.int32(x * 3)
+
+@fedstack.python_computation([np.int32], np.int32)
+def decorated(x):
+    return np.int32(x * 5)
+
+class Group:
+    @staticmethod
+    def negate(x):
+        return np.int32(-x)
+
+def make():
+    def inner(x):
+        return x
+    return inner
+"""
+
+
+def triple(x):
+    return np.int32(x * 3)
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A module that is installed here, and in processes that get its folder."""
+    (tmp_path / "carried_library").mkdir()
+    (tmp_path / "carried_library" / "__init__.py").write_text("")
+    (tmp_path / "carried_library" / "work.py").write_text(MODULE)
+    (tmp_path / "carried_library" / "broken.py").write_text("raise RuntimeError('no import today')")
+    (tmp_path / "carried_library_too.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield importlib.import_module("carried_library.work")
+    for name in [name for name in sys.modules if name.startswith("carried_library")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def policy(monkeypatch):
+    """The policy of this process, for a test to change."""
+    made = CarrierPolicy()
+    monkeypatch.setattr(carriers, "policy", made)
+    return made
+
+
+def decorated(function):
+    return fedstack.python_computation([np.int32], np.int32)(function)
+
+
+def with_content(message):
+    """Returns the computation of a leaf from integers to integers."""
+    computation = computation_pb2.Computation(type=fl.FunctionType(INT, INT).to_proto())
+    computation.data.content.Pack(message)
+    return computation
+
+
+def reference(module, qualname, digest=b""):
+    return with_content(carriers_pb2.PythonReference(module=module, qualname=qualname, digest=digest))
+
+
+def portable(computation, allow_by_value=False):
+    """Returns a computation as it leaves the process, and the name of its carrier."""
+    proto = computation_pb2.Computation()
+    proto.CopyFrom(computation.to_proto())
+    proto.data.content.CopyFrom(portable_carrier(proto.data.content, allow_by_value=allow_by_value))
+    return proto, proto.data.content.TypeName().rpartition(".")[2]
+
+
+def refused(computation, message):
+    with pytest.raises(CarrierError, match=message):
+        load_leaf(computation)
+
+
+# By handle.
+
+
+def test_a_handle_has_the_name_of_its_function_and_loads_it():
+    computation = decorated(triple)
+    handle = carriers_pb2.PythonHandle()
+    assert computation.to_proto().data.content.Unpack(handle)
+    assert handle.name == "triple"
+    assert handle.process == carriers.PROCESS
+    leaf = load_leaf(computation.to_proto())
+    assert leaf.name == "triple"
+    assert leaf.call(np.int32(2)) == 6
+
+
+def test_every_decoration_has_a_handle_of_its_own():
+    one, other = decorated(triple), decorated(triple)
+    assert one.to_proto() != other.to_proto()
+
+
+def test_a_handle_of_another_process_is_refused():
+    refused(
+        with_content(carriers_pb2.PythonHandle(process="elsewhere", serial=1, name="triple")),
+        "Expected a function of this process, found a handle of another one to 'triple'; send the computation with",
+    )
+
+
+def test_a_handle_that_was_given_another_type_is_refused():
+    original = decorated(triple)
+    computation = computation_pb2.Computation()
+    computation.CopyFrom(original.to_proto())
+    computation.type.CopyFrom(fl.FunctionType(np.float32, np.float32).to_proto())
+    refused(
+        computation,
+        r"Expected 'triple' to have its type \(int32 -> int32\), found it declared as \(float32 -> float32\)",
+    )
+
+
+@pytest.mark.parametrize("kind", [carriers_pb2.PythonHandle, carriers_pb2.PythonReference, carriers_pb2.PickledPython])
+def test_a_carrier_of_bytes_that_are_none_is_refused(kind):
+    computation = with_content(kind())
+    computation.data.content.value = b"\xff\xff\xff"
+    refused(computation, f"Expected a fedstack.v1.{kind.DESCRIPTOR.name}, found bytes that are none")
+
+
+# On the way out.
+
+
+def test_a_function_at_the_top_of_a_module_leaves_by_reference(library):
+    proto, kind = portable(decorated(library.triple))
+    assert kind == "PythonReference"
+    sent = carriers_pb2.PythonReference()
+    proto.data.content.Unpack(sent)
+    assert (sent.module, sent.qualname) == ("carried_library.work", "triple")
+    assert sent.digest == hashlib.sha256(b"def triple(x):\n    return np.int32(x * 3)\n").digest()
+
+
+@pytest.mark.parametrize("name", ["decorated", "Group.negate"])
+def test_a_decorated_function_and_a_static_method_leave_by_reference_too(library, name):
+    if name == "decorated":
+        proto, kind = portable(library.decorated)
+    else:
+        proto, kind = portable(decorated(library.Group.negate))
+    assert kind == "PythonReference"
+    sent = carriers_pb2.PythonReference()
+    proto.data.content.Unpack(sent)
+    assert sent.qualname == name
+
+
+@pytest.mark.parametrize("make", [lambda: lambda x: x, lambda: make_closure(3), lambda: make_main()])
+def test_a_function_that_has_no_name_elsewhere_leaves_by_value_where_that_is_allowed(make):
+    computation = decorated(make())
+    with pytest.raises(
+        CarrierError, match="Expected a function that can travel, found .*; define it at the top of a module"
+    ):
+        portable(computation)
+    assert portable(computation, allow_by_value=True)[1] == "PickledPython"
+
+
+def make_closure(factor):
+    def scaled(x):
+        return np.int32(x * factor)
+
+    return scaled
+
+
+def make_main():
+    names = {"__name__": "__main__"}
+    exec("def mine(x):\n    return x", names)
+    return names["mine"]
+
+
+def test_a_function_that_refers_to_what_cannot_leave_is_refused_by_name():
+    lock = threading.Lock()
+
+    def locked(x):
+        with lock:
+            return x
+
+    with pytest.raises(
+        CarrierError, match=r"Expected a function that can be pickled, found that 'locked' raised TypeError"
+    ):
+        portable(decorated(locked), allow_by_value=True)
+
+
+def test_other_contents_leave_as_they_are():
+    content = any_pb2.Any(type_url="type.googleapis.com/somebody.Else", value=b"whatever")
+    assert portable_carrier(content, allow_by_value=False) is content
+
+
+def test_a_handle_that_nobody_knows_cannot_leave():
+    gone = with_content(carriers_pb2.PythonHandle(process=carriers.PROCESS, serial=2**40, name="gone")).data.content
+    foreign = with_content(carriers_pb2.PythonHandle(process="elsewhere", serial=1, name="gone")).data.content
+    for content in (gone, foreign):
+        with pytest.raises(CarrierError, match="Expected a live function of this process, found none for 'gone'"):
+            portable_carrier(content, allow_by_value=True)
+
+
+# By reference.
+
+
+@pytest.mark.parametrize("allowed", [["carried_library"], ["carried_library.work"], ["other", "carried_library"]])
+def test_a_reference_into_an_allowed_module_is_followed(library, policy, allowed):
+    policy.modules = allowed
+    proto, _ = portable(decorated(library.triple))
+    leaf = load_leaf(proto)
+    assert leaf.name == "triple"
+    assert leaf.call(np.int32(2)) == 6
+    assert load_leaf(reference("carried_library.work", "Group.negate")).call(np.int32(2)) == -2
+    assert load_leaf(reference("carried_library.work", "decorated")).call(np.int32(2)) == 10
+
+
+@pytest.mark.parametrize("allowed", [[], ["carried"], ["carried_library.work.more"], ["carried_library.other"], [""]])
+def test_a_reference_into_any_other_module_is_refused(library, policy, allowed):
+    policy.modules = allowed
+    refused(
+        reference("carried_library.work", "triple"),
+        r"Expected a function of an allowed module \(.*\), found carried_library\.work:triple; .* --allow-module",
+    )
+
+
+def test_a_module_whose_name_begins_like_that_of_an_allowed_one_is_refused(library, policy):
+    policy.modules = ["carried_library"]
+    refused(reference("carried_library_too", "triple"), "Expected a function of an allowed module")
+    assert "carried_library_too" not in sys.modules
+
+
+def test_a_reference_to_another_version_is_refused(library, policy):
+    policy.modules = ["carried_library"]
+    refused(
+        reference("carried_library.work", "triple", digest=b"another"),
+        r"Expected the sender's version of carried_library\.work:triple, found another; install the same version here",
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "qualname"),
+    [
+        ("carried_library.work", "missing"),
+        ("carried_library.work", "triple.missing"),
+        ("carried_library.work", ""),
+        ("carried_library.missing", "triple"),
+        ("carried_library.broken", "triple"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_refused(library, policy, module, qualname):
+    policy.modules = ["carried_library"]
+    refused(reference(module, qualname), f"Expected an installed function {module}:{qualname}, found none")
+
+
+@pytest.mark.parametrize(
+    "qualname",
+    ["os.system", "np.sqrt", "NOT_A_FUNCTION", "make.<locals>.inner", "__loader__.get_data", "triple.__globals__.get"],
+)
+def test_a_reference_leads_only_to_functions_that_the_module_defines(library, policy, qualname):
+    # A module that imports os is not a way to os.system.
+    policy.modules = ["carried_library"]
+    refused(reference("carried_library.work", qualname), r"Expected (a function defined as|an installed function)")
+
+
+def test_resolving_gives_the_function_inside_a_decorated_computation(library):
+    assert resolve_reference("carried_library.work", "decorated") is library.decorated.__wrapped__
+
+
+def test_a_reference_with_a_type_that_is_no_function_is_refused(library, policy):
+    policy.modules = ["carried_library"]
+    computation = reference("carried_library.work", "triple")
+    computation.type.CopyFrom(INT.to_proto())
+    refused(computation, "Expected a function of a functional type, found 'triple' of type int32")
+
+
+# By value.
+
+
+def test_code_by_value_is_refused_unless_allowed(policy):
+    proto, _ = portable(decorated(make_closure(3)), allow_by_value=True)
+    refused(proto, "Expected no Python code by value, found the function 'scaled'; .* --allow-python-code")
+    policy.python_code = True
+    assert load_leaf(proto).call(np.int32(2)) == 6
+
+
+def test_code_for_another_python_is_refused(policy):
+    policy.python_code = True
+    pickled = carriers_pb2.PickledPython(function=b"", python_version="2.7", name="old")
+    refused(with_content(pickled), r"Expected code for Python 3\.\d+, found 2\.7; use one version")
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"\x80\x05cno_such_module\nf\n."])
+def test_code_that_cannot_be_loaded_is_refused_by_name(policy, content):
+    policy.python_code = True
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    pickled = carriers_pb2.PickledPython(function=content, python_version=version, name="odd")
+    refused(with_content(pickled), "Expected a function that can be loaded here, found that 'odd' raised ")
+
+
+def test_a_pickle_of_something_else_than_a_function_is_refused(policy):
+    policy.python_code = True
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    pickled = carriers_pb2.PickledPython(function=pickle.dumps(7), python_version=version, name="seven")
+    refused(with_content(pickled), "Expected a function of a functional type, found 'seven'")
+
+
+# In another process.
+
+
+CHILD = """
+import sys
+import federated_language as fl
+import fedstack
+from federated_language.proto import computation_pb2
+from fedstack.computations.carriers import policy
+from fedstack.errors import CarrierError
+
+policy.modules, policy.python_code = sys.argv[1].split(","), sys.argv[2] == "code"
+proto = computation_pb2.Computation.FromString(sys.stdin.buffer.read())
+context = fedstack.create_sync_local_execution_context()
+with fedstack.use_context(context):
+    try:
+        print(fl.framework.ConcreteComputation.from_proto(proto)([1, 2, 3]))
+    except CarrierError as error:
+        print("refused:", error)
+context.close()
+"""
+
+
+def run_elsewhere(computation, folder, modules="none", code="none"):
+    """Runs a computation over clients in a new process and returns what that prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, modules, code],
+        input=computation.SerializeToString(),
+        capture_output=True,
+        env={"PYTHONPATH": str(folder), "PATH": ""},
+        timeout=LIMIT_SECONDS,
+        check=True,
+    )
+    return done.stdout.decode().strip()
+
+
+def summed(leaf):
+    """Returns a computation that sums what a leaf gives for each client."""
+    clients = fl.FederatedType(INT, fl.CLIENTS)
+    outer = fl.federated_computation(lambda x: fl.federated_sum(fl.federated_map(leaf, x)), clients)
+    return outer.to_proto()
+
+
+def replaced(computation, leaf, content):
+    """Returns a computation with the carrier of a leaf replaced."""
+    proto = computation_pb2.Computation()
+    proto.CopyFrom(computation)
+    handle = leaf.to_proto().data.content
+
+    def visit(message):
+        for _, value in message.ListFields():
+            for part in value if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) else [value]:
+                if isinstance(part, any_pb2.Any) and part == handle:
+                    part.CopyFrom(content)
+                elif hasattr(part, "ListFields"):
+                    visit(part)
+
+    visit(proto)
+    return proto
+
+
+def test_a_function_by_reference_runs_in_a_process_that_allows_its_module(library, tmp_path):
+    leaf = decorated(library.triple)
+    sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, allow_by_value=False))
+    assert run_elsewhere(sent, tmp_path, modules="carried_library") == "18"
+    assert run_elsewhere(sent, tmp_path).startswith("refused: Expected a function of an allowed module (none)")
+
+
+def test_a_function_by_value_runs_in_a_process_that_allows_code(tmp_path):
+    leaf = decorated(make_closure(5))
+    sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, allow_by_value=True))
+    assert run_elsewhere(sent, tmp_path, code="code") == "30"
+    assert run_elsewhere(sent, tmp_path).startswith(
+        "refused: Expected no Python code by value, found the function 'scaled'"
+    )
+
+
+def test_a_function_by_handle_does_not_run_in_another_process(tmp_path):
+    leaf = decorated(triple)
+    found = run_elsewhere(summed(leaf), tmp_path, modules="carried_library", code="code")
+    assert found.startswith("refused: Expected a function of this process, found a handle of another one to 'triple'")
+
+
+# Other people's leaves.
+
+
+class Tenfold(Leaf):
+    name, parameter, result = "tenfold", INT, INT
+
+    def call(self, argument):
+        return np.int32(argument * 10)
+
+
+class TenfoldRuntime:
+    def load(self, computation):
+        return Tenfold()
+
+
+def test_a_runtime_that_somebody_registers_runs_leaves_of_its_kind(fedstack_context, monkeypatch):
+    monkeypatch.setattr(leaf_runtimes, "_runtimes", dict(leaf_runtimes._runtimes))
+    computation = with_content(computation_pb2.Placement(uri="any message will do"))
+    run = fl.framework.ConcreteComputation.from_proto(computation)
+    with pytest.raises(
+        CarrierError, match=r"found federated_language\.Placement; .* 'fedstack\.leaf_runtimes' runs it"
+    ):
+        run(1)
+    fedstack.register_leaf_runtime("federated_language.Placement", TenfoldRuntime())
+    assert run(7) == 70
+    mapped = fl.federated_computation(lambda x: fl.federated_map(run, x), fl.FederatedType(INT, fl.CLIENTS))
+    assert mapped([1, 2]) == [10, 20]
+    leaf_runtimes._find_runtime.cache_clear()

@@ -1,0 +1,569 @@
+"""Values of any Python container become payloads of exactly the declared type, or an error that has the place."""
+
+import collections
+import dataclasses
+
+import attrs
+import federated_language as fl
+import ml_dtypes
+import numpy as np
+import pytest
+from federated_language.common_libs.structure import Struct
+
+import fedstack
+from fedstack.computations.columns import Column, ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.federated_values import count_clients, normalize_argument
+from fedstack.computations.records import record_class
+from fedstack.computations.values import normalize
+from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, TypeMismatchError
+
+INT, FLOAT, TEXT = fl.TensorType(np.int32), fl.TensorType(np.float32), fl.TensorType(np.str_)
+BFLOAT16 = ml_dtypes.bfloat16
+PAIR = fl.StructType([("b", INT), ("a", FLOAT)])
+SEQUENCE = fl.SequenceType(INT)
+
+
+def vector(dtype, *shape):
+    return fl.TensorType(dtype, shape)
+
+
+def clients(member):
+    return fl.FederatedType(member, fl.CLIENTS)
+
+
+def refused(value, type_spec, message, error=TypeMismatchError):
+    with pytest.raises(error) as caught:
+        payload = normalize_argument(value, type_spec)
+        list(payload)  # a stream is looked at when it is read
+    assert message in str(caught.value)
+
+
+# Tensors.
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (3, np.int32, np.int32(3)),
+        (255, np.uint8, np.uint8(255)),
+        (2**64 - 1, np.uint64, np.uint64(2**64 - 1)),
+        (3.5, np.float32, np.float32(3.5)),
+        (0.1, np.float32, np.float32(0.1)),
+        (float("inf"), np.float16, np.float16("inf")),
+        (1.5, BFLOAT16, BFLOAT16(1.5)),
+        (True, np.bool_, np.bool_(True)),
+        (1 + 2j, np.complex64, np.complex64(1 + 2j)),
+        (np.int8(3), np.int32, np.int32(3)),
+        (np.uint8(3), np.int32, np.int32(3)),
+        (np.float16(0.5), np.float32, np.float32(0.5)),
+        (np.float32(0.5), np.float64, np.float64(0.5)),
+        (BFLOAT16(0.5), np.float32, np.float32(0.5)),
+        (np.array(3, np.int32), np.int32, np.int32(3)),
+        ("text", np.str_, b"text"),
+        ("ä", np.str_, b"\xc3\xa4"),
+        (b"\x00\xff\x00", np.str_, b"\x00\xff\x00"),
+        (np.str_("text"), np.str_, b"text"),
+        (np.bytes_(b"text"), np.str_, b"text"),
+        ("", np.str_, b""),
+    ],
+)
+def test_a_scalar_becomes_one_of_exactly_the_declared_dtype(value, dtype, expected):
+    payload = normalize(value, fl.TensorType(dtype))
+    assert type(payload) is type(expected)
+    assert payload == expected
+
+
+def test_nan_stays_nan():
+    assert np.isnan(normalize(float("nan"), FLOAT))
+    assert np.isnan(normalize(np.float32("nan"), fl.TensorType(np.float64)))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (1, np.float32, "Expected float32, found int 1; at arg; write 1.0 if a floating number is meant"),
+        (1.0, np.int32, "Expected int32, found float 1.0; at arg"),
+        (True, np.int32, "Expected int32, found bool True; at arg"),
+        (1, np.bool_, "Expected bool, found int 1; at arg"),
+        (1.0, np.complex64, "Expected complex64, found float 1.0; at arg"),
+        (300, np.uint8, "Expected uint8, from 0 to 255, found int 300; at arg"),
+        (-1, np.uint64, "Expected uint64, from 0 to 18446744073709551615, found int -1; at arg"),
+        (1e300, np.float32, "Expected float32, within its range, found 1e+300; at arg"),
+        (1e6, np.float16, "Expected float16, within its range, found 1000000.0; at arg"),
+        (
+            np.float64(1),
+            np.float32,
+            "Expected float32, found float64 1.0; at arg; convert it yourself with .astype(np.float32)",
+        ),
+        (np.int64(1), np.int32, "Expected int32, found int64 1; at arg"),
+        (np.int32(1), np.uint32, "Expected uint32, found int32 1; at arg"),
+        (np.int8(1), np.float32, "Expected float32, found int8 1; at arg"),
+        (np.float32(1), BFLOAT16, "Expected bfloat16, found float32 1.0; at arg"),
+        (np.float16(1), BFLOAT16, "Expected bfloat16, found float16 1.0; at arg"),
+        ("1", np.int32, "Expected int32, found str '1'; at arg; convert the text to a number first"),
+        (None, np.int32, "Expected int32, found None; at arg; a function without a return statement gives None"),
+        (1, np.str_, "Expected a string, found int 1; at arg"),
+        ("\ud800", np.str_, "Expected text that UTF-8 can hold, found str '\\ud800'; at arg"),
+        (object, np.int32, "Expected int32, found type <class 'object'>; at arg"),
+        ({"a": 1}, np.int32, "Expected int32, found dict {'a': 1}; at arg"),
+        ([1], np.int32, "Expected shape [] of int32, found shape [1]; at arg"),
+        (np.array(["a"], object), np.int32, "Expected int32, found an array of Python objects [1]; at arg"),
+    ],
+)
+def test_a_scalar_that_cannot_be_cast_safely_is_refused(value, dtype, message):
+    refused(value, fl.TensorType(dtype), message)
+
+
+@pytest.mark.parametrize(
+    ("value", "type_spec", "shape"),
+    [
+        ([1, 2], vector(np.int32, 2), (2,)),
+        ((1, 2), vector(np.int32, 2), (2,)),
+        ([[1, 2], [3, 4]], vector(np.int32, 2, 2), (2, 2)),
+        ([[1.5], [2.5]], vector(np.float32, None, 1), (2, 1)),
+        ([], vector(np.int32, 0), (0,)),
+        ([[], []], vector(np.int32, 2, 0), (2, 0)),
+        ([[1]], fl.TensorType(np.int32, None), (1, 1)),
+        (3, fl.TensorType(np.int32, None), ()),
+        ([np.int32(1), np.int8(2)], vector(np.int32, 2), (2,)),
+        ([np.array([1, 2], np.int32)], vector(np.int32, 1, 2), (1, 2)),
+        ([True, False], vector(np.bool_, 2), (2,)),
+        (np.zeros((2, 3), np.int16), vector(np.int32, 2, 3), (2, 3)),
+        ([2**64 - 1], vector(np.uint64, 1), (1,)),
+        (np.asfortranarray(np.ones((2, 3), np.int32)), vector(np.int32, None, None), (2, 3)),
+        (np.ones(2, ">i4"), vector(np.int32, 2), (2,)),
+    ],
+)
+def test_an_array_has_exactly_the_declared_dtype_and_cannot_be_written_to(value, type_spec, shape):
+    payload = normalize(value, type_spec)
+    assert payload.dtype == type_spec.dtype
+    assert payload.dtype.isnative
+    assert payload.shape == shape
+    if shape:
+        with pytest.raises(ValueError, match="read-only"):
+            payload[...] = 0
+
+
+@pytest.mark.parametrize(
+    ("value", "type_spec", "message"),
+    [
+        ([1, 2, 3], vector(np.int32, 2), "Expected shape [2] of int32[2], found shape [3]; at arg"),
+        ([[1], [2]], vector(np.int32, None, 2), "Expected shape [?,2] of int32[?,2], found shape [2,1]; at arg"),
+        (
+            np.zeros(3, np.int32),
+            vector(np.int32, None, None),
+            "Expected shape [?,?] of int32[?,?], found shape [3]; at arg",
+        ),
+        ([1, 2.0], vector(np.float32, 2), "found a list of float, int; at arg; use one kind of number throughout"),
+        ([1, "2"], vector(np.int32, 2), "found a list of int, str; at arg"),
+        ([1, None], vector(np.int32, 2), "found a list of NoneType, int; at arg"),
+        ([[1, 2], [3]], vector(np.int32, 2, 2), "Expected int32[2,2], found a ragged list; at arg"),
+        ([1, [2]], vector(np.int32, 2), "Expected int32[2], found a ragged list; at arg"),
+        ([[1.0, 2.0], [3.0]], vector(np.float32, 2, 2), "Expected float32[2,2], found a ragged list; at arg"),
+        ([np.zeros(2, np.int32), np.zeros(3, np.int32)], vector(np.int32, 2, None), "found a ragged list; at arg"),
+        ([1, 300], vector(np.uint8, 2), "Expected uint8[2], from 0 to 255, found int 300; at arg"),
+        ([1.0, 1e300], vector(np.float32, 2), "within its range, found [1.0, 1e+300]; at arg"),
+        (np.zeros(2), vector(np.float32, 2), "Expected float32[2], found an array float64[2]; at arg"),
+        ({1, 2}, vector(np.int32, 2), "Expected int32[2], found set {1, 2}; at arg"),
+        (range(2), vector(np.int32, 2), "Expected int32[2], found range range(0, 2); at arg"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_refused(value, type_spec, message):
+    refused(value, type_spec, message)
+
+
+def test_the_owner_of_an_array_can_go_on_writing_to_it():
+    mine = np.zeros(3, np.int32)
+    payload = normalize(mine, vector(np.int32, 3))
+    assert not payload.flags.writeable
+    mine[0] = 1
+
+
+@pytest.mark.parametrize("depth", [65, 100_000])
+def test_a_nest_that_is_too_deep_for_an_array_is_refused(depth):
+    nest = 1
+    for _ in range(depth):
+        nest = [nest]
+    refused(nest, vector(np.int32, 1), "found a ragged list; at arg; NumPy has arrays of at most 64 dimensions")
+
+
+def test_a_list_that_contains_itself_is_refused():
+    nest = []
+    nest.append(nest)
+    for type_spec in (vector(np.int32, 1), vector(np.str_, 1), INT, SEQUENCE, clients(INT), fl.StructType([INT])):
+        with pytest.raises(TypeMismatchError):
+            normalize_argument(nest, type_spec)
+
+
+class Hidden:
+    def __repr__(self):
+        raise RuntimeError("not to be shown")
+
+
+class Unconvertible:
+    def __array__(self, dtype=None, copy=None):
+        raise KeyError("no array today")
+
+
+class Convertible:
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+def test_what_cannot_even_be_shown_is_refused():
+    refused(Hidden(), INT, "found Hidden whose repr raises RuntimeError; at arg")
+    refused(10**5000, INT, "found int whose repr raises ValueError; at arg")
+    refused(10**5000, FLOAT, "Expected float32, found int whose repr raises ValueError; at arg")
+
+
+def test_anything_that_converts_to_an_array_is_taken_by_its_array():
+    assert normalize(Convertible(np.array([1, 2], np.int32)), vector(np.int32, 2)).tolist() == [1, 2]
+    refused(Convertible(np.zeros(2)), vector(np.int32, 2), "found an array float64[2]; at arg")
+    refused(Unconvertible(), INT, "found Unconvertible, whose conversion to an array raised KeyError")
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "expected"),
+    [
+        (["a", b"b"], [2], [b"a", b"b"]),
+        (np.array(["a", "ä"]), [2], [b"a", "ä".encode()]),
+        (np.array([b"a\x00b", "c"], object), [None], [b"a\x00b", b"c"]),
+        ([["a"], ["b"]], [2, 1], [[b"a"], [b"b"]]),
+        ([], [0], []),
+        (["a\x00"], None, [b"a\x00"]),
+    ],
+)
+def test_an_array_of_strings_is_one_of_bytes_objects(value, shape, expected):
+    payload = normalize(value, fl.TensorType(np.str_, shape))
+    assert payload.dtype == np.object_
+    assert payload.tolist() == expected
+    assert not payload.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "message"),
+    [
+        ("ab", [2], "Expected shape [2] of str[2], found shape []; at arg"),
+        (["a", 1], [2], "Expected a string, found int 1; at arg"),
+        ([["a"], ["b", "c"]], [2], "Expected a string, found list ['a']; at arg"),
+        (np.zeros(2), [2], "Expected str[2], found an array float64[2]; at arg"),
+        ([np.zeros((2, 3)), np.zeros((2, 4))], [2], "found a ragged list; at arg"),
+        (7, [2], "Expected str[2], found int 7; at arg"),
+    ],
+)
+def test_an_array_of_strings_that_does_not_fit_is_refused(value, shape, message):
+    refused(value, fl.TensorType(np.str_, shape), message)
+
+
+# Structs.
+
+
+Named = collections.namedtuple("Named", ["a", "b"])
+
+
+@attrs.define
+class Attrs:
+    a: float
+    b: int
+
+
+@dataclasses.dataclass
+class Data:
+    a: float
+    b: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": 1.5, "b": 2},
+        {"b": 2, "a": 1.5},
+        collections.OrderedDict(a=1.5, b=2),
+        Named(a=1.5, b=2),
+        Attrs(a=1.5, b=2),
+        Data(a=1.5, b=2),
+        Struct([("a", 1.5), ("b", 2)]),
+        Struct([("b", 2), (None, 1.5)]),
+        Struct([(None, 2), (None, 1.5)]),
+        record_class(("a", "b"))((1.5, 2)),
+        record_class(("b", "a"))((2, 1.5)),
+        collections.ChainMap({"a": 1.5}, {"b": 2}),
+        (2, 1.5),
+        [2, 1.5],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_struct_is_matched_by_name_where_it_has_names_and_by_position_where_not(value):
+    assert normalize(value, PAIR) == (2, 1.5)
+    assert [type(member) for member in normalize(value, PAIR)] == [np.int32, np.float32]
+    column = normalize_argument([value, value], clients(PAIR))
+    assert column.items() == [(2, 1.5), (2, 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": 1.5}, "Expected the names 'b', 'a' of <b=int32,a=float32>, found no 'b'; at arg"),
+        ({"a": 1.5, "b": 2, "c": 3}, "found the extra 'c'; at arg"),
+        ({"a": 1.5, "c": 3}, "found no 'b'; the extra 'c'; at arg"),
+        ({"a": 1.5, 7: 3}, "found no 'b'; the extra 7; at arg"),
+        ({}, "found no 'b', 'a'; at arg"),
+        (collections.namedtuple("Other", "a c")(1.5, 2), "found no 'b'; the extra 'c'; at arg"),
+        (Struct([("a", 1.5), (None, 2)]), "Expected the members ['b', 'a'], found ['a', None]; at arg"),
+        (Struct([("b", 2)]), "found no 'a'; at arg"),
+        ((2, 1.5, 3), "Expected 2 members of <b=int32,a=float32>, found 3; at arg"),
+        ([], "Expected 2 members of <b=int32,a=float32>, found 0; at arg"),
+        (7, "Expected <b=int32,a=float32>, found int 7; at arg; give a dictionary, a tuple or a list"),
+        ("ab", "Expected <b=int32,a=float32>, found str 'ab'; at arg"),
+        (np.zeros(2), "Expected <b=int32,a=float32>, found an array float64[2]; at arg"),
+        (Attrs, "Expected <b=int32,a=float32>, found type"),
+        (Data, "Expected <b=int32,a=float32>, found type"),
+        ({"a": 1, "b": 2}, "Expected float32, found int 1; at arg.a"),
+        ((1.5, 2), "Expected int32, found float 1.5; at arg.b"),
+    ],
+)
+def test_a_struct_that_does_not_fit_is_refused(value, message):
+    refused(value, PAIR, message)
+
+
+def test_names_are_refused_where_the_type_has_none():
+    unnamed = fl.StructType([INT, INT])
+    refused({"a": 1, "b": 2}, unnamed, "found a mapping with the names ['a', 'b']; at arg; give a tuple")
+    assert normalize(Named(1, 2), unnamed) == (1, 2)
+
+
+def test_an_empty_struct_is_an_empty_container():
+    for value in ((), [], {}, Struct([])):
+        assert normalize(value, fl.StructType([])) == ()
+
+
+# Sequences.
+
+
+class Again:
+    """Can be iterated over again and again."""
+
+    def __init__(self, *elements):
+        self.elements = elements
+
+    def __iter__(self):
+        return iter(self.elements)
+
+
+@pytest.mark.parametrize("value", [[1, 2], (1, 2), range(1, 3), Again(1, 2), np.array([1, 2], np.int32)])
+def test_a_sequence_is_anything_that_can_be_iterated_again(value):
+    payload = normalize(value, SEQUENCE)
+    for _ in range(2):
+        assert list(payload) == [1, 2]
+        assert all(type(element) is np.int32 for element in payload)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (iter([1]), "Expected a re-iterable of int32, found the one-shot iterator list_iterator; at arg; give a list"),
+        ((x for x in [1]), "found the one-shot iterator generator; at arg; give a list, or fedstack.from_generator"),
+        (map(int, [1]), "found the one-shot iterator map; at arg"),
+        ("12", "Expected a re-iterable of int32, found str '12'; at arg; give a list of elements"),
+        (b"12", "found bytes b'12'; at arg"),
+        ({1: 2}, "found dict {1: 2}; at arg"),
+        ({1, 2}, "found set {1, 2}; at arg"),
+        (7, "found int 7; at arg"),
+        (np.array(7, np.int32), "found an array int32[]; at arg"),
+        ([1, 2.5], "Expected int32, found float 2.5; at arg[1]"),
+        (Again(1, 2.5), "Expected int32, found float 2.5; at arg[1]"),
+        (np.array([1, 2]), "Expected int32, found int64 1; at arg[0]"),
+    ],
+)
+def test_a_sequence_that_does_not_fit_is_refused(value, message):
+    refused(value, SEQUENCE, message)
+
+
+def test_elements_of_a_sequence_are_matched_by_name():
+    payload = normalize([{"a": 1.5, "b": 2}, (3, 4.5)], fl.SequenceType(PAIR))
+    assert payload == [(2, 1.5), (3, 4.5)]
+
+
+def test_a_stream_is_read_when_somebody_reads_it_and_each_time_anew():
+    reads = []
+
+    def make():
+        reads.append(1)
+        return iter([1, 2])
+
+    payload = normalize(fedstack.from_generator(make), SEQUENCE)
+    assert reads == []
+    assert list(payload) == list(payload) == [1, 2]
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_stream_that_raises_is_named_with_its_place_and_its_cause(when):
+    class Broken:
+        def __iter__(self):
+            if when == 0:
+                raise OSError("disk on fire")
+            yield 1
+            raise OSError("disk on fire")
+
+    payload = normalize_argument([[1], Broken()], clients(SEQUENCE)).items()[1]
+    with pytest.raises(InvalidValueError, match=r"raised OSError: disk on fire; at arg\[client 1\]") as caught:
+        list(payload)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_stream_that_asks_for_another_attempt_gets_it():
+    class Flaky:
+        def __iter__(self):
+            raise fl.framework.RetryableError("later")
+
+    with pytest.raises(fl.framework.RetryableError, match="later"):
+        list(normalize(Flaky(), SEQUENCE))
+
+
+# Federated values.
+
+
+@pytest.mark.parametrize(
+    ("values", "member", "kind"),
+    [
+        ([1, 2], INT, ScalarColumn),
+        ((1.5, 2.5), FLOAT, ScalarColumn),
+        ([np.float32(1), 2.0], FLOAT, ScalarColumn),
+        ([True, False], fl.TensorType(np.bool_), ScalarColumn),
+        ([1, np.uint8(2)], fl.TensorType(np.int64), ScalarColumn),
+        ([[1, 2], np.array([3, 4], np.int32)], vector(np.int32, 2), ListColumn),
+        ([[1], [1, 2]], vector(np.int32, None), ListColumn),
+        (["a", b"b"], TEXT, ListColumn),
+        ([[1], [], (1, 2), Again(1)], SEQUENCE, ListColumn),
+        ([{"a": 1.5, "b": 1}, (1, 1.5)], PAIR, StructColumn),
+        ([(), ()], fl.StructType([]), StructColumn),
+        ([], INT, ScalarColumn),
+        ([], PAIR, StructColumn),
+        ([], SEQUENCE, ListColumn),
+    ],
+)
+def test_client_values_become_one_column_with_one_payload_per_client(values, member, kind):
+    column = normalize_argument(values, clients(member))
+    assert isinstance(column, kind)
+    assert len(column) == len(values)
+    assert len(column.items()) == len(values)
+    for found, value in zip(column.items(), values, strict=True):
+        expected = normalize(value, member)
+        if isinstance(member, fl.SequenceType):
+            found, expected = list(found), list(expected)
+        assert type(found) is type(expected)
+        assert np.array_equal(found, expected)
+
+
+WEIGHTS = fl.StructType([("bias", INT), ("weights", [FLOAT, FLOAT, (np.float32, [2])])])
+
+
+@pytest.mark.parametrize(
+    ("value", "member", "path"),
+    [
+        ([1, 2.5], INT, "arg[client 1]"),
+        ([1.5, 2], FLOAT, "arg[client 1]"),
+        ([1, 2**31], INT, "arg[client 1]"),
+        ([1.5, 1e300], FLOAT, "arg[client 1]"),
+        ([True, 1], fl.TensorType(np.bool_), "arg[client 1]"),
+        ([[1, 2], [1, 2, 3]], vector(np.int32, 2), "arg[client 1]"),
+        (["a", 1], TEXT, "arg[client 1]"),
+        ([[1], [2, 3.5]], SEQUENCE, "arg[client 1][1]"),
+        ([[1], 7], SEQUENCE, "arg[client 1]"),
+        ([[], [1], iter([1])], SEQUENCE, "arg[client 2]"),
+        ([(1, 1.5), (1, "x")], PAIR, "arg[client 1].a"),
+        ([{"a": 1.5, "b": 1}, {"a": 1.5}], PAIR, "arg[client 1]"),
+        ([(1, (0.0, 0.0, [0.0, 0.0]))] * 3 + [(1, (0.0, 0.0, [0.0]))], WEIGHTS, "arg[client 3].weights[2]"),
+        ([[(1, 1.5)], [(1, 1.5), {"a": 1.5, "b": 1.5}]], fl.SequenceType(PAIR), "arg[client 1][1].b"),
+    ],
+)
+def test_a_misfit_among_client_values_is_reported_with_client_and_path(value, member, path):
+    refused(value, clients(member), f"; at {path}")
+
+
+def test_a_misfit_deep_inside_an_argument_is_reported_with_its_whole_path():
+    type_spec = fl.StructType([("model", WEIGHTS), ("data", clients(PAIR))])
+    good = {"bias": 1, "weights": (0.0, 0.0, [1.0, 2.0])}
+    refused({"model": good, "data": [(1, 1.5), (1, None)]}, type_spec, "found None; at arg.data[client 1].a")
+    refused({"model": {"bias": 1, "weights": (0.0, 0, [1.0, 2.0])}, "data": []}, type_spec, "; at arg.model.weights[1]")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "abc",
+        b"ab",
+        bytearray(b"ab"),
+        np.zeros(2),
+        {"a": 1},
+        {1, 2},
+        iter([1]),
+        range(2),
+        7,
+        None,
+        Named(1, 2),
+        Attrs(1, 2),
+        Again(1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_client_values_are_a_list_or_a_tuple_and_nothing_else(value):
+    refused(value, clients(INT), "Expected a list or tuple with one value per client, for {int32}@CLIENTS, found ")
+
+
+def test_a_record_is_no_list_of_clients():
+    refused(record_class(("a", "b"))((1, 2)), clients(INT), "Expected a list or tuple with one value per client")
+
+
+@pytest.mark.parametrize("placement", [fl.SERVER, fl.CLIENTS])
+def test_a_value_that_is_the_same_for_all_is_given_once(placement):
+    shared = fl.FederatedType(PAIR, placement, True)
+    assert normalize_argument({"a": 1.5, "b": 1}, shared) == (1, 1.5)
+    refused([1, 2, 3], shared, "Expected 2 members")
+
+
+def test_functions_are_no_values():
+    refused(print, fl.FunctionType(INT, INT), "only values can be passed, not functions or placements")
+
+
+# The number of clients.
+
+
+def test_clients_are_counted_on_the_values_matched_by_name():
+    type_spec = fl.StructType([("a", clients(INT)), ("b", SEQUENCE)])
+    assert count_clients(normalize_argument({"b": [1, 2, 3], "a": [5]}, type_spec), type_spec) == 1
+
+
+def test_nothing_is_counted_where_nothing_differs_by_client():
+    type_spec = fl.StructType([fl.FederatedType(INT, fl.CLIENTS, True), fl.FederatedType(INT, fl.SERVER), SEQUENCE])
+    assert count_clients(normalize_argument((1, 2, [3]), type_spec), type_spec) is None
+
+
+def test_arguments_that_disagree_about_the_number_of_clients_are_refused_by_name():
+    type_spec = fl.StructType([("a", clients(INT)), ("b", [clients(INT), clients(INT)])])
+    assert count_clients(normalize_argument(([1], ([2], [3])), type_spec), type_spec) == 1
+    payload = normalize_argument(([1], ([2], [3, 4])), type_spec)
+    with pytest.raises(CardinalityError, match=r"found 1 at arg\.b\[0\] and 2 at arg\.b\[1\]; give every"):
+        count_clients(payload, type_spec)
+
+
+def test_no_clients_are_a_number_of_clients():
+    assert count_clients(normalize_argument([], clients(INT)), clients(INT)) == 0
+
+
+def test_a_column_is_cut_without_changing_its_values():
+    values = [{"a": float(i), "b": i} for i in range(7)]
+    column = normalize_argument(values, clients(PAIR))
+    assert isinstance(column, Column)
+    assert column.slice(2, 5).items() == [(2, 2.0), (3, 3.0), (4, 4.0)]
+    assert list(column.field(0)) == list(range(7))
+
+
+def test_every_refusal_is_also_a_type_error():
+    with pytest.raises(TypeError) as caught:
+        normalize(1, FLOAT)
+    assert isinstance(caught.value, FedstackError)

@@ -1,0 +1,12 @@
+"""What all tests have in common: none may leave threads, tasks, open files or values of executors behind.
+
+pytest puts this folder on the path, so tests in every folder can import the modules beside this file
+(`reference_interpreter`).
+"""
+
+import pytest
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("fedstack_leak_check") is None:
+        item.add_marker(pytest.mark.fedstack_leak_check)

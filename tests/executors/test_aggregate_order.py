@@ -1,0 +1,71 @@
+"""Where the order of `federated_aggregate` shows: the one aggregation that does not follow the tree."""
+
+import numpy as np
+import pytest
+from stacks import composed, federating, split
+
+from fedstack import python_computation
+from fedstack.computations.language import Executor
+from fedstack.testing.computation_builder import at_clients, computation, intrinsic, literal
+
+
+@python_computation([np.str_, np.str_], np.str_)
+def accumulate(total, value):
+    return b"(" + total + b"+" + value + b")"
+
+
+@python_computation([np.str_, np.str_], np.str_)
+def merge(left, right):
+    return b"[" + left + b"|" + right + b"]"
+
+
+@python_computation([np.str_], np.str_)
+def report(total):
+    return b"=" + total
+
+
+SHOW = computation(
+    lambda x: intrinsic("federated_aggregate", x, literal(b"0", np.str_), accumulate, merge, report),
+    at_clients(np.str_),
+)
+
+
+async def shown(executor: Executor, clients: int) -> bytes:
+    values = await executor.create_value([str(k + 1) for k in range(clients)], at_clients(np.str_))
+    called = await executor.create_call(await executor.create_value(SHOW), values)
+    result = await called.compute()
+    executor.close()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("clients", "expected"), [(0, b"=0"), (1, b"=(0+1)"), (2, b"=((0+1)+2)"), (4, b"=((((0+1)+2)+3)+4)")]
+)
+async def test_one_executor_folds_from_zero_in_client_order_and_never_merges(clients, expected) -> None:
+    assert await shown(federating(clients), clients) == expected
+
+
+async def test_the_size_of_blocks_does_not_change_the_order() -> None:
+    clients = 200
+    expected = await shown(federating(clients, max_concurrent_clients=1), clients)
+    for options in ({}, {"clients_per_thread": 7}, {"clients_per_thread": 64}, {"max_threads": 1}):
+        assert await shown(federating(clients, **options), clients) == expected
+
+
+@pytest.mark.parametrize(
+    ("clients", "parts", "expected"),
+    [
+        (0, 2, b"=0"),
+        (3, 1, b"=(((0+1)+2)+3)"),
+        (3, 2, b"=[(0+1)|((0+2)+3)]"),
+        (6, 3, b"=[[(0+1)|((0+2)+3)]|(((0+4)+5)+6)]"),
+    ],
+)
+async def test_children_fold_from_zero_each_and_are_merged_in_their_order(clients, parts, expected) -> None:
+    assert sum(split(clients, parts)) == clients
+    assert await shown(composed(clients, parts), clients) == expected
+
+
+async def test_a_child_without_clients_contributes_nothing() -> None:
+    assert split(1, 5) == [0, 0, 0, 0, 1]
+    assert await shown(composed(1, 5), 1) == b"=(0+1)"

@@ -1,0 +1,96 @@
+"""The fixed tree: the same bits whatever the cut, the order and the threads."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstack.executors.tree_fold import TreeFold, fold_arrays, fold_held, fold_vector
+
+
+def fold_of_block(arrays, level, position):
+    if level == 0:
+        return arrays[position]
+    left = fold_of_block(arrays, level - 1, 2 * position)
+    return np.add(left, fold_of_block(arrays, level - 1, 2 * position + 1))
+
+
+def expected_sum(arrays):
+    """The definition: aligned blocks, and what remains combined from the smallest block up."""
+    blocks, start = [], 0
+    for level in reversed(range(len(arrays).bit_length())):
+        if len(arrays) >> level & 1:
+            blocks.append(fold_of_block(arrays, level, start >> level))
+            start += 1 << level
+    total = blocks.pop()
+    while blocks:
+        total = np.add(blocks.pop(), total)
+    return total
+
+
+def uneven_arrays(count, seed):
+    rng = np.random.default_rng(seed)
+    return [(rng.normal(size=7) * 10.0 ** rng.integers(-3, 4)).astype(np.float32) for _ in range(count)]
+
+
+@given(count=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_any_cut_and_any_order_give_the_bits_of_the_definition(count, seed):
+    arrays = uneven_arrays(count, seed)
+    order = random.Random(seed)
+    cuts = sorted({0, count, *(order.randrange(count + 1) for _ in range(4))})
+    slices = list(itertools.pairwise(cuts))
+    order.shuffle(slices)
+    fold = TreeFold(np.add)
+    for start, stop in slices:
+        fold.add(fold_arrays(np.add, arrays[start:stop], start))
+    assert np.array_equal(fold.result(), expected_sum(arrays))
+
+
+@given(count=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_scalars_fold_level_by_level_along_the_same_tree(count, seed):
+    arrays = uneven_arrays(count, seed)
+    values = np.array([array[0] for array in arrays])
+    fold = TreeFold(np.add)
+    cut = seed % (count + 1)
+    fold.add(fold_vector(np.add, values[cut:], cut))
+    fold.add(fold_vector(np.add, values[:cut], 0))
+    assert fold.result() == expected_sum(arrays)[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 100])
+def test_held_arrays_fold_by_ranges_of_elements_along_the_same_tree(count):
+    arrays = uneven_arrays(count, count)
+    out = np.empty(7, np.float32)
+    fold_held(np.add, arrays, out, 0, 3)
+    fold_held(np.add, arrays, out, 3, 7)
+    assert np.array_equal(out, expected_sum(arrays))
+
+
+def test_a_fold_never_writes_into_arrays_that_are_not_its_own():
+    arrays = [np.full(5, i, np.float32) for i in range(9)]
+    fold = TreeFold(np.add)
+    fold.add(fold_arrays(np.add, arrays, 0))
+    result = fold.result()
+    assert [array[0] for array in arrays] == list(range(9))
+    assert not any(np.shares_memory(result, array) for array in arrays)
+
+
+def test_the_result_of_a_single_client_is_a_copy():
+    array = np.ones(5, np.float32)
+    fold = TreeFold(np.add)
+    fold.add(fold_arrays(np.add, [array], 0))
+    assert not np.shares_memory(fold.result(), array)
+
+
+def test_a_slice_is_left_with_at_most_two_partials_per_level():
+    fold = TreeFold(np.add)
+    fold.add(fold_vector(np.add, np.ones(1000 - 37, np.float32), 37))
+    levels = [partial.level for partial in fold.partials()]
+    assert max(map(levels.count, levels)) <= 2
+
+
+def test_no_clients_give_no_result():
+    assert TreeFold(np.add).result() is None

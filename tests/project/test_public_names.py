@@ -1,0 +1,74 @@
+"""The public names, written down a second time so that no change of them goes unnoticed."""
+
+import importlib
+
+import pytest
+
+PUBLIC_NAMES = {
+    "fedstack": [
+        "FedstackError",
+        "RetryPolicy",
+        "__version__",
+        "batches",
+        "by_client",
+        "client_seeds",
+        "create_async_local_execution_context",
+        "create_sync_local_execution_context",
+        "from_generator",
+        "local_executor_factory",
+        "python_computation",
+        "register_leaf_runtime",
+        "set_async_local_execution_context",
+        "set_sync_local_execution_context",
+        "sizing_executor_factory",
+        "use_context",
+    ],
+    "fedstack.executors": [
+        "AsyncExecutionContext",
+        "ComposingExecutor",
+        "DataBackend",
+        "DataExecutor",
+        "FederatingExecutor",
+        "LeafExecutor",
+        "ProgressCounts",
+        "ProgressListener",
+        "ReferenceResolvingExecutor",
+        "ResourceManagingExecutorFactory",
+        "SequenceExecutor",
+        "SizeInfo",
+        "SizingExecutor",
+        "SyncExecutionContext",
+        "TransformingExecutor",
+    ],
+    "fedstack.testing": [
+        "ConformanceError",
+        "ExecutorRow",
+        "Fault",
+        "FaultInjectingExecutor",
+        "FaultPlan",
+        "RaisingExecutor",
+        "StackRow",
+        "TraceEvent",
+        "TracingExecutor",
+        "check_executor",
+        "check_stack",
+        "executor_rows",
+        "stack_rows",
+    ],
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC_NAMES)
+def test_a_package_exports_exactly_the_names_that_are_written_down(module: str) -> None:
+    assert sorted(importlib.import_module(module).__all__) == sorted(PUBLIC_NAMES[module])
+
+
+@pytest.mark.parametrize("module", PUBLIC_NAMES)
+def test_every_public_name_is_there_and_documented(module: str) -> None:
+    package = importlib.import_module(module)
+    public = [getattr(package, name) for name in package.__all__]
+    assert [value for value in public if callable(value) and not value.__doc__] == []
+
+
+def test_the_front_door_has_at_most_thirty_names() -> None:
+    assert len(PUBLIC_NAMES["fedstack"]) <= 30

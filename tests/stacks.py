@@ -1,0 +1,127 @@
+"""The stacks that the conformance suites run over, by name; docs/semantics.md lists the same names."""
+
+import itertools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import attrs
+
+import fedstack
+from fedstack.computations.language import CLIENTS, Executor, ExecutorFactory
+from fedstack.executors import (
+    ComposingExecutor,
+    DataExecutor,
+    FederatingExecutor,
+    LeafExecutor,
+    ReferenceResolvingExecutor,
+    ResourceManagingExecutorFactory,
+    SequenceExecutor,
+    SizingExecutor,
+)
+from fedstack.testing import FaultInjectingExecutor, FaultPlan, TracingExecutor
+
+
+@attrs.frozen
+class ExecutorStack:
+    """How to make an executor for a number of clients, and what it lacks."""
+
+    kind: str
+    make: Callable[[int], Executor]
+    without: Collection[Any] = ()
+
+
+@attrs.frozen
+class FactoryStack:
+    """How to make a factory, what its stacks lack, and how contexts over it are made."""
+
+    kind: str
+    make: Callable[[], ExecutorFactory]
+    without: Collection[Any] = ()
+    options: dict[str, Any] = attrs.field(factory=dict)
+
+
+class NoData:
+    """A data backend that is never asked."""
+
+    async def materialize(self, data: object, type_spec: object) -> object:
+        raise AssertionError(f"nobody asks for data here, but somebody asked for {data}")
+
+
+def federating(num_clients: int, wrap: Callable[[Any], Any] = lambda target: target, **options: Any) -> Executor:
+    return ReferenceResolvingExecutor(FederatingExecutor(SequenceExecutor(wrap(LeafExecutor(**options))), num_clients))
+
+
+def wrapped_clients(num_clients: int, wrap: Callable[[Any], Any]) -> Executor:
+    unplaced = SequenceExecutor(LeafExecutor())
+    return ReferenceResolvingExecutor(FederatingExecutor(unplaced, num_clients, client_target=wrap(unplaced)))
+
+
+def split(num_clients: int, parts: int) -> list[int]:
+    """Cuts clients unevenly, so that hardly any cut is a power of two."""
+    bounds = [num_clients * (k * k + k) // (parts * parts + parts) for k in range(parts + 1)]
+    return [stop - start for start, stop in itertools.pairwise(bounds)]
+
+
+def composing(num_clients: int, parts: int) -> ComposingExecutor:
+    counts = split(num_clients, parts)
+    children = [FederatingExecutor(SequenceExecutor(LeafExecutor()), count) for count in counts]
+    return ComposingExecutor(SequenceExecutor(LeafExecutor()), children, counts)
+
+
+def composed(num_clients: int, parts: int) -> Executor:
+    return ReferenceResolvingExecutor(composing(num_clients, parts))
+
+
+def composed_twice(num_clients: int) -> Executor:
+    counts = split(num_clients, 3)
+    children = [composing(count, 2) for count in counts]
+    return ReferenceResolvingExecutor(ComposingExecutor(SequenceExecutor(LeafExecutor()), children, counts))
+
+
+EXECUTORS = {
+    "local": ExecutorStack("local", federating),
+    "one thread": ExecutorStack("local", lambda n: federating(n, max_threads=1), without=["concurrency"]),
+    "thread per client": ExecutorStack("local", lambda n: federating(n, clients_per_thread=1)),
+    "one client at a time": ExecutorStack("local", lambda n: federating(n, max_concurrent_clients=1)),
+    "composed of 1": ExecutorStack("composed", lambda n: composed(n, 1)),
+    "composed of 2": ExecutorStack("composed", lambda n: composed(n, 2)),
+    "composed of 5": ExecutorStack("composed", lambda n: composed(n, 5)),
+    "composed twice": ExecutorStack("composed", composed_twice),
+    "sized": ExecutorStack("wrapped", lambda n: wrapped_clients(n, SizingExecutor)),
+    "with data": ExecutorStack("wrapped", lambda n: federating(n, lambda target: DataExecutor(target, NoData()))),
+    "without faults": ExecutorStack(
+        "wrapped", lambda n: wrapped_clients(n, lambda target: FaultInjectingExecutor(target, FaultPlan.none()))
+    ),
+    "traced": ExecutorStack("wrapped", lambda n: TracingExecutor(federating(n))),
+}
+
+
+def composing_factory(parts: int) -> ExecutorFactory:
+    return ResourceManagingExecutorFactory(lambda cardinalities: composed(cardinalities[CLIENTS], parts))
+
+
+def faulty_factory() -> ExecutorFactory:
+    plan = FaultPlan(seed=11, latency=0.002, error_rate=0.03, drop_rate=0.03, failures_in_a_row=2)
+    return fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
+
+
+FACTORIES = {
+    "local": FactoryStack("local", fedstack.local_executor_factory),
+    "three clients by default": FactoryStack(
+        "local", lambda: fedstack.local_executor_factory(default_num_clients=3), options={"default_num_clients": 3}
+    ),
+    "one thread": FactoryStack(
+        "local", lambda: fedstack.local_executor_factory(max_threads=1), without=["concurrency"]
+    ),
+    "thread per client": FactoryStack("local", lambda: fedstack.local_executor_factory(clients_per_thread=1)),
+    "sized": FactoryStack("wrapped", fedstack.sizing_executor_factory),
+    "with data": FactoryStack("wrapped", lambda: fedstack.local_executor_factory(data_backend=NoData())),
+    "composed of 2": FactoryStack("composed", lambda: composing_factory(2)),
+    "composed of 5": FactoryStack("composed", lambda: composing_factory(5)),
+    "faults and retries": FactoryStack(
+        "wrapped",
+        faulty_factory,
+        without=["one attempt"],
+        options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
+    ),
+}

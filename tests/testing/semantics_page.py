@@ -1,0 +1,85 @@
+"""Writes docs/semantics.md out of the conformance rows. Run it after changing a row:
+
+python tests/testing/semantics_page.py
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from federated_language.compiler import intrinsic_defs
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from stacks import EXECUTORS, FACTORIES
+
+from fedstack.testing import executor_rows, stack_rows
+from fedstack.testing.conformance import promises
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "semantics.md"
+# What stands above is written by hand, what stands below by this module.
+MARK = "<!-- From here on written by tests/testing/semantics_page.py -->\n"
+
+TITLES = {
+    "executor_rows_contract": "The verbs",
+    "executor_rows_laziness": "When things run",
+    "executor_rows_failures": "What is refused",
+    "shared_rows_values": "Values and types",
+    "shared_rows_functions": "Names and functions",
+    "shared_rows_placements": "Placements, maps and operators",
+    "shared_rows_aggregations": "Aggregations",
+    "shared_rows_folds": "One tree for all folds",
+    "shared_rows_empty": "No clients",
+    "shared_rows_select": "Selecting by key",
+    "shared_rows_secure": "Secure sums",
+    "shared_rows_sequences": "Sequences",
+    "stack_rows_contexts": "Contexts",
+    "stack_rows_factories": "Factories",
+}
+
+
+def generated() -> str:
+    return "\n".join([*promise_tables(), *intrinsic_table()]) + "\n"
+
+
+def promise_tables() -> Iterator[str]:
+    section = ""
+    for promise in promises():
+        module = promise.check.__module__.rpartition(".")[2]
+        if module != section:
+            section = module
+            yield f"\n## {TITLES[module]}\n"
+            yield "| promise | row | in |"
+            yield "| --- | --- | --- |"
+        suites = [name for name, is_in in (("executor", promise.of_executors), ("stack", promise.of_stacks)) if is_in]
+        yield f"| {promise.sentence} | `{promise.name}` | {', '.join(suites)} |"
+
+
+def intrinsic_table() -> Iterator[str]:
+    stacks = {**EXECUTORS, **FACTORIES}
+    kinds = list(dict.fromkeys(stack.kind for stack in stacks.values()))
+    yield "\n## Intrinsics and stacks\n"
+    yield "How many rows check what an intrinsic of the language gives, over every stack of a kind:\n"
+    for kind in kinds:
+        yield f"* {kind}: {', '.join(name for name, stack in stacks.items() if stack.kind == kind)}"
+    yield f"\n| intrinsic | {' | '.join(kinds)} |"
+    yield f"| --- |{' --- |' * len(kinds)}"
+    for uri in language_intrinsics():
+        yield f"| `{uri}` | {' | '.join(str(rows_over(kind, uri)) for kind in kinds)} |"
+
+
+def language_intrinsics() -> list[str]:
+    return sorted(v.uri for v in vars(intrinsic_defs).values() if isinstance(v, intrinsic_defs.IntrinsicDef))
+
+
+def rows_over(kind: str, uri: str) -> int:
+    """Counts the rows about an intrinsic that run over each of the stacks of a kind."""
+    running = [executor_rows(without=stack.without) for stack in EXECUTORS.values() if stack.kind == kind]
+    running += [stack_rows(without=stack.without) for stack in FACTORIES.values() if stack.kind == kind]
+    return min(sum(uri in row.promise.intrinsics for row in rows) for rows in running)
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text[: text.index(MARK)] + MARK + generated(), encoding="utf-8")

@@ -1,0 +1,109 @@
+"""What counts as left behind."""
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedstack.executors import LeafExecutor
+from fedstack.testing.leak_check import LeakCheck
+from fedstack.testing.leaves import double
+
+pytestmark = pytest.mark.fedstack_leak_check(False)  # checks cannot be nested
+
+
+def test_nothing_new_is_no_leak() -> None:
+    assert LeakCheck().finish() == []
+
+
+def test_what_was_there_before_is_no_leak() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert LeakCheck().finish() == []
+    end.set()
+    thread.join()
+
+
+def test_a_thread_that_stays_is_a_leak() -> None:
+    check = LeakCheck()
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="the one that stays")
+    thread.start()
+    assert check.finish(grace_seconds=0.0) == ["thread 'the one that stays'"]
+    end.set()
+    thread.join()
+
+
+def test_a_thread_that_is_about_to_end_is_none() -> None:
+    check = LeakCheck()
+    end = threading.Event()
+    threading.Thread(target=end.wait).start()
+    threading.Timer(0.05, end.set).start()
+    assert check.finish() == []
+
+
+def test_an_open_file_is_a_leak_where_the_system_lists_them(tmp_path: Path) -> None:
+    check = LeakCheck()
+    with (tmp_path / "left.txt").open("w"):
+        found = check.finish(grace_seconds=0.0)
+    if Path("/proc/self/fd").is_dir():
+        (leak,) = found
+        assert leak.startswith("file descriptor ")
+        assert leak.endswith("left.txt)")
+    assert LeakCheck().finish() == []
+
+
+def test_a_file_of_an_installed_package_is_none() -> None:
+    check = LeakCheck()
+    with Path(pytest.__file__).open():
+        assert check.finish(grace_seconds=0.0) == []
+
+
+async def test_a_task_that_is_not_done_is_a_leak() -> None:
+    check = LeakCheck()
+    task = asyncio.create_task(asyncio.Event().wait(), name="never done")
+    (leak,) = check.finish(grace_seconds=0.0)
+    assert leak.startswith("asyncio task")
+    assert "never done" in leak
+    task.cancel()
+    check = LeakCheck()
+    await asyncio.wait([task])
+    assert check.finish() == []
+
+
+async def test_a_value_that_somebody_keeps_is_a_leak() -> None:
+    executor = LeafExecutor()
+    check = LeakCheck()
+    value = await executor.create_value(3, np.int32)
+    assert check.finish(grace_seconds=0.0) == ["value <KnownValue of type int32>"]
+    check = LeakCheck()
+    called = await executor.create_call(await executor.create_value(double), value)
+    assert await called.compute() == 6
+    del called
+    executor.close()
+    assert check.finish() == []
+
+
+def test_a_value_in_a_cycle_that_nobody_keeps_is_none() -> None:
+    async def make() -> None:
+        executor = LeafExecutor()
+        executor.favourite = await executor.create_value(3, np.int32)
+        executor.close()
+
+    gc.disable()
+    try:
+        check = LeakCheck()
+        asyncio.run(make())
+        assert check.finish(grace_seconds=0.0) == []
+    finally:
+        gc.enable()
+
+
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    before = gc.get_freeze_count()
+    LeakCheck().finish()
+    assert gc.get_freeze_count() == before

@@ -1,0 +1,13 @@
+from collections.abc import Callable
+from pickle import PickleBuffer
+from types import ModuleType
+from typing import Any
+
+__version__: str
+
+def dumps(
+    obj: object, protocol: int | None = None, buffer_callback: Callable[[PickleBuffer], object] | None = None
+) -> bytes: ...
+def loads(data: bytes, /) -> Any: ...
+def register_pickle_by_value(module: ModuleType) -> None: ...
+def unregister_pickle_by_value(module: ModuleType) -> None: ...
