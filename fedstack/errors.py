@@ -4,7 +4,8 @@ The branches answer one question: what can the user do about it?
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
-* fix the deployment: `CarrierError`, `ResourceLimitError`, `ClosedError`, `ProtocolVersionError`;
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `ClosedError`, `ProtocolVersionError`,
+  `AuthenticationError`, `RemoteError`;
 * try again: everything that is also the language's `RetryableError`.
 
 Each class is also the built-in that a Python user would catch. Messages say what was expected and what was
@@ -86,3 +87,23 @@ class StaleSessionError(FedstackError, RetryableError, ConnectionError):
 
 class ProtocolVersionError(FedstackError, RuntimeError):
     """Client and worker do not speak a common version of the protocol."""
+
+
+class AuthenticationError(FedstackError, PermissionError):
+    """A peer refused our token or certificate, or we refused the peer's."""
+
+
+class DeadlineExceededError(FedstackError, RetryableError, TimeoutError):
+    """A peer did not answer, or gave no sign of life, in time."""
+
+
+class RemoteError(FedstackError, RuntimeError):
+    """A peer failed a call with a status that no other class stands for.
+
+    Attributes:
+      code: The name of the status code, such as `INTERNAL`.
+    """
+
+    def __init__(self, message: str, *, code: str = "UNKNOWN") -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,1 +1,1 @@
-"""How bytes get from one process to another."""
+"""How bytes get there: channels and credentials, targets, deadlines and retry, errors as statuses, frames, leases."""

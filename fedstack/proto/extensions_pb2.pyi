@@ -1,0 +1,392 @@
+from federated_language.proto import array_pb2 as _array_pb2
+from federated_language.proto import computation_pb2 as _computation_pb2
+from federated_language.proto import data_type_pb2 as _data_type_pb2
+from fedstack.proto import executor_pb2 as _executor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Frame(_message.Message):
+    __slots__ = ("header", "data", "heartbeat")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    header: bytes
+    data: bytes
+    heartbeat: Heartbeat
+    def __init__(self, header: _Optional[bytes] = ..., data: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("done", "running", "failed")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    running: int
+    failed: int
+    def __init__(self, done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class HandshakeRequest(_message.Message):
+    __slots__ = ("protocol", "version", "nonce", "process_digest")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    version: str
+    nonce: bytes
+    process_digest: bytes
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
+
+class HandshakeResponse(_message.Message):
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    LEAF_RUNTIMES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_MODULES_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    version: str
+    same_process: bool
+    phases: bool
+    leaf_runtimes: _containers.RepeatedScalarFieldContainer[str]
+    allowed_modules: _containers.RepeatedScalarFieldContainer[str]
+    python_version: str
+    max_value_bytes: int
+    heartbeat_seconds: float
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("cardinalities", "lease_seconds")
+    CARDINALITIES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    cardinalities: _containers.RepeatedCompositeFieldContainer[_executor_pb2.Cardinality]
+    lease_seconds: float
+    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class OpenSessionResponse(_message.Message):
+    __slots__ = ("executor", "lease_seconds")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    lease_seconds: float
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("executor",)
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    executor: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ExecutorId]
+    def __init__(self, executor: _Optional[_Iterable[_Union[_executor_pb2.ExecutorId, _Mapping]]] = ...) -> None: ...
+
+class RenewLeaseResponse(_message.Message):
+    __slots__ = ("unknown",)
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    unknown: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ExecutorId]
+    def __init__(self, unknown: _Optional[_Iterable[_Union[_executor_pb2.ExecutorId, _Mapping]]] = ...) -> None: ...
+
+class CreateRequest(_message.Message):
+    __slots__ = ("executor", "creation")
+    class Call(_message.Message):
+        __slots__ = ("function_ref", "argument_ref")
+        FUNCTION_REF_FIELD_NUMBER: _ClassVar[int]
+        ARGUMENT_REF_FIELD_NUMBER: _ClassVar[int]
+        function_ref: _executor_pb2.ValueRef
+        argument_ref: _executor_pb2.ValueRef
+        def __init__(self, function_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., argument_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
+    class Struct(_message.Message):
+        __slots__ = ("element",)
+        ELEMENT_FIELD_NUMBER: _ClassVar[int]
+        element: _containers.RepeatedCompositeFieldContainer[_executor_pb2.CreateStructRequest.Element]
+        def __init__(self, element: _Optional[_Iterable[_Union[_executor_pb2.CreateStructRequest.Element, _Mapping]]] = ...) -> None: ...
+    class Selection(_message.Message):
+        __slots__ = ("source_ref", "index")
+        SOURCE_REF_FIELD_NUMBER: _ClassVar[int]
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        source_ref: _executor_pb2.ValueRef
+        index: int
+        def __init__(self, source_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
+    class Creation(_message.Message):
+        __slots__ = ("id", "value", "computation", "call", "struct", "selection")
+        ID_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        COMPUTATION_FIELD_NUMBER: _ClassVar[int]
+        CALL_FIELD_NUMBER: _ClassVar[int]
+        STRUCT_FIELD_NUMBER: _ClassVar[int]
+        SELECTION_FIELD_NUMBER: _ClassVar[int]
+        id: str
+        value: TypedValue
+        computation: _computation_pb2.Computation
+        call: CreateRequest.Call
+        struct: CreateRequest.Struct
+        selection: CreateRequest.Selection
+        def __init__(self, id: _Optional[str] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., call: _Optional[_Union[CreateRequest.Call, _Mapping]] = ..., struct: _Optional[_Union[CreateRequest.Struct, _Mapping]] = ..., selection: _Optional[_Union[CreateRequest.Selection, _Mapping]] = ...) -> None: ...
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CREATION_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ...) -> None: ...
+
+class CreateResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TypedValue(_message.Message):
+    __slots__ = ("type", "value")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    type: _computation_pb2.Type
+    value: Packed
+    def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+
+class Upload(_message.Message):
+    __slots__ = ("executor", "id", "value")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    id: str
+    value: TypedValue
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., id: _Optional[str] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ...) -> None: ...
+
+class ComputeNowRequest(_message.Message):
+    __slots__ = ("executor", "value_ref", "wait_seconds", "max_bytes")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    value_ref: _executor_pb2.ValueRef
+    wait_seconds: float
+    max_bytes: int
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class ComputeNowResponse(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: Packed
+    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("executor", "value_ref")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    value_ref: _executor_pb2.ValueRef
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
+
+class Download(_message.Message):
+    __slots__ = ("value",)
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    value: Packed
+    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+
+class Packed(_message.Message):
+    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation")
+    class Raw(_message.Message):
+        __slots__ = ("dtype", "dim")
+        DTYPE_FIELD_NUMBER: _ClassVar[int]
+        DIM_FIELD_NUMBER: _ClassVar[int]
+        dtype: _data_type_pb2.DataType
+        dim: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, dtype: _Optional[_Union[_data_type_pb2.DataType, str]] = ..., dim: _Optional[_Iterable[int]] = ...) -> None: ...
+    class Members(_message.Message):
+        __slots__ = ("member",)
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        member: _containers.RepeatedCompositeFieldContainer[Packed]
+        def __init__(self, member: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
+    class Same(_message.Message):
+        __slots__ = ("clients", "member")
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        clients: int
+        member: Packed
+        def __init__(self, clients: _Optional[int] = ..., member: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    class Fields(_message.Message):
+        __slots__ = ("clients", "column")
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        COLUMN_FIELD_NUMBER: _ClassVar[int]
+        clients: int
+        column: _containers.RepeatedCompositeFieldContainer[Packed]
+        def __init__(self, clients: _Optional[int] = ..., column: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    STRUCT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    SAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATION_FIELD_NUMBER: _ClassVar[int]
+    array: _array_pb2.Array
+    raw: Packed.Raw
+    struct: Packed.Members
+    sequence: Packed.Members
+    column: _array_pb2.Array
+    rows: Packed.Raw
+    clients: Packed.Members
+    same: Packed.Same
+    fields: Packed.Fields
+    computation: _computation_pb2.Computation
+    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ...) -> None: ...
+
+class PhaseRequest(_message.Message):
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held")
+    class Input(_message.Message):
+        __slots__ = ("type", "value")
+        TYPE_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        type: _computation_pb2.Type
+        value: Packed
+        def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    class Function(_message.Message):
+        __slots__ = ("computation", "capture")
+        COMPUTATION_FIELD_NUMBER: _ClassVar[int]
+        CAPTURE_FIELD_NUMBER: _ClassVar[int]
+        computation: _computation_pb2.Computation
+        capture: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
+        def __init__(self, computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., capture: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ...) -> None: ...
+    class Fold(_message.Message):
+        __slots__ = ("uri", "result", "argument", "function")
+        URI_FIELD_NUMBER: _ClassVar[int]
+        RESULT_FIELD_NUMBER: _ClassVar[int]
+        ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+        FUNCTION_FIELD_NUMBER: _ClassVar[int]
+        uri: str
+        result: _containers.RepeatedScalarFieldContainer[int]
+        argument: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
+        function: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Function]
+        def __init__(self, uri: _Optional[str] = ..., result: _Optional[_Iterable[int]] = ..., argument: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., function: _Optional[_Iterable[_Union[PhaseRequest.Function, _Mapping]]] = ...) -> None: ...
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    FOLD_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    first_client: int
+    clients: int
+    program: _computation_pb2.Computation
+    input: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
+    fold: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Fold]
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PhaseResponse(_message.Message):
+    __slots__ = ("fold", "held")
+    class Partial(_message.Message):
+        __slots__ = ("level", "position", "value")
+        LEVEL_FIELD_NUMBER: _ClassVar[int]
+        POSITION_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        level: int
+        position: int
+        value: Packed
+        def __init__(self, level: _Optional[int] = ..., position: _Optional[int] = ..., value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    class Tree(_message.Message):
+        __slots__ = ("partial",)
+        PARTIAL_FIELD_NUMBER: _ClassVar[int]
+        partial: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Partial]
+        def __init__(self, partial: _Optional[_Iterable[_Union[PhaseResponse.Partial, _Mapping]]] = ...) -> None: ...
+    class Contribution(_message.Message):
+        __slots__ = ("tree", "clients", "weights", "accumulator")
+        TREE_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+        ACCUMULATOR_FIELD_NUMBER: _ClassVar[int]
+        tree: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Tree]
+        clients: int
+        weights: PhaseResponse.Tree
+        accumulator: Packed
+        def __init__(self, tree: _Optional[_Iterable[_Union[PhaseResponse.Tree, _Mapping]]] = ..., clients: _Optional[int] = ..., weights: _Optional[_Union[PhaseResponse.Tree, _Mapping]] = ..., accumulator: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    FOLD_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
+    held: _containers.RepeatedCompositeFieldContainer[Packed]
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls")
+    class Calls(_message.Message):
+        __slots__ = ("method", "code", "count")
+        METHOD_FIELD_NUMBER: _ClassVar[int]
+        CODE_FIELD_NUMBER: _ClassVar[int]
+        COUNT_FIELD_NUMBER: _ClassVar[int]
+        method: str
+        code: str
+        count: int
+        def __init__(self, method: _Optional[str] = ..., code: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+    class Session(_message.Message):
+        __slots__ = ("id", "clients", "values", "bytes", "lease_seconds_left")
+        ID_FIELD_NUMBER: _ClassVar[int]
+        CLIENTS_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        BYTES_FIELD_NUMBER: _ClassVar[int]
+        LEASE_SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+        id: str
+        clients: int
+        values: int
+        bytes: int
+        lease_seconds_left: float
+        def __init__(self, id: _Optional[str] = ..., clients: _Optional[int] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    uptime_seconds: float
+    session: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Session]
+    values: int
+    bytes: int
+    running: int
+    calls: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Calls]
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("code", "message", "details")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    details: _containers.RepeatedCompositeFieldContainer[Detail]
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[_Iterable[_Union[Detail, _Mapping]]] = ...) -> None: ...
+
+class Detail(_message.Message):
+    __slots__ = ("type_url", "value")
+    TYPE_URL_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    type_url: str
+    value: bytes
+    def __init__(self, type_url: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class ErrorDetail(_message.Message):
+    __slots__ = ("error", "message", "traceback", "path", "computation_name", "client_index")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATION_NAME_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    message: str
+    traceback: str
+    path: _containers.RepeatedScalarFieldContainer[str]
+    computation_name: str
+    client_index: int
+    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., computation_name: _Optional[str] = ..., client_index: _Optional[int] = ...) -> None: ...
