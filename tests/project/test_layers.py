@@ -37,6 +37,7 @@ IN_FILES = {"federated_language": {"computations/language.py", "errors.py"}}
 # Each in at most one file, wherever that is: what is optional, or can be replaced, has one door.
 IN_ONE_FILE = {
     "cloudpickle",
+    "cryptography",
     "flatbuffers",
     "jax",
     "jaxlib",
@@ -49,7 +50,7 @@ IN_ONE_FILE = {
     "uvloop",
 }
 # None of these is needed to start: `import fedstack` and a local run of a NumPy function stay quick.
-NOT_ON_IMPORT = {"cloudpickle", "grpc", "jax", "matplotlib", "rich", "scipy", "sklearn", "threadpoolctl"}
+NOT_ON_IMPORT = {"cloudpickle", "cryptography", "grpc", "jax", "matplotlib", "rich", "scipy", "sklearn", "threadpoolctl"}
 
 MAX_LINES = 400
 
