@@ -50,7 +50,17 @@ IN_ONE_FILE = {
     "uvloop",
 }
 # None of these is needed to start: `import fedstack` and a local run of a NumPy function stay quick.
-NOT_ON_IMPORT = {"cloudpickle", "cryptography", "grpc", "jax", "matplotlib", "rich", "scipy", "sklearn", "threadpoolctl"}
+NOT_ON_IMPORT = {
+    "cloudpickle",
+    "cryptography",
+    "grpc",
+    "jax",
+    "matplotlib",
+    "rich",
+    "scipy",
+    "sklearn",
+    "threadpoolctl",
+}
 
 MAX_LINES = 400
 
