@@ -55,6 +55,11 @@ class Pick:
 Expression: TypeAlias = Slot | Join | Pick
 
 
+def pick(source: Expression, position: int) -> Expression:
+    """Returns the expression for a member: the part itself where the struct is only put together to be taken apart."""
+    return source.parts[position] if isinstance(source, Join) else Pick(source, position)
+
+
 @attrs.frozen(eq=False)
 class LeafSource:
     """A leaf computation that a runtime is still to load."""
@@ -171,7 +176,7 @@ class ProgramBuilder:
     def _late(self, node: Node) -> Expression:
         """Binds a selection that was made in an enclosing function after this one was traced."""
         if isinstance(node, Selection):
-            return self.bind(node, Pick(self.read(node.source), node.position))
+            return self.bind(node, pick(self.read(node.source), node.position))
         raise InvalidComputationError(f"Expected a value made before, found {node!r}")
 
     def bind(self, node: Node, expression: Expression) -> Expression:
@@ -192,7 +197,7 @@ class ProgramBuilder:
         if isinstance(node, Parameter):
             return self.read(node)
         if isinstance(node, Selection):
-            return self.bind(node, Pick(self.read(node.source), node.position))
+            return self.bind(node, pick(self.read(node.source), node.position))
         if isinstance(node, Constant):
             slot = self._new_slot()
             self._constants.append((slot.index, node.payload))

@@ -6,15 +6,14 @@ aggregations of lower levels gave.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, cast
-
-import attrs
+from typing import cast
 
 from fedstack.computations.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
 from fedstack.computations.intrinsics import INTRINSICS
-from fedstack.computations.language import FederatedType, Type
-from fedstack.computations.program import Expression, Join, Pick, Program, ProgramBuilder, Slot, closed_program
-from fedstack.computations.type_structure import is_placed_at_clients
+from fedstack.computations.language import FederatedType, StructType, Type
+from fedstack.computations.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
+from fedstack.computations.tasks import Fold, Phase, PhaseTask, Schedule, SelectTask, ServerTask, Task
+from fedstack.computations.type_structure import fields_of, is_placed_at_clients
 
 _TRANSPARENT = {
     "federated_broadcast",
@@ -25,95 +24,6 @@ _TRANSPARENT = {
 }
 _CLIENT_WORK = {"federated_map", "federated_eval_at_clients"}
 _SELECTS = {"federated_select", "federated_secure_select"}
-
-
-@attrs.frozen(eq=False)
-class ServerTask:
-    """Runs a program once, on unplaced values and values at the server."""
-
-    program: Program
-    inputs: tuple[Expression, ...]
-    target: int
-    reads: frozenset[int]
-
-
-@attrs.frozen(eq=False)
-class Fold:
-    """An aggregation of what a phase's program yields.
-
-    Attributes:
-      uri: The aggregating intrinsic.
-      results: Positions in the program's results: the values, and for a weighted mean the weights.
-      member: The type of the values.
-      weight: The type of the weights, if any.
-      server_inputs: The other arguments, in their order: zero, or the bound of a secure sum.
-      functions: Programs of its functional arguments; their inputs are the parameter, then the captures.
-      captures: For each function, its captures.
-      type: The result's member type.
-    """
-
-    uri: str
-    results: tuple[int, ...]
-    member: Type
-    weight: Type | None
-    server_inputs: tuple[Expression, ...]
-    server_types: tuple[Type, ...]
-    functions: tuple[Program, ...]
-    captures: tuple[tuple[Expression, ...], ...]
-    type: Type
-
-
-@attrs.frozen(eq=False)
-class Phase:
-    """What clients do between two aggregations: one program per client, and the folds over its results.
-
-    Attributes:
-      program: The program. Its inputs are columns, or payloads that are the same for all clients.
-      folds: The aggregations.
-      held: Positions of the results that are kept as columns, with their member types.
-    """
-
-    program: Program
-    folds: tuple[Fold, ...]
-    held: tuple[tuple[int, Type], ...]
-
-
-@attrs.frozen(eq=False)
-class PhaseTask:
-    """Runs a phase; the targets take the folds' results, then the held columns."""
-
-    phase: Phase
-    inputs: tuple[Expression, ...]
-    targets: tuple[int, ...]
-    reads: frozenset[int]
-
-
-@attrs.frozen(eq=False)
-class SelectTask:
-    """Gives each client the slices of a server value that its keys ask for."""
-
-    uri: str
-    keys: Expression
-    max_key: Expression
-    value: Expression
-    function: Program
-    captures: tuple[Expression, ...]
-    type: Type
-    target: int
-    reads: frozenset[int]
-
-
-Task: TypeAlias = ServerTask | PhaseTask | SelectTask
-
-
-@attrs.frozen(eq=False)
-class Schedule:
-    """Tasks in an order in which they can run. Slot 0 is the argument."""
-
-    tasks: tuple[Task, ...]
-    constants: tuple[tuple[int, object], ...]
-    result: Expression
-    slots: int
 
 
 def schedule(function: Function, *, fuse: bool = True) -> Schedule:
@@ -247,6 +157,7 @@ class _Cutter:
     def _phase_task(self, phase: Sequence[Node], late: Sequence[Node]) -> None:
         builder = ProgramBuilder()
         inputs: list[Expression] = []
+        input_types: list[Type] = []
         inside = {node for node in phase if not _is_barrier(node)}
 
         def bind(symbol: Symbol) -> None:
@@ -258,6 +169,7 @@ class _Cutter:
                     builder.bind(leaf, builder.read(leaf.arguments[0]))
                 else:
                     inputs.append(self.expression(leaf))
+                    input_types.append(_at_one_client(leaf.type))
                     builder.bind(leaf, builder.input())
 
         results: list[Expression] = []
@@ -283,7 +195,7 @@ class _Cutter:
             self.place[node] = Slot(held_targets[-1])
         for node, target in zip((n for n in phase if _is_barrier(n)), fold_targets):
             self.place[node] = Slot(target)
-        work = Phase(builder.finish(results), tuple(folds), tuple(held))
+        work = Phase(builder.finish(results), tuple(input_types), tuple(folds), tuple(held))
         reads = _slots_read([*inputs, *(e for fold in folds for e in _fold_reads(fold))])
         self.tasks.append(PhaseTask(work, tuple(inputs), (*fold_targets, *held_targets), reads))
 
@@ -351,6 +263,14 @@ def _leaves(symbol: Symbol) -> Iterator[Node]:
 
 def _member(type_spec: Type) -> Type:
     return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
+
+
+def _at_one_client(type_spec: Type) -> Type:
+    """Returns the type of what one client sees of a value, also of a struct of federated values."""
+    if isinstance(type_spec, StructType):
+        members = [(name, _at_one_client(member)) for name, member in fields_of(type_spec)]
+        return StructType([(name, member) if name is not None else member for name, member in members])
+    return _member(type_spec)
 
 
 def _is_client_work(node: Node) -> bool:

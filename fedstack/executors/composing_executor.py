@@ -5,7 +5,7 @@ from typing import Any
 
 from fedstack.computations.columns import concatenate, empty_column
 from fedstack.computations.language import Executor
-from fedstack.computations.schedule import Phase
+from fedstack.computations.tasks import Phase
 from fedstack.errors import InvalidValueError
 from fedstack.executors.leaf_threads import runs_inline
 from fedstack.executors.phase_sink import PhaseResult

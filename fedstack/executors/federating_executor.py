@@ -8,7 +8,7 @@ import numpy as np
 from fedstack.computations.columns import Column, ListColumn
 from fedstack.computations.language import Executor, StructType, TensorType, Type
 from fedstack.computations.program import Expression, Join, Pick, Slot
-from fedstack.computations.schedule import Fold, Phase
+from fedstack.computations.tasks import Fold, Phase
 from fedstack.computations.type_structure import fields_of, is_scalar
 from fedstack.errors import InvalidValueError
 from fedstack.executors.fold_states import FoldState

@@ -14,7 +14,7 @@ import numpy as np
 from fedstack.computations.arrays import float_limits
 from fedstack.computations.columns import Column, ConstantColumn, ScalarColumn
 from fedstack.computations.language import StructType, TensorType, Type
-from fedstack.computations.schedule import Fold
+from fedstack.computations.tasks import Fold
 from fedstack.computations.tensor_values import kind_of_dtype, read_only
 from fedstack.computations.type_structure import fields_of, flatten, tensor_leaves, unflatten
 from fedstack.errors import InvalidValueError, TypeMismatchError

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.columns import Column
-from fedstack.computations.schedule import Fold
+from fedstack.computations.tasks import Fold
 from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.fold_states import LeafFold, MeanState, TreeState, leaf_columns
 from fedstack.executors.leaf_threads import CORES, LeafThreads

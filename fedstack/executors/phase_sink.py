@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import attrs
 
 from fedstack.computations.columns import Column, concatenate, empty_column
-from fedstack.computations.schedule import Phase
+from fedstack.computations.tasks import Phase
 from fedstack.executors.fold_states import AggregateState, FoldState
 
 

@@ -13,7 +13,7 @@ from fedstack.computations.columns import Column, ListColumn
 from fedstack.computations.interpreter import run_once
 from fedstack.computations.language import Executor, Type, computation_pb2
 from fedstack.computations.program import Program
-from fedstack.computations.schedule import Fold, Phase, PhaseTask, SelectTask, ServerTask
+from fedstack.computations.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
 from fedstack.errors import CardinalityError, InvalidComputationError, InvalidValueError
 from fedstack.executors.fold_states import (
     AggregateState,

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 from fedstack.computations.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.interpreter import read
 from fedstack.computations.program import Expression, Join, Pick, Slot
-from fedstack.computations.schedule import PhaseTask, Schedule, SelectTask, ServerTask, Task
+from fedstack.computations.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
 from fedstack.executors.lazy_values import UNPULLED
 from fedstack.executors.leaf_threads import runs_inline
 from fedstack.executors.once import Once

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Sequence
 
 from fedstack.computations.language import computation_pb2
-from fedstack.computations.schedule import PhaseTask, SelectTask, ServerTask
+from fedstack.computations.tasks import PhaseTask, SelectTask, ServerTask
 from fedstack.computations.type_structure import contains_federated, type_from_proto
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.bulk import BulkExecutor

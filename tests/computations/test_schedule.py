@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from fedstack.computations.python_computation import python_computation
-from fedstack.computations.schedule import PhaseTask, SelectTask, ServerTask, schedule
+from fedstack.computations.schedule import schedule
+from fedstack.computations.tasks import PhaseTask, SelectTask, ServerTask
 from fedstack.computations.trace import trace
 from fedstack.testing.computation_builder import at_clients, at_server, block, computation, intrinsic, reference, struct
 
