@@ -258,6 +258,17 @@ def float_limits(dtype: np.dtype[Any]) -> np.finfo[Any]:
     return cast("np.finfo[Any]", ml_dtypes.finfo(dtype))
 
 
+def dtype_number(dtype: np.dtype[Any]) -> data_type_pb2.DataType:
+    """Returns the number of a dtype in messages."""
+    return _encoding_of(dtype, "dtype").number
+
+
+def dtype_of_number(number: int) -> np.dtype[Any] | None:
+    """Returns the dtype of a number in messages, or `None` if the language has none for it."""
+    found = _BY_NUMBER.get(number)
+    return None if found is None else found.dtype
+
+
 def _encoding_of(dtype: np.dtype[Any], path: str) -> _Encoding:
     encoding = _BY_TYPE.get(dtype.type)
     if encoding is None:

@@ -16,7 +16,7 @@ ROOMS = {
     "errors": set[str](),
     "proto": set[str](),
     "computations": {"proto", "errors"},
-    "transport": {"proto", "errors", "computations"},
+    "transport": {"proto", "errors", "computations", "_version"},
     "executors": {"proto", "errors", "computations", "transport"},
     "service": {"proto", "errors", "computations", "transport", "executors", "_version"},
 }

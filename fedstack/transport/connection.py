@@ -1,0 +1,50 @@
+"""Defines what a stub needs of the way to a peer: calls by path, bytes in and bytes out."""
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Protocol
+
+
+class Connection(Protocol):
+    """A way to one peer. Its coroutines run on the transport's loop (`io_loop`).
+
+    All of them raise fedstack's errors: the one that the peer raised, `WorkerUnavailableError` if it cannot be reached,
+    `DeadlineExceededError` if it does not answer in time.
+    """
+
+    @property
+    def address(self) -> str:
+        """The peer's address, for messages."""
+        ...
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        """Sends one message and returns the answer.
+
+        Args:
+          path: The method, as in `/package.Service/Method`.
+          request: The message.
+          timeout: How long it may take, in seconds; `None` for as long as it takes.
+        """
+        ...
+
+    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+        """Sends a stream of messages, made as they are sent, and returns the answer."""
+        ...
+
+    def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """Sends a stream of messages and yields those that come back, from the first of them on.
+
+        Closing the generator ends the call.
+        """
+        ...
+
+    async def wait_ready(self, timeout: float) -> None:
+        """Returns when the peer can be reached.
+
+        Raises:
+          WorkerUnavailableError: If it cannot within `timeout` seconds; the message has the last cause.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        ...

@@ -1,0 +1,77 @@
+"""Runs everything that touches gRPC on one event loop: a daemon thread of the process, started when first needed.
+
+gRPC's objects belong to the loop in which they were made, but executors are used from any loop, from several, and from
+none. What must not wait for a user's own code, such as renewing leases, goes on here whatever that code does.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+THREAD_NAME = "fedstack-transport"
+
+
+class IoLoop:
+    """An event loop on a daemon thread. It is never stopped: it costs nothing while it has nothing to do."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name=THREAD_NAME, daemon=True).start()
+            return self._loop
+
+    def is_current(self) -> bool:
+        """Tells whether the caller runs on the loop."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it."""
+        if self.is_current():
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
+        """Runs a coroutine on the loop and waits for it, from a thread without a loop or with another one.
+
+        Raises:
+          RuntimeError: If called on the loop, which would wait for itself.
+          TimeoutError: If it takes longer than `timeout` seconds; it is cancelled then.
+        """
+        if self.is_current():
+            coroutine.close()
+            raise RuntimeError("Expected a call from outside of the transport's loop, found one on it; await it instead")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Starts a coroutine on the loop and does not wait for it; it must not raise."""
+        asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def forget(self) -> None:
+        """Makes a new loop when one is needed: the thread of this one is not in this process (after a fork)."""
+        self._lock = threading.Lock()
+        self._loop = None
+
+
+io_loop = IoLoop()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=io_loop.forget)
