@@ -4,8 +4,8 @@ The branches answer one question: what can the user do about it?
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
-* fix the deployment: `CarrierError`, `ResourceLimitError`, `ClosedError`, `ProtocolVersionError`,
-  `AuthenticationError`, `RemoteError`;
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `ClosedError`, `AddressError`,
+  `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
 * try again: everything that is also the language's `RetryableError`.
 
 Each class is also the built-in that a Python user would catch. Messages say what was expected and what was
@@ -71,6 +71,10 @@ class ResourceLimitError(FedstackError, RuntimeError):
 
 class ClosedError(FedstackError, RuntimeError):
     """An executor, a context or a value of theirs was used after `close()`."""
+
+
+class AddressError(FedstackError, OSError):
+    """A server cannot listen where it was told to; the message says what is in the way."""
 
 
 class RetryLimitError(FedstackError, RuntimeError):

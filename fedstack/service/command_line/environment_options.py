@@ -1,0 +1,156 @@
+"""Lets options of the command line be given as environment variables too, as containers like it.
+
+`--max-sessions` is `FEDSTACK_MAX_SESSIONS`. An option on the command line wins; an empty variable counts as absent.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+PREFIX = "FEDSTACK_"
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class _FromEnvironment(str):
+    """A value that came from a variable, so that a complaint about it can name that."""
+
+    variable: str
+
+
+class EnvironmentOptions:
+    """Adds options to a parser, each with its variable.
+
+    Args:
+      parser: Gets the options.
+      environment: Has the variables; the process's own by default.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, environment: Mapping[str, str] | None = None) -> None:
+        self._parser = parser
+        self._environment = os.environ if environment is None else environment
+
+    def add(
+        self,
+        option: str,
+        metavar: str,
+        description: str,
+        *,
+        type: Callable[[str], object] = str,
+        default: object = None,
+    ) -> None:
+        """Adds an option with a value."""
+        variable, found = self._look_up(option)
+        self._parser.add_argument(
+            option,
+            metavar=metavar,
+            type=_naming_the_variable(type),
+            default=default if found is None else found,
+            help=f"{description} [{variable}]",
+        )
+
+    def add_switch(self, option: str, description: str) -> None:
+        """Adds an option that is on or off, with a `--no-` form to turn off what the variable turned on."""
+        variable, found = self._look_up(option)
+        self._parser.add_argument(
+            option,
+            f"--no-{option.removeprefix('--')}",
+            action=_Switch,
+            type=_naming_the_variable(_yes_or_no),
+            default=False if found is None else found,
+            help=f"{description} [{variable}]",
+        )
+
+    def add_repeatable(self, option: str, metavar: str, description: str) -> None:
+        """Adds an option that may be given several times; in the variable, commas are between its values."""
+        variable, found = self._look_up(option)
+        self._parser.add_argument(
+            option,
+            action=_Repeated,
+            metavar=metavar,
+            type=_naming_the_variable(_parts),
+            default=() if found is None else found,
+            help=f"{description}; may be repeated [{variable}]",
+        )
+
+    def _look_up(self, option: str) -> tuple[str, _FromEnvironment | None]:
+        variable = PREFIX + option.removeprefix("--").replace("-", "_").upper()
+        value = self._environment.get(variable, "").strip()
+        if not value:
+            return variable, None
+        found = _FromEnvironment(value)
+        found.variable = variable
+        return variable, found
+
+
+class _Switch(argparse.Action):
+    """An option without a value, which has two names."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: object) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)  # type: ignore[arg-type]
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, not (option_string or "").startswith("--no-"))
+
+
+class _Repeated(argparse.Action):
+    """An option that adds its values to those that came before on the command line, not to the default."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, (*(() if before is self.default else before), *(values or ())))
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Returns the `type` of an option with a few possible values; argparse's own `choices` lets any default pass."""
+
+    def parse(text: str) -> str:
+        if text in choices:
+            return text
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, found {text!r}")
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """The `type` of an option that is a length of time."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, found {text!r}")
+    return number
+
+
+def _yes_or_no(text: str) -> bool:
+    if text.lower() in _YES + _NO:
+        return text.lower() in _YES
+    raise argparse.ArgumentTypeError(f"expected one of {', '.join(_YES + _NO)}, found {text!r}")
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _naming_the_variable(parse: Callable[[str], object]) -> Callable[[str], object]:
+    def parse_and_say_where(text: str) -> object:
+        try:
+            return parse(text)
+        except argparse.ArgumentTypeError as error:
+            if isinstance(text, _FromEnvironment):
+                raise argparse.ArgumentTypeError(f"{error}; in the environment variable {text.variable}") from error
+            raise
+
+    return parse_and_say_where
