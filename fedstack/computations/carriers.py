@@ -10,6 +10,7 @@ A handle is made at decoration. It becomes one of the others in one place, `port
 the process.
 """
 
+import contextvars
 import functools
 import hashlib
 import importlib
@@ -117,7 +118,7 @@ class CarrierPolicy:
     """Says which carriers this process loads from others.
 
     Attributes:
-      modules: The modules into which references are followed, with all their submodules.
+      modules: The modules into which references are followed, with all their submodules; `*` stands for any.
       python_code: Whether functions by value are loaded; that executes what the sender wrote.
     """
 
@@ -126,10 +127,17 @@ class CarrierPolicy:
 
     def allows_module(self, module: str) -> bool:
         """Tells whether a reference into `module` may be followed."""
-        return any(module == allowed or module.startswith(allowed + ".") for allowed in self.modules)
+        return any(allowed in ("*", module) or module.startswith(allowed + ".") for allowed in self.modules)
 
 
 policy = CarrierPolicy()
+# What a service allows its clients, while it works for one; two services of a process may differ.
+service_policy: contextvars.ContextVar[CarrierPolicy | None] = contextvars.ContextVar("service_policy", default=None)
+
+
+def current_policy() -> CarrierPolicy:
+    """Returns the policy in force: that of the service which runs the current work, else this process's own."""
+    return service_policy.get() or policy
 
 
 class ReferenceRuntime:
@@ -138,9 +146,10 @@ class ReferenceRuntime:
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         reference = _unpack(computation, carriers_pb2.PythonReference())
         shown = f"{reference.module}:{reference.qualname}"
-        if not policy.allows_module(reference.module):
+        allowed = current_policy()
+        if not allowed.allows_module(reference.module):
             raise CarrierError(
-                f"Expected a function of an allowed module ({', '.join(policy.modules) or 'none'}), found {shown}; "
+                f"Expected a function of an allowed module ({', '.join(allowed.modules) or 'none'}), found {shown}; "
                 f"start the worker with --allow-module {reference.module}"
             )
         function = resolve_reference(reference.module, reference.qualname)
@@ -156,7 +165,7 @@ class PickledRuntime:
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         pickled = _unpack(computation, carriers_pb2.PickledPython())
-        if not policy.python_code:
+        if not current_policy().python_code:
             raise CarrierError(
                 f"Expected no Python code by value, found the function {pickled.name!r}; define it in an installed "
                 "module, or start the worker with --allow-python-code"

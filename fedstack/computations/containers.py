@@ -43,18 +43,25 @@ def to_result(payload: object, type_spec: Type) -> object:
     return _own(payload)
 
 
-def to_structure(payload: object, type_spec: Type) -> object:
-    """Returns what `ExecutorValue.compute()` promises: the language's `Struct` for structs, lists, NumPy values."""
+def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> object:
+    """Returns what `ExecutorValue.compute()` promises: the language's `Struct` for structs, lists, NumPy values.
+
+    Args:
+      payload: The payload.
+      type_spec: Its type.
+      kept: Whether somebody keeps the payload, for whoever computes the value again; its arrays are copied then.
+    """
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
-            return [to_structure(item, type_spec.member) for item in cast(Column, payload).items()]
-        return to_structure(payload, type_spec.member)
+            return [to_structure(item, type_spec.member, kept=kept) for item in cast(Column, payload).items()]
+        return to_structure(payload, type_spec.member, kept=kept)
     if isinstance(type_spec, SequenceType):
-        return [to_structure(item, type_spec.element) for item in cast("Iterable[object]", payload)]
+        return [to_structure(item, type_spec.element, kept=kept) for item in cast("Iterable[object]", payload)]
     if isinstance(type_spec, StructType):
-        members = cast("tuple[object, ...]", payload)
-        return Struct([(name, to_structure(m, t)) for m, (name, t) in zip(members, fields_of(type_spec))])
-    # Always a copy, because the executor keeps the payload for whoever computes the value again.
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
+        return Struct([(name, to_structure(member, t, kept=kept)) for member, (name, t) in members])
+    if not kept:
+        return _own(payload)
     return cast("NDArray[Any]", payload).copy() if isinstance(payload, np.ndarray) else payload
 
 

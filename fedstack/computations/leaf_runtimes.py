@@ -72,6 +72,12 @@ def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
     _find_runtime.cache_clear()
 
 
+def known_carriers() -> list[str]:
+    """Lists the full names of the messages whose leaves can be loaded here."""
+    installed = [entry_point.name for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP)]
+    return sorted({*_runtimes, *installed})
+
+
 @functools.cache
 def _find_runtime(message_name: str) -> LeafRuntime | None:
     if message_name in _runtimes:

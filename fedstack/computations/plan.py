@@ -32,6 +32,15 @@ class PlanCache:
             if known is not None:
                 self._by_identity.move_to_end(id(computation))
                 return known[1]
+        function = self.plan_content(computation)
+        with self._lock:
+            self._by_identity[id(computation)] = (computation, function)
+            while len(self._by_identity) > self._max_plans:
+                self._by_identity.popitem(last=False)
+        return function
+
+    def plan_content(self, computation: computation_pb2.Computation) -> Function:
+        """Returns the traced computation, without keeping the message: for one that was received, and comes once."""
         digest = hashlib.sha256(computation.SerializeToString(deterministic=True)).digest()
         with self._lock:
             function = self._by_content.get(digest)
@@ -39,10 +48,9 @@ class PlanCache:
             function = trace(computation)
         with self._lock:
             self._by_content[digest] = function
-            self._by_identity[id(computation)] = (computation, function)
-            for cache in (self._by_content, self._by_identity):
-                while len(cache) > self._max_plans:
-                    cache.popitem(last=False)
+            self._by_content.move_to_end(digest)
+            while len(self._by_content) > self._max_plans:
+                self._by_content.popitem(last=False)
         return function
 
     def __len__(self) -> int:

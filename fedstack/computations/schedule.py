@@ -12,7 +12,16 @@ from fedstack.computations.graph import Constant, Function, IntrinsicCall, Node,
 from fedstack.computations.intrinsics import INTRINSICS
 from fedstack.computations.language import FederatedType, StructType, Type
 from fedstack.computations.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
-from fedstack.computations.tasks import Fold, Phase, PhaseTask, Schedule, SelectTask, ServerTask, Task
+from fedstack.computations.tasks import (
+    Fold,
+    Phase,
+    PhaseTask,
+    Schedule,
+    SelectTask,
+    ServerTask,
+    Signature,
+    Task,
+)
 from fedstack.computations.type_structure import fields_of, is_placed_at_clients
 
 _TRANSPARENT = {
@@ -218,6 +227,7 @@ class _Cutter:
             tuple(self.expression(argument) for argument in others),
             tuple(type_of(argument) for argument in others),
             tuple(closed_program(function) for function in node.functions),
+            tuple(_signature(function) for function in node.functions),
             tuple(tuple(self.expression(capture) for capture in function.captures) for function in node.functions),
             _member(node.type),
         )
@@ -263,6 +273,13 @@ def _leaves(symbol: Symbol) -> Iterator[Node]:
 
 def _member(type_spec: Type) -> Type:
     return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
+
+
+def _signature(function: Function) -> Signature:
+    """Returns the types of a function's closed program: its parameter, if any, and then what it captures."""
+    parameter = () if function.parameter is None else (function.parameter.type,)
+    captures = [_at_one_client(capture.type) for capture in function.captures]
+    return Signature((*parameter, *captures), type_of(function.result))
 
 
 def _at_one_client(type_spec: Type) -> Type:

@@ -22,6 +22,14 @@ class ServerTask:
     reads: frozenset[int]
 
 
+@attrs.frozen
+class Signature:
+    """The types of a program: of its inputs, and of its only result."""
+
+    inputs: tuple[Type, ...]
+    result: Type
+
+
 @attrs.frozen(eq=False)
 class Fold:
     """An aggregation of what a phase's program yields.
@@ -33,6 +41,7 @@ class Fold:
       weight: The type of the weights, if any.
       server_inputs: The other arguments, in their order: zero, or the bound of a secure sum.
       functions: Programs of its functional arguments; their inputs are the parameter, then the captures.
+      signatures: For each function, the types of its program.
       captures: For each function, its captures.
       type: The result's member type.
     """
@@ -44,6 +53,7 @@ class Fold:
     server_inputs: tuple[Expression, ...]
     server_types: tuple[Type, ...]
     functions: tuple[Program, ...]
+    signatures: tuple[Signature, ...]
     captures: tuple[tuple[Expression, ...], ...]
     type: Type
 

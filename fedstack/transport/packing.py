@@ -151,7 +151,6 @@ class Unpacker:
     def __init__(self, *, max_bytes: int, clients: int | None = None) -> None:
         self.buffers: list[memoryview] = []
         self._arrays: list[NDArray[Any]] = []
-        self._views: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
         self._clients = clients
@@ -216,7 +215,10 @@ class Unpacker:
         self._arrays.append(array)
         if array.nbytes:
             self.buffers.append(array.reshape(-1).view(np.uint8).data)
-        return array
+        # A read-only view over memory that nobody else has: what may be handed out as it is, later.
+        view = array.view()
+        view.setflags(write=False)
+        return view
 
     def _column(self, proto: Packed, member: Type, path: str) -> Column:
         kind = proto.WhichOneof("kind")
@@ -254,10 +256,7 @@ class Unpacker:
         if member.shape is not None and not _fits(rows.shape[1:], member.shape):
             mismatch(f"rows of {member}", f"the shape {list(rows.shape)}", path)
         if rows.ndim > 1:
-            views = [rows[client] for client in range(clients)]
-            if rows.flags.writeable:
-                self._views.extend(views)
-            return ListColumn(views)
+            return ListColumn([rows[client] for client in range(clients)])
         if not is_string(member):
             return ScalarColumn(rows)
         return ListColumn(rows.tolist())
@@ -283,7 +282,7 @@ class Unpacker:
         return clients
 
     def finish(self) -> None:
-        """Makes the arrays read-only, after their content has come.
+        """Checks the arrays after their content has come, and lets go of them.
 
         Raises:
           InvalidValueError: If it is none that NumPy takes for the dtype.
@@ -293,9 +292,8 @@ class Unpacker:
                 raise InvalidValueError("Expected bytes 0 and 1 for bool, found others; send 0 or 1")
             if sys.byteorder != "little":
                 array.byteswap(inplace=True)
-            array.setflags(write=False)
-        for view in self._views:  # they do not follow their base
-            view.setflags(write=False)
+        self._arrays.clear()
+        self.buffers.clear()
 
 
 def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
