@@ -1,0 +1,82 @@
+"""`fedstack certs` and what it makes; that the certificates work is in the tests of servers with TLS."""
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography import x509
+
+from fedstack.__main__ import main
+from fedstack.errors import InvalidValueError
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
+
+
+def alternatives(path: Path) -> list[str]:
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return [str(name.value) for name in found.value]
+
+
+def test_the_command_prints_the_files_and_says_how_to_use_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["certs", str(tmp_path / "new" / "folder")]) == 0
+    out, err = capsys.readouterr()
+    files = CertificateFiles.in_folder(tmp_path / "new" / "folder")
+    assert out.split() == [str(path) for path in files]
+    assert f"--tls-cert {files.server_cert} --tls-key {files.server_key}" in err
+    assert all(path.read_bytes().startswith(b"-----BEGIN ") for path in files)
+
+
+def test_a_server_certificate_is_for_this_machine_or_for_the_names_given(tmp_path: Path) -> None:
+    main(["certs", str(tmp_path / "here")])
+    main(["certs", str(tmp_path / "there"), "--name", "worker.example", "--name", "10.0.0.7", "--name", "fd00::1"])
+    assert alternatives(tmp_path / "here" / "server.pem") == ["localhost", "127.0.0.1", "::1"]
+    assert alternatives(tmp_path / "there" / "server.pem") == ["worker.example", "10.0.0.7", "fd00::1"]
+
+
+def test_certificates_are_valid_for_as_long_as_asked(tmp_path: Path) -> None:
+    files = make_test_certificates(tmp_path, days=3)
+    for path in (files.ca, files.server_cert, files.client_cert):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        assert (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has other ways to say who may read a file")
+def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "server.key").touch(mode=0o644)
+    files = make_test_certificates(tmp_path, force=True)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
+    assert (modes["server.key"], modes["client.key"]) == (0o600, 0o600)
+
+
+def test_nothing_is_written_over_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = make_test_certificates(tmp_path)
+    before = [path.read_bytes() for path in files]
+    assert main(["certs", str(tmp_path)]) == 1
+    assert "found ca.pem, server.pem" in capsys.readouterr().err
+    assert [path.read_bytes() for path in files] == before
+    assert main(["certs", str(tmp_path), "--force"]) == 0
+    assert all(path.read_bytes() != old for path, old in zip(files, before))
+
+
+@pytest.mark.parametrize("name", ["", "a" * 64 + ".example", ".."])
+def test_a_name_that_no_host_can_have_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="host name or an IP address"):
+        make_test_certificates(tmp_path / "new", [name])
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "fedstack.service.certificates")
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert main(["certs", str(tmp_path)]) == 1
+    assert 'pip install "fedstack[certs]"' in capsys.readouterr().err
