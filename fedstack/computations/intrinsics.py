@@ -290,7 +290,7 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
         derived = intrinsic.rule(arguments)
     except (TypeMismatchError, ValueError) as error:  # the language refuses some types, placed inside placed ones say
         raise TypeMismatchError(f"{error}; in the type {declared} of {intrinsic.uri}") from None
-    if not declared.result.is_assignable_from(derived) and not _same_without_names(declared.result, derived):
+    if not declared.result.is_assignable_from(derived) and not same_without_names(declared.result, derived):
         raise TypeMismatchError(f"Expected {intrinsic.uri} to give {derived}, found the declared type {declared}")
     _checked[key] = declared
     return declared
@@ -305,14 +305,14 @@ def argument_types(intrinsic: Intrinsic, parameter: Type) -> Sequence[Type]:
     return [member for _, member in fields_of(parameter)]
 
 
-def _same_without_names(left: Type, right: Type) -> bool:
+def same_without_names(left: Type, right: Type) -> bool:
     """Compares types by structure: an intrinsic's result may lose the names that its arguments had."""
     if isinstance(left, FederatedType) and isinstance(right, FederatedType):
         same_place = left.placement is right.placement and (right.all_equal or not left.all_equal)
-        return same_place and _same_without_names(left.member, right.member)
+        return same_place and same_without_names(left.member, right.member)
     if isinstance(left, SequenceType) and isinstance(right, SequenceType):
-        return _same_without_names(left.element, right.element)
+        return same_without_names(left.element, right.element)
     if isinstance(left, StructType) and isinstance(right, StructType):
         ours, theirs = fields_of(left), fields_of(right)
-        return len(ours) == len(theirs) and all(_same_without_names(a, b) for (_, a), (_, b) in zip(ours, theirs))
+        return len(ours) == len(theirs) and all(same_without_names(a, b) for (_, a), (_, b) in zip(ours, theirs))
     return left.is_assignable_from(right)

@@ -4,6 +4,7 @@ A call is a `Frame`: the traced function, what it is called with, and what has b
 pulled or members of it; what two members need runs once.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
@@ -103,6 +104,12 @@ class LazyValue(ExecutorValue):
     def member(self, position: int, type_spec: Type) -> "LazyValue":
         """Returns the member of a struct value, without running anything."""
         raise NotImplementedError
+
+    def retyped(self, type_spec: Type) -> "LazyValue":
+        """Returns the value under a type that differs from its own by names only."""
+        value = copy.copy(self)
+        value._type = type_spec
+        return value
 
     def symbol(self, scope: Scope, free: "list[LazyValue]") -> Symbol:
         """Returns a symbol for the value; where it is data, a new entry of `free` stands behind it."""

@@ -1,0 +1,97 @@
+"""Gets computations ready to leave this process, and looks at what came in from another one.
+
+Leaf functions are handles here; `portable` replaces them by carriers that the other side can load. `check_received`
+refuses what a service does not let its clients send, before anything is loaded.
+"""
+
+from collections.abc import Iterator
+
+from fedstack.computations.carriers import PROCESS, CarrierPolicy, portable_carrier
+from fedstack.computations.language import computation_pb2
+from fedstack.computations.leaf_runtimes import carrier_of
+from fedstack.errors import CarrierError
+from fedstack.proto import carriers_pb2
+
+Computation = computation_pb2.Computation
+_HANDLE = carriers_pb2.PythonHandle.DESCRIPTOR.full_name
+_REFERENCE = carriers_pb2.PythonReference.DESCRIPTOR.full_name
+_PICKLED = carriers_pb2.PickledPython.DESCRIPTOR.full_name
+
+
+def leaves_of(computation: Computation) -> Iterator[Computation]:
+    """Yields the leaf computations and data blocks in a computation, parts of the message itself."""
+    kind = computation.WhichOneof("computation")
+    if kind in ("data", "xla", "tensorflow"):
+        yield computation
+        return
+    for part in _parts(computation, kind):
+        yield from leaves_of(part)
+
+
+def _parts(computation: Computation, kind: str | None) -> Iterator[Computation]:
+    if kind == "call":
+        yield computation.call.function
+        if computation.call.HasField("argument"):
+            yield computation.call.argument
+    elif kind == "block":
+        for local in computation.block.local:
+            yield local.value
+        yield computation.block.result
+    elif kind == "lambda":
+        yield getattr(computation, "lambda").result  # a reserved word in Python
+    elif kind == "struct":
+        for element in computation.struct.element:
+            yield element.value
+    elif kind == "selection":
+        yield computation.selection.source
+
+
+def portable(computation: Computation, *, allow_by_value: bool) -> Computation:
+    """Returns the computation with carriers that can leave this process; the same message if it has no handles.
+
+    Raises:
+      CarrierError: If a function can go neither by reference nor, where not allowed, by value.
+    """
+    if not any(carrier_of(leaf) == _HANDLE for leaf in leaves_of(computation)):
+        return computation
+    travelling = Computation()
+    travelling.CopyFrom(computation)
+    for leaf in leaves_of(travelling):
+        if carrier_of(leaf) == _HANDLE:
+            leaf.data.content.CopyFrom(portable_carrier(leaf.data.content, allow_by_value=allow_by_value))
+    return travelling
+
+
+def check_received(computation: Computation, policy: CarrierPolicy) -> None:
+    """Checks that a computation from elsewhere brings only leaves that the policy lets in.
+
+    Raises:
+      CarrierError: If not; the message says what to do.
+    """
+    for leaf in leaves_of(computation):
+        carrier = carrier_of(leaf)
+        if leaf.WhichOneof("computation") == "tensorflow":
+            raise CarrierError(
+                "Expected a leaf computation that this worker runs, found a TensorFlow graph; write the function with "
+                "fedstack.python_computation"
+            )
+        if carrier == _HANDLE:
+            handle = carriers_pb2.PythonHandle.FromString(leaf.data.content.value)
+            if handle.process != PROCESS:
+                raise CarrierError(
+                    f"Expected a function that can travel, found a handle to {handle.name!r} in another process; send "
+                    "it by reference or by value"
+                )
+        elif carrier == _REFERENCE:
+            reference = carriers_pb2.PythonReference.FromString(leaf.data.content.value)
+            if not policy.allows_module(reference.module):
+                raise CarrierError(
+                    f"Expected a function of an allowed module ({', '.join(policy.modules) or 'none'}), found "
+                    f"{reference.module}:{reference.qualname}; start the worker with --allow-module {reference.module}"
+                )
+        elif carrier == _PICKLED and not policy.python_code:
+            pickled = carriers_pb2.PickledPython.FromString(leaf.data.content.value)
+            raise CarrierError(
+                f"Expected no Python code by value, found the function {pickled.name!r}; define it in an installed "
+                "module, or start the worker with --allow-python-code"
+            )

@@ -1,0 +1,221 @@
+"""Writes client phases and what they yield as messages, and reads them back, on either side of the wire.
+
+What does not change from run to run (program, folds, types) is written once per phase and kept with it. Values are
+packed: their large arrays travel beside the message.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.columns import Column
+from fedstack.computations.intrinsics import find_intrinsic
+from fedstack.computations.language import (
+    CLIENTS,
+    FederatedType,
+    FunctionType,
+    StructType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.plan import plans
+from fedstack.computations.program import Program
+from fedstack.computations.program_ir import program_from_ir, program_to_ir
+from fedstack.computations.tasks import Fold, Phase, Signature
+from fedstack.computations.type_structure import fields_of, type_from_proto
+from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.executors.placed_executor import FoldArgument, FoldArguments
+from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.transport.packing import Packer, Unpacker
+
+Computation = computation_pb2.Computation
+Portable = Callable[[Computation], Computation]
+
+
+@attrs.frozen
+class ReceivedPhase:
+    """A phase as it was received.
+
+    Attributes:
+      phase: The phase. Parts of it that refer to the rest of a schedule are empty.
+      inputs: A column for each of its inputs.
+      arguments: The server's arguments of its folds.
+      clients: The clients, counted over the whole federation.
+    """
+
+    phase: Phase
+    inputs: Sequence[Column]
+    arguments: FoldArguments
+    clients: range
+
+
+def write_phase(
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    packer: Packer,
+    portable: Portable,
+    portable_key: object,
+) -> PhaseRequest:
+    """Writes a phase for a range of clients.
+
+    Args:
+      phase: The phase.
+      inputs: A column for each input of its program.
+      arguments: The server's arguments of its folds.
+      clients: The clients, counted over the whole federation.
+      packer: Packs the values.
+      portable: Makes the carriers of a computation ones that the peer can load.
+      portable_key: Tells apart the functions that may be given as `portable`.
+
+    Raises:
+      CarrierError: If a leaf function cannot travel.
+    """
+    template = phase.memo.get(("request", portable_key))
+    if not isinstance(template, PhaseRequest):
+        template = phase.memo["request", portable_key] = _template(phase, portable)
+    request = PhaseRequest()
+    request.CopyFrom(template)
+    request.first_client = clients.start
+    request.clients = len(clients)
+    for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
+        type_spec = FederatedType(member, CLIENTS)
+        packer.pack(request.input[index].value, value, type_spec, f"input {index} of the client work")
+    for message, fold, argument in zip(request.fold, phase.folds, arguments):
+        for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
+            packer.pack(value.value, payload, type_spec)
+        for function, signature, captures in zip(message.function, fold.signatures, argument.captures):
+            types = signature.inputs[len(signature.inputs) - len(captures) :]
+            for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
+                packer.pack(value.value, payload, type_spec)
+    return request
+
+
+def _template(phase: Phase, portable: Portable) -> PhaseRequest:
+    """Returns the request without values."""
+    request = PhaseRequest(held=[position for position, _ in phase.held])
+    request.program.CopyFrom(portable(program_to_ir(phase.program, phase.input_types, phase.result_types)))
+    for member in phase.input_types:
+        request.input.add().type.CopyFrom(FederatedType(member, CLIENTS).to_proto())
+    for fold in phase.folds:
+        message = request.fold.add(uri=fold.uri, result=fold.results)
+        for type_spec in fold.server_types:
+            message.argument.add().type.CopyFrom(type_spec.to_proto())
+        for program, signature, captures in zip(fold.functions, fold.signatures, fold.captures):
+            function = message.function.add()
+            ir = program_to_ir(program, signature.inputs, [signature.result])
+            function.computation.CopyFrom(portable(ir))
+            for type_spec in signature.inputs[len(signature.inputs) - len(captures) :]:
+                function.capture.add().type.CopyFrom(type_spec.to_proto())
+    return request
+
+
+def computations_of(request: PhaseRequest) -> Sequence[Computation]:
+    """Lists the computations in a request."""
+    return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
+
+
+def read_phase(request: PhaseRequest, unpacker: Unpacker) -> ReceivedPhase:
+    """Reads a phase; what it says of itself is checked as a computation from anywhere is.
+
+    Args:
+      request: The message.
+      unpacker: Unpacks the values; it knows the number of clients.
+
+    Raises:
+      InvalidComputationError: If it is malformed.
+      TypeMismatchError: If parts of it do not fit each other.
+    """
+    function = plans.plan_content(request.program)
+    program = program_from_ir(function, len(request.input))
+    signature = cast(FunctionType, type_from_proto(request.program.type))
+    results = [member for _, member in fields_of(cast(StructType, signature.result))]
+    inputs: list[Column] = []
+    input_types: list[Type] = []
+    declared = () if signature.parameter is None else fields_of(cast(StructType, signature.parameter))
+    for index, (message, (_, member)) in enumerate(zip(request.input, declared)):
+        type_spec = type_from_proto(message.type)
+        if not isinstance(type_spec, FederatedType) or not member.is_assignable_from(type_spec.member):
+            raise InvalidComputationError(f"Expected values of {member} as input {index} of a phase, found {type_spec}")
+        inputs.append(cast(Column, unpacker.unpack(message.value, FederatedType(type_spec.member, CLIENTS))))
+        input_types.append(type_spec.member)
+    folds: list[Fold] = []
+    arguments: list[FoldArgument] = []
+    for message in request.fold:
+        fold, argument = _read_fold(message, results, unpacker)
+        folds.append(fold)
+        arguments.append(argument)
+    held = tuple((position, _result(results, position)) for position in request.held)
+    phase = Phase(program, tuple(input_types), tuple(folds), held)
+    clients = range(request.first_client, request.first_client + request.clients)
+    return ReceivedPhase(phase, inputs, arguments, clients)
+
+
+def _result(results: Sequence[Type], position: int) -> Type:
+    if position >= len(results):
+        raise InvalidComputationError(f"Expected a result from 0 to {len(results) - 1}, found {position}")
+    return results[position]
+
+
+def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Unpacker) -> tuple[Fold, FoldArgument]:
+    intrinsic = find_intrinsic(message.uri)
+    if not intrinsic.aggregates:
+        raise InvalidComputationError(f"Expected an aggregation at the end of a phase, found {message.uri}")
+    members = [_result(results, position) for position in message.result]
+    server_types = tuple(type_from_proto(argument.type) for argument in message.argument)
+    values = [unpacker.unpack(argument.value, t) for argument, t in zip(message.argument, server_types)]
+    functions = [_read_function(function, unpacker) for function in message.function]
+    types: list[Type] = [FederatedType(member, CLIENTS) for member in members]
+    signatures = [FunctionType(signature.inputs[0], signature.result) for _, signature, _ in functions]
+    operands = iter([*types, *server_types])
+    callables = iter(signatures)
+    wanted = (len(members) + len(server_types), len(functions))
+    if wanted != (intrinsic.arity - len(intrinsic.functions), len(intrinsic.functions)) or not members:
+        raise InvalidComputationError(
+            f"Expected {intrinsic.arity} arguments for {message.uri}, found {len(members)} of clients, "
+            f"{len(server_types)} of the server and {len(functions)} functions"
+        )
+    arguments = [next(callables) if i in intrinsic.functions else next(operands) for i in range(intrinsic.arity)]
+    result = cast(FederatedType, intrinsic.rule(arguments))
+    fold = Fold(
+        message.uri,
+        tuple(message.result),
+        members[0],
+        members[1] if len(members) > 1 else None,
+        (),
+        server_types,
+        tuple(program for program, _, _ in functions),
+        tuple(signature for _, signature, _ in functions),
+        (),
+        result.member,
+    )
+    return fold, FoldArgument(values, [captures for _, _, captures in functions])
+
+
+def _read_function(message: PhaseRequest.Function, unpacker: Unpacker) -> tuple[Program, Signature, Sequence[object]]:
+    program = program_from_ir(plans.plan_content(message.computation), 1 + len(message.capture))
+    declared = cast(FunctionType, type_from_proto(message.computation.type))
+    inputs = [member for _, member in fields_of(cast(StructType, declared.parameter))]
+    results = fields_of(cast(StructType, declared.result))
+    if len(results) != 1:
+        raise InvalidComputationError(f"Expected a function with one result, found one with {len(results)}")
+    captures: list[object] = []
+    for capture, wanted in zip(message.capture, inputs[1:]):
+        type_spec = type_from_proto(capture.type)
+        if not wanted.is_assignable_from(type_spec):
+            raise InvalidComputationError(f"Expected a captured {wanted}, found {type_spec}")
+        captures.append(unpacker.unpack(capture.value, type_spec))
+    return program, Signature(tuple(inputs), results[0][1]), captures
+
+
+def check_clients(request: PhaseRequest, limit: int) -> None:
+    """Checks the numbers of a request before anything is made of it.
+
+    Raises:
+      InvalidValueError: If there are more clients than a phase may have.
+    """
+    if request.clients > limit or request.first_client > np.iinfo(np.int64).max - limit:
+        raise InvalidValueError(f"Expected at most {limit} clients in a phase, found {request.clients}")

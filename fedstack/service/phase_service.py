@@ -1,0 +1,43 @@
+"""Runs client phases that came by wire."""
+
+from fedstack.errors import CardinalityError
+from fedstack.executors.phase_messages import check_clients, computations_of, read_phase
+from fedstack.executors.phase_results import write_result
+from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
+from fedstack.service.held_values import phase_executor
+from fedstack.service.received_frames import ReadAll
+from fedstack.service.service_core import ServiceCore
+from fedstack.service.sessions import Session
+from fedstack.transport.packing import Packer
+
+
+async def run_phase(
+    core: ServiceCore, session: Session, request: PhaseRequest, read_all: ReadAll
+) -> tuple[PhaseResponse, Packer]:
+    """Runs a phase in the executor of a session.
+
+    Args:
+      core: The rules.
+      session: The session; its number of clients is that of the phase.
+      request: The phase.
+      read_all: Reads the bytes that belong to it.
+
+    Returns:
+      What the clients contributed, and the bytes that belong to it.
+    """
+    executor = phase_executor(session.executor)
+    check_clients(request, core.limits.max_clients)
+    if request.clients != session.clients:
+        raise CardinalityError(
+            f"Expected a phase for the {session.clients} clients of the session, found one for {request.clients}"
+        )
+    for computation in computations_of(request):
+        core.check_computation(computation)
+    unpacker = core.unpacker(request.clients)
+    received = read_phase(request, unpacker)
+    await read_all(unpacker)
+    phase, arguments, clients = received.phase, received.arguments, received.clients
+    result = await executor.run_phase(phase, received.inputs, arguments, clients)
+    states = [executor.new_state(fold, argument) for fold, argument in zip(phase.folds, arguments)]
+    packer = Packer()
+    return write_result(phase, states, result, packer), packer

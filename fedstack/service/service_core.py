@@ -1,0 +1,111 @@
+"""What the two halves of the executor service share: sessions, leases, limits, and what computations may bring."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fedstack.computations.carriers import CarrierPolicy, service_policy
+from fedstack.computations.language import CLIENTS, CardinalitiesType, ExecutorFactory, computation_pb2
+from fedstack.computations.travel import check_received
+from fedstack.errors import ClosedError, ResourceLimitError
+from fedstack.proto.executor_pb2 import ExecutorId
+from fedstack.service.limits import ServiceLimits
+from fedstack.service.sessions import Clock, Session, SessionTable
+from fedstack.transport.packing import Unpacker
+
+_T = TypeVar("_T")
+_LONGEST_SLEEP = 1.0
+
+
+class ServiceCore:
+    """The state of an executor service.
+
+    Args:
+      factory: Makes executors.
+      limits: How much clients may have.
+      policy: Which leaf computations they may bring.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self, factory: ExecutorFactory, limits: ServiceLimits, policy: CarrierPolicy, clock: Clock = time.monotonic
+    ) -> None:
+        self.factory = factory
+        self.limits = limits
+        self.policy = policy
+        self.clock = clock
+        self.started = clock()
+        self.sessions = SessionTable(factory, limits, clock)
+        self._sweeper: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def open(self, cardinalities: CardinalitiesType, lease_seconds: float | None) -> Session:
+        """Opens a session.
+
+        Args:
+          cardinalities: The numbers of participants.
+          lease_seconds: How long it may be silent; `None` for a client that renews nothing.
+        """
+        if self._closed:
+            raise ClosedError("Expected an open service, found it closing; dial another server")
+        clients = cardinalities.get(CLIENTS, 0)
+        if clients > self.limits.max_clients:
+            raise ResourceLimitError(f"Expected at most {self.limits.max_clients} clients, found {clients}")
+        self.sessions.sweep()
+        if lease_seconds is None:
+            lease_seconds = self.limits.plain_lease_seconds
+        session = self.sessions.open(cardinalities, clients, lease_seconds)
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.ensure_future(self._sweep())
+        return session
+
+    def find(self, executor: ExecutorId) -> Session:
+        """Returns a session, and renews its lease."""
+        return self.sessions.find(executor.id)
+
+    def find_if_there(self, executor: ExecutorId) -> Session | None:
+        """Returns a session, if there is one of that id."""
+        return self.sessions.get(executor.id)
+
+    def end(self, executor: ExecutorId) -> None:
+        """Ends a session, if there is one."""
+        self.sessions.end(executor.id, "its client has ended it")
+
+    def check_computation(self, computation: computation_pb2.Computation) -> None:
+        """Checks what a computation brings."""
+        check_received(computation, self.policy)
+
+    def unpacker(self, clients: int | None = None) -> Unpacker:
+        """Returns what unpacks one message, within the limits."""
+        return Unpacker(max_bytes=self.limits.max_value_bytes, clients=clients)
+
+    async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs work for a session: under its lease, under this service's policy, until the session ends."""
+        with self.sessions.hold(session):
+            return await session.run(self._under_policy(work))
+
+    async def _under_policy(self, work: Coroutine[Any, Any, _T]) -> _T:
+        service_policy.set(self.policy)  # this is a task of its own, so it concerns nobody else
+        return await work
+
+    async def _sweep(self) -> None:
+        """Ends sessions whose leases run out, as long as there are any."""
+        while len(self.sessions):
+            due = self.sessions.sweep()
+            await asyncio.sleep(_LONGEST_SLEEP if due is None else min(max(due, 0.01), _LONGEST_SLEEP))
+
+    async def close(self) -> None:
+        """Ends all sessions. Idempotent."""
+        self._closed = True
+        for session in self.sessions:
+            self.sessions.end(session.id, "this server is closing")
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sweeper
+            self._sweeper = None
+        close = getattr(self.factory, "close", None)
+        if callable(close):
+            close()

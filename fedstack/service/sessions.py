@@ -1,0 +1,264 @@
+"""Keeps what the clients of an executor service have: a session each, with an executor and values of its own.
+
+A session ends when its client disposes of it or is silent for longer than its lease; work that runs for it is cancelled
+then, and its values are freed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from fedstack.computations.language import CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
+from fedstack.errors import ResourceLimitError, StaleSessionError
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.service.held_values import Pull
+from fedstack.service.limits import ServiceLimits
+from fedstack.transport.leases import Leases
+from fedstack.transport.status import Code, StatusError
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+Clock = Callable[[], float]
+PULL_GRACE_SECONDS = 10.0
+
+
+class Session:
+    """What one client has.
+
+    Attributes:
+      id: Names the session; random, so that it cannot be guessed and never comes back.
+      executor: Runs its computations.
+      clients: Its number of clients.
+      bytes: How much its client has put into it.
+    """
+
+    def __init__(self, executor: Executor, clients: int, limits: ServiceLimits, close: Callable[[], None]) -> None:
+        self.id = uuid.uuid4().hex
+        self.executor = executor
+        self.clients = clients
+        self.bytes = 0
+        self.ended = ""
+        self._limits = limits
+        self._close = close
+        self._values: dict[str, tuple[ExecutorValue, int]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._pulls: dict[str, Pull] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def find(self, value_id: str) -> ExecutorValue:
+        """Returns a value.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        found = self._values.get(value_id)
+        if found is None:
+            raise StatusError(
+                Code.NOT_FOUND,
+                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}; it was never created, "
+                "or has been disposed of",
+            )
+        return found[0]
+
+    def has(self, value_id: str) -> bool:
+        """Tells whether there is a value of that id."""
+        return value_id in self._values
+
+    def add(self, value: ExecutorValue, size: int = 0, value_id: str = "") -> str:
+        """Keeps a value, and returns its id.
+
+        Raises:
+          ResourceLimitError: If there are too many, or too many bytes of them.
+        """
+        self.check_room(size)
+        value_id = value_id or uuid.uuid4().hex
+        self._values[value_id] = (value, size)
+        self.bytes += size
+        return value_id
+
+    def check_room(self, size: int) -> None:
+        """Checks that there is room for one more value of a size.
+
+        Raises:
+          ResourceLimitError: If there is not.
+        """
+        if len(self._values) >= self._limits.max_values:
+            raise ResourceLimitError(
+                f"Expected at most {self._limits.max_values} values in a session, found one more; let go of some"
+            )
+        if self.bytes + size > self._limits.max_session_bytes:
+            raise ResourceLimitError(
+                f"Expected at most {self._limits.max_session_bytes} bytes of values in a session, found "
+                f"{self.bytes + size}; let go of some"
+            )
+
+    def remove(self, value_id: str) -> bool:
+        """Lets go of a value; tells whether there was one."""
+        found = self._values.pop(value_id, None)
+        if found is None:
+            return False
+        self._pulls.pop(value_id, None)
+        self.bytes -= found[1]
+        return True
+
+    def pull(self, value_id: str) -> Pull:
+        """Starts to compute a value, or joins in.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        value = self.find(value_id)
+        pull = self._pulls.get(value_id)
+        if pull is None or pull.was_cancelled:
+            pull = self._pulls[value_id] = Pull(value, PULL_GRACE_SECONDS)
+        return pull
+
+    def delivered(self, value_id: str) -> None:
+        """Notes that a client has what a value computed."""
+        self._pulls.pop(value_id, None)
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs work of the session, which the end of the session cancels.
+
+        Raises:
+          StaleSessionError: If the session ended.
+        """
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.ended and task.cancelled():
+                raise stale_session(self.id, self.ended) from None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    @property
+    def running(self) -> int:
+        """How much work runs."""
+        return len(self._tasks)
+
+    def end(self, why: str) -> None:
+        """Cancels the work, frees the values and gives the executor back."""
+        if self.ended:
+            return
+        self.ended = why
+        for task in self._tasks:
+            task.cancel()
+        for pull in self._pulls.values():
+            pull.cancel()
+        self._pulls.clear()
+        self._values.clear()
+        self.bytes = 0
+        self._close()
+
+
+class SessionTable:
+    """The sessions of one service.
+
+    Args:
+      factory: Makes executors.
+      limits: How much clients may have.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(self, factory: ExecutorFactory, limits: ServiceLimits, clock: Clock = time.monotonic) -> None:
+        self._factory = factory
+        self._limits = limits
+        self._sessions: dict[str, Session] = {}
+        self._leases: Leases[str] = Leases(max_leases=limits.max_sessions, clock=clock)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, cardinalities: CardinalitiesType, clients: int, lease_seconds: float) -> Session:
+        """Opens a session.
+
+        Raises:
+          ResourceLimitError: If there are too many.
+        """
+        executor, close = self._executor(cardinalities)
+        session = Session(executor, clients, self._limits, close)
+        try:
+            self._leases.open(session.id, lease_seconds)
+        except ResourceLimitError:
+            session.end("there was no room for it")
+            raise
+        self._sessions[session.id] = session
+        return session
+
+    def _executor(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
+        factory = self._factory
+        if isinstance(factory, ResourceManagingExecutorFactory):
+            executor = factory.lease(cardinalities)
+            return executor, lambda: factory.release(executor, failed=False)
+        executor = factory.create_executor(cardinalities)
+        return executor, lambda: factory.clean_up_executor(cardinalities)
+
+    def find(self, session_id: str) -> Session:
+        """Returns a session, and renews its lease.
+
+        Raises:
+          StaleSessionError: If there is none of that id.
+        """
+        found = self._sessions.get(session_id)
+        if found is None or not self._leases.renew(session_id):
+            raise stale_session(session_id, "it has ended, or this server was started anew")
+        return found
+
+    def get(self, session_id: str) -> Session | None:
+        """Returns a session, if there is one of that id."""
+        return self._sessions.get(session_id)
+
+    def renew(self, session_id: str) -> bool:
+        """Renews a lease; tells whether the session is there."""
+        return session_id in self._sessions and self._leases.renew(session_id)
+
+    @contextlib.contextmanager
+    def hold(self, session: Session) -> Iterator[None]:
+        """Keeps a session's lease from running out while the block runs."""
+        self._leases.hold(session.id)
+        try:
+            yield
+        finally:
+            self._leases.release(session.id)
+
+    def end(self, session_id: str, why: str) -> None:
+        """Ends a session, if there is one."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._leases.end(session_id)
+            session.end(why)
+
+    def sweep(self) -> float | None:
+        """Ends the sessions whose leases have run out; returns the seconds until the next might."""
+        for session_id in self._leases.expired():
+            session = self._sessions.pop(session_id, None)
+            if session is not None:
+                _logger.info("Session %s ended: its lease ran out with %d values", session_id[:8], len(session))
+                session.end("its lease ran out")
+        return self._leases.next_expiry()
+
+    def seconds_left(self, session_id: str) -> float:
+        """Returns how long the lease of a session still runs."""
+        return self._leases.seconds_left(session_id)
+
+
+def stale_session(session_id: str, why: str) -> StaleSessionError:
+    """Returns the error for a session that is not there."""
+    return StaleSessionError(
+        f"Expected a session of this server, found the id {session_id[:8]!r}; {why}; create the executor again"
+    )
