@@ -17,7 +17,7 @@ from fedstack.executors.local_contexts import (
     set_async_local_execution_context,
     set_sync_local_execution_context,
 )
-from fedstack.executors.retry import RetryPolicy
+from fedstack.transport.retry import RetryPolicy
 
 __all__ = [
     "FedstackError",

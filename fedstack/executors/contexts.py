@@ -21,8 +21,8 @@ from fedstack.errors import FedstackError
 from fedstack.executors.invocation import Invoker
 from fedstack.executors.leaf_threads import leaf_environment
 from fedstack.executors.progress import ProgressCounts
-from fedstack.executors.retry import RetryPolicy
 from fedstack.executors.sync_driver import SyncDriver
+from fedstack.transport.retry import RetryPolicy
 
 Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
 

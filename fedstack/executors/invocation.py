@@ -27,8 +27,8 @@ from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.progress import ProgressCounts, current_progress
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
-from fedstack.executors.retry import RetryPolicy
 from fedstack.executors.sync_driver import need_event_loop, wait
+from fedstack.transport.retry import RetryPolicy
 
 _logger = logging.getLogger(__name__)
 _NORMALIZING_THREADS = 4
@@ -101,10 +101,10 @@ class Invoker:
             except RetryableError as error:
                 pause = next(pauses, None)
                 if pause is None:
-                    attempts = self._retry_policy.attempts
+                    limits = self._retry_policy.limits
                     raise RetryLimitError(
-                        f"Expected the computation to succeed within {attempts} attempts, found a retryable error each "
-                        f"time; the last was {type(error).__name__}: {error}"
+                        f"Expected the computation to succeed within {limits}, found a retryable error each time; the "
+                        f"last was {type(error).__name__}: {error}"
                     ) from error
                 # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
                 _logger.warning(

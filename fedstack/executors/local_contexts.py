@@ -8,7 +8,7 @@ from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import check_options, local_executor_factory
 from fedstack.executors.progress_display import show_progress
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
-from fedstack.executors.retry import RetryPolicy
+from fedstack.transport.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from typing import Unpack  # for type checkers only: Python 3.10 has none

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import attrs
 
-from fedstack.executors.retry import RetryPolicy
 from fedstack.testing import (
     executor_rows_contract,
     executor_rows_failures,
@@ -35,6 +34,7 @@ from fedstack.testing import (
 )
 from fedstack.testing.promises import Need, Promise
 from fedstack.testing.subjects import ExecutorSubject, MakeExecutor, MakeFactory, StackSubject
+from fedstack.transport.retry import RetryPolicy
 
 _MODULES: Sequence[ModuleType] = (
     executor_rows_contract,

@@ -14,8 +14,8 @@ from fedstack.computations.language import (
 )
 from fedstack.computations.type_structure import fields_of, is_client_valued
 from fedstack.executors.contexts import AsyncExecutionContext, SyncExecutionContext, use_context
-from fedstack.executors.retry import RetryPolicy
 from fedstack.testing.expectations import plain
+from fedstack.transport.retry import RetryPolicy
 
 MakeExecutor: TypeAlias = Callable[[int], Executor]
 MakeFactory: TypeAlias = Callable[[], ExecutorFactory]

@@ -1,18 +1,19 @@
 """Decides how often, and after which pauses, something that failed with a retryable error is tried again."""
 
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import attrs
 
 from fedstack.errors import InvalidValueError
 
-_Number = TypeVar("_Number", int, float)
+_Number = TypeVar("_Number", int, float, "float | None")
 
 
 def _not_negative(_: object, attribute: "attrs.Attribute[_Number]", value: _Number) -> None:
-    if value < 0:
+    if value is not None and value < 0:
         raise InvalidValueError(f"Expected {attribute.name} of at least 0, found {value}")
 
 
@@ -33,21 +34,40 @@ class RetryPolicy:
       first_pause: The bound of the first pause, in seconds.
       longest_pause: The bound of any pause, in seconds.
       multiplier: By how much the bound grows each time.
+      longest_total: How long after the beginning of the first try another one may begin, in seconds; `None` for any
+        time.
     """
 
     attempts: int = attrs.field(default=5, validator=_at_least_one)
     first_pause: float = attrs.field(default=0.05, validator=_not_negative)
     longest_pause: float = attrs.field(default=10.0, validator=_not_negative)
     multiplier: float = attrs.field(default=2.0, validator=_not_negative)
+    longest_total: float | None = attrs.field(default=None, validator=_not_negative)
 
     @classmethod
     def none(cls) -> "RetryPolicy":
         """Returns the policy of a single try."""
         return cls(attempts=1)
 
-    def pauses(self) -> Iterator[float]:
-        """Yields the pause before each further try, in seconds; one fewer than there are attempts."""
-        bound = self.first_pause
+    @property
+    def limits(self) -> str:
+        """Says for messages how much may be tried, as in `5 attempts`."""
+        attempts = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
+        return attempts if self.longest_total is None else f"{attempts} and {self.longest_total:g} seconds"
+
+    def pauses(self, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
+        """Yields the pause before each further try, in seconds; one fewer than there are attempts.
+
+        Args:
+          clock: Tells the time in seconds. The time of the first try runs from this call on.
+        """
+        return self._pauses(clock, clock())
+
+    def _pauses(self, clock: Callable[[], float], began: float) -> Iterator[float]:
+        bound = min(self.first_pause, self.longest_pause)
         for _ in range(self.attempts - 1):
-            yield random.uniform(0, bound)
+            pause = random.uniform(0, bound)
+            if self.longest_total is not None and clock() + pause - began > self.longest_total:
+                return
+            yield pause
             bound = min(bound * self.multiplier, self.longest_pause)
