@@ -1,0 +1,112 @@
+"""Opens channels, and keeps the options that the two sides of a connection must agree on in one place.
+
+gRPC pings to find dead connections, and drops peers that ping more often than it likes. So what clients do (left) must
+be within what servers permit (right):
+
+| client | server |
+| --- | --- |
+| pings every 30 s, waits 20 s for the answer | takes a ping every 10 s, and never counts those that come too early |
+| pings without calls | permits it |
+| at most two pings while it sends nothing (gRPC's default) | |
+
+The last row is for servers of other origin, which hang up at the third: in a long call the client only listens. From
+our own, heartbeats tell more. Servers ping as clients do, to notice clients that are gone.
+"""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from fedstack.errors import InvalidValueError
+from fedstack.transport.credentials import ClientCredentials, channel_credentials
+from fedstack.transport.targets import Target
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+# Of two options of the same name, gRPC takes the first.
+Options: TypeAlias = tuple[tuple[str, int | str], ...]
+
+KEEPALIVE_SECONDS = 30
+KEEPALIVE_TIMEOUT_SECONDS = 20
+MIN_PING_INTERVAL_SECONDS = 10
+MAX_METADATA_BYTES = 64 * 1024
+_FIRST_RECONNECT_SECONDS = 0.1
+_LONGEST_RECONNECT_SECONDS = 5
+_MAX_PENDING_REQUESTS = 100_000
+
+_BOTH: Options = (
+    # Sizes are limited where their cost is known: by frames, packers and services.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+CLIENT_OPTIONS: Options = (
+    *_BOTH,
+    # gRPC's own goes up to two minutes: too long for a server that was only started anew.
+    ("grpc.initial_reconnect_backoff_ms", int(_FIRST_RECONNECT_SECONDS * 1000)),
+    ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_SECONDS * 1000),
+)
+
+SERVER_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_SECONDS * 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # gRPC refuses calls at random from 1000 that wait. Servers have limits of their own, and say so.
+    ("grpc.server.max_pending_requests", _MAX_PENDING_REQUESTS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_REQUESTS),
+    # Else two servers may have the same port, and each gets some of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(
+    target: Target,
+    credentials: ClientCredentials | None = None,
+    *,
+    allow_plaintext_token: bool = False,
+    options: Options = (),
+) -> "grpc.aio.Channel":
+    """Opens a channel on the running event loop. It dials when it is first used.
+
+    The token is not part of the channel: send `credentials.metadata` with each call. gRPC's own way of doing so wants
+    TLS, and a socket or the loopback device needs none.
+
+    Args:
+      target: Whom to dial.
+      credentials: What to prove oneself with; none for plaintext without a token.
+      allow_plaintext_token: Whether a token may leave this machine without TLS, for everyone on the way to read.
+      options: More options for gRPC, which count before those here.
+
+    Raises:
+      InvalidValueError: If a token or a certificate would be of no use, or be seen by others.
+    """
+    import grpc.aio  # a local run needs none
+
+    credentials = credentials or ClientCredentials()
+    secure = credentials.uses_tls if target.secure is None else target.secure
+    if not secure:
+        _check_plaintext(target, credentials, allow_plaintext_token)
+    every_option = [*options, *CLIENT_OPTIONS]
+    if target.is_local:
+        every_option.append(("grpc.enable_http_proxy", 0))  # no proxy can reach this machine's own loopback device
+    if not secure:
+        return grpc.aio.insecure_channel(target.address, every_option)
+    if credentials.server_name is not None:
+        every_option.append(("grpc.ssl_target_name_override", credentials.server_name))
+    return grpc.aio.secure_channel(target.address, channel_credentials(credentials), every_option)
+
+
+def _check_plaintext(target: Target, credentials: ClientCredentials, allow_plaintext_token: bool) -> None:
+    if credentials.uses_tls:
+        raise InvalidValueError(
+            f"Expected a target with TLS for {credentials!r}, found plaintext asked for {target}; dial "
+            f"grpcs://{target}, or leave the certificates out"
+        )
+    if credentials.token is not None and not (target.is_local or allow_plaintext_token):
+        raise InvalidValueError(
+            f"Expected TLS where a token leaves this machine, found plaintext for {target}; dial grpcs://{target} or "
+            "give root certificates, or let others read the token with allow_plaintext_token=True"
+        )

@@ -1,0 +1,264 @@
+"""Holds what the two sides of a connection prove themselves with: certificates, keys and tokens.
+
+A token travels with each call, as `authorization: Bearer ...`. Neither tokens nor keys show up in a `repr` or in a
+message.
+"""
+
+import hmac
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+
+from fedstack.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    import grpc
+
+File: TypeAlias = str | os.PathLike[str]
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_METADATA_KEY = "authorization"
+_SCHEME = "bearer"
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class ClientCredentials:
+    """What a client proves itself with, and whom it trusts.
+
+    With any of certificates, key and server name it dials with TLS; with a token only, it does where the target asks
+    for it (`grpcs://`).
+
+    Attributes:
+      root_certificates: Certificates (PEM) of the authorities that servers are trusted by; gRPC's own list by default.
+      certificate: The client's certificate (PEM), for servers that ask for one.
+      private_key: Its key (PEM).
+      token: Goes with each call.
+      server_name: The name to look for in the server's certificate, if it is not the one that was dialled.
+    """
+
+    root_certificates: bytes | None = None
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    token: str | None = None
+    server_name: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _check_pem("root certificates", self.root_certificates, "CERTIFICATE")
+        _check_pair(self.certificate, self.private_key)
+        if self.token is not None:
+            _check_token(self.token, "")
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        root_certificates: File | None = None,
+        certificate: File | None = None,
+        private_key: File | None = None,
+        token_file: File | None = None,
+        server_name: str | None = None,
+    ) -> "ClientCredentials":
+        """Reads credentials from files; of a token file, the first token counts.
+
+        Raises:
+          InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
+        """
+        return cls(
+            root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
+            certificate=_read_pem(certificate, "CERTIFICATE"),
+            private_key=_read_pem(private_key, "PRIVATE KEY"),
+            token=None if token_file is None else read_tokens(token_file)[0],
+            server_name=server_name,
+        )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether they are for TLS."""
+        return any(part is not None for part in (self.root_certificates, self.certificate, self.server_name))
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata to send with each call: the token, if there is one."""
+        return () if self.token is None else ((_METADATA_KEY, f"Bearer {self.token}"),)
+
+    def __repr__(self) -> str:
+        return _describe(
+            self,
+            {
+                "root certificates": self.root_certificates,
+                "certificate and key": self.certificate,
+                "token": self.token,
+                f"server name {self.server_name}": self.server_name,
+            },
+        )
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class ServerCredentials:
+    """What a server proves itself with, and what it asks of clients.
+
+    Attributes:
+      certificate: The server's certificate (PEM), with the chain that leads to its authority; none for plaintext.
+      private_key: Its key (PEM).
+      client_root_certificates: Certificates (PEM) of the authorities that clients are trusted by; with them, every
+        client must show a certificate.
+      tokens: Each call must bring one of them; with none, no token is asked for.
+    """
+
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    client_root_certificates: bytes | None = None
+    tokens: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+
+    def __attrs_post_init__(self) -> None:
+        _check_pair(self.certificate, self.private_key)
+        _check_pem("client root certificates", self.client_root_certificates, "CERTIFICATE")
+        if self.client_root_certificates is not None and self.certificate is None:
+            raise InvalidValueError(
+                "Expected a certificate of the server beside the root certificates for its clients, found none; "
+                "clients can show theirs only over TLS"
+            )
+        for token in self.tokens:
+            _check_token(token, "")
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        certificate: File | None = None,
+        private_key: File | None = None,
+        client_root_certificates: File | None = None,
+        token_file: File | None = None,
+    ) -> "ServerCredentials":
+        """Reads credentials from files; all tokens of a token file are good.
+
+        Raises:
+          InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
+        """
+        return cls(
+            certificate=_read_pem(certificate, "CERTIFICATE"),
+            private_key=_read_pem(private_key, "PRIVATE KEY"),
+            client_root_certificates=_read_pem(client_root_certificates, "CERTIFICATE"),
+            tokens=() if token_file is None else read_tokens(token_file),
+        )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether they are for TLS."""
+        return self.certificate is not None
+
+    def __repr__(self) -> str:
+        return _describe(
+            self,
+            {
+                "certificate and key": self.certificate,
+                "client root certificates": self.client_root_certificates,
+                f"{len(self.tokens)} token{'s' if len(self.tokens) > 1 else ''}": self.tokens,
+            },
+        )
+
+
+def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredentials":
+    """Returns gRPC's credentials for dialling with TLS."""
+    import grpc  # a local run needs none
+
+    return grpc.ssl_channel_credentials(credentials.root_certificates, credentials.private_key, credentials.certificate)
+
+
+def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredentials":
+    """Returns gRPC's credentials for serving with TLS; clients must show a certificate if there are roots for them."""
+    import grpc  # a local run needs none
+
+    if credentials.certificate is None or credentials.private_key is None:
+        raise InvalidValueError("Expected a certificate and its key for TLS, found none")
+    return grpc.ssl_server_credentials(
+        [(credentials.private_key, credentials.certificate)],
+        credentials.client_root_certificates,
+        require_client_auth=credentials.client_root_certificates is not None,
+    )
+
+
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Returns the token in the metadata of a call, or an empty text."""
+    for key, value in metadata:
+        if key == _METADATA_KEY and isinstance(value, str):
+            scheme, _, token = value.partition(" ")
+            if scheme.lower() == _SCHEME:
+                return token.strip()
+    return ""
+
+
+def token_matches(token: str, allowed: Iterable[str]) -> bool:
+    """Tells whether a token is one of those allowed, in a time that tells nothing about them."""
+    matches = False
+    for candidate in allowed:
+        matches |= hmac.compare_digest(token.encode(errors="replace"), candidate.encode())
+    return matches
+
+
+def read_tokens(file: File) -> tuple[str, ...]:
+    """Reads a token file: one token on each line; blank lines and lines that begin with `#` do not count.
+
+    Raises:
+      InvalidValueError: If the file cannot be read, or has no token or something else in it; the message names it.
+    """
+    try:
+        lines = _read(file).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidValueError(f"Expected tokens as text, found other bytes in {os.fspath(file)}") from error
+    tokens = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
+    if not tokens:
+        raise InvalidValueError(f"Expected a token on a line of {os.fspath(file)}, found none")
+    for token in tokens:
+        _check_token(token, f" in {os.fspath(file)}")
+    return tokens
+
+
+def _check_token(token: str, where: str) -> None:
+    if not _TOKEN.fullmatch(token):
+        found = "other characters" if token else "none"
+        raise InvalidValueError(f"Expected a token of printable ASCII without blanks, found {found}{where}")
+
+
+def _check_pem(what: str, content: bytes | None, kind: str) -> None:
+    # gRPC takes anything, and says only later, and not to us, that it is of no use.
+    if content is not None and not re.search(rb"-----BEGIN [A-Z ]*" + kind.encode(), content):
+        raise InvalidValueError(f"Expected {what} in PEM, with a line -----BEGIN ... {kind}-----, found none")
+
+
+def _check_pair(certificate: bytes | None, private_key: bytes | None) -> None:
+    _check_pem("a certificate", certificate, "CERTIFICATE")
+    _check_pem("a private key", private_key, "PRIVATE KEY")
+    if private_key is not None and b"ENCRYPTED" in private_key:
+        raise InvalidValueError(
+            "Expected a private key that can be read, found an encrypted one; gRPC takes no passwords"
+        )
+    if (certificate is None) != (private_key is None):
+        given, missing = ("a certificate", "its key") if private_key is None else ("a key", "its certificate")
+        raise InvalidValueError(f"Expected a certificate and its key, found {given} only; give {missing} too")
+
+
+def _read_pem(file: File | None, kind: str) -> bytes | None:
+    if file is None:
+        return None
+    content = _read(file)
+    _check_pem(os.fspath(file), content, kind)
+    return content
+
+
+def _read(file: File) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidValueError(
+            f"Expected a file at {os.fspath(file)}, found that it cannot be read: {error.strerror}"
+        ) from error
+
+
+def _describe(credentials: object, parts: dict[str, object]) -> str:
+    given = [name for name, value in parts.items() if value]
+    return f"<{type(credentials).__name__}: {', '.join(given) or 'none'}>"
