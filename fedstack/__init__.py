@@ -17,6 +17,13 @@ from fedstack.executors.local_contexts import (
     set_async_local_execution_context,
     set_sync_local_execution_context,
 )
+from fedstack.executors.remote_contexts import (
+    create_async_remote_execution_context,
+    create_sync_remote_execution_context,
+    set_async_remote_execution_context,
+    set_sync_remote_execution_context,
+)
+from fedstack.executors.remote_factory import remote_executor_factory
 from fedstack.transport.retry import RetryPolicy
 
 __all__ = [
@@ -27,13 +34,18 @@ __all__ = [
     "by_client",
     "client_seeds",
     "create_async_local_execution_context",
+    "create_async_remote_execution_context",
     "create_sync_local_execution_context",
+    "create_sync_remote_execution_context",
     "from_generator",
     "local_executor_factory",
     "python_computation",
     "register_leaf_runtime",
+    "remote_executor_factory",
     "set_async_local_execution_context",
+    "set_async_remote_execution_context",
     "set_sync_local_execution_context",
+    "set_sync_remote_execution_context",
     "sizing_executor_factory",
     "use_context",
 ]

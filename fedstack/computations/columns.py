@@ -10,8 +10,14 @@ from typing import cast
 
 import numpy as np
 
-from fedstack.computations.language import StructType, TensorType, Type
-from fedstack.computations.type_structure import fields_of, is_scalar, is_string
+from fedstack.computations.language import FederatedType, StructType, TensorType, Type
+from fedstack.computations.type_structure import (
+    contains_federated,
+    fields_of,
+    is_client_valued,
+    is_scalar,
+    is_string,
+)
 
 
 class Column(abc.ABC):
@@ -174,3 +180,15 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
 def column_of(value: object, size: int) -> Column:
     """Returns a value at clients as a column: an all-equal payload becomes a constant one."""
     return value if isinstance(value, Column) else ConstantColumn(value, size)
+
+
+def with_columns(payload: object, type_spec: Type) -> object:
+    """Returns a payload in which what differs by client is a column, as executors keep it, and not a list."""
+    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+        if isinstance(payload, Column):
+            return payload
+        return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
+    if isinstance(type_spec, StructType) and contains_federated(type_spec):
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
+        return tuple(with_columns(member, member_type) for member, (_, member_type) in members)
+    return payload

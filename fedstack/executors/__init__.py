@@ -10,6 +10,7 @@ from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.progress import ProgressCounts, ProgressListener
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
+from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sequence_executor import SequenceExecutor
 from fedstack.executors.sizing_executor import SizeInfo, SizingExecutor
@@ -25,6 +26,7 @@ __all__ = [
     "ProgressCounts",
     "ProgressListener",
     "ReferenceResolvingExecutor",
+    "RemoteExecutor",
     "ResourceManagingExecutorFactory",
     "SequenceExecutor",
     "SizeInfo",

@@ -9,7 +9,7 @@ from fedstack.computations.tasks import Phase
 from fedstack.errors import InvalidValueError
 from fedstack.executors.leaf_threads import runs_inline
 from fedstack.executors.phase_sink import PhaseResult
-from fedstack.executors.placed_executor import FoldArguments, PlacedExecutor, slice_inputs
+from fedstack.executors.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
 from fedstack.executors.schedule_run import gather
 from fedstack.executors.sync_driver import need_event_loop
 
@@ -27,7 +27,7 @@ class ComposingExecutor(PlacedExecutor):
       clients: How many clients each child has.
     """
 
-    def __init__(self, server: Executor, children: Sequence[PlacedExecutor], clients: Sequence[int]) -> None:
+    def __init__(self, server: Executor, children: Sequence[PhaseRunner], clients: Sequence[int]) -> None:
         super().__init__(server)
         if len(children) != len(clients) or any(count < 0 for count in clients):
             raise InvalidValueError(
@@ -49,7 +49,7 @@ class ComposingExecutor(PlacedExecutor):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        ranges: list[tuple[PlacedExecutor, range]] = []
+        ranges: list[tuple[PhaseRunner, range]] = []
         start = clients.start
         for child, count in zip(self._children, self._counts):
             if count:
@@ -58,7 +58,7 @@ class ComposingExecutor(PlacedExecutor):
         if len(ranges) > 1 and runs_inline():
             await need_event_loop()
 
-        def call(child: PlacedExecutor, part: range) -> Coroutine[Any, Any, PhaseResult]:
+        def call(child: PhaseRunner, part: range) -> Coroutine[Any, Any, PhaseResult]:
             offset = part.start - clients.start
             return child.run_phase(phase, slice_inputs(inputs, offset, offset + len(part)), arguments, part)
 

@@ -64,19 +64,22 @@ def _local_stack(max_fanout: int, clients_per_thread: int | None, options: Stack
             raise InvalidValueError(f"Expected {name} of at least {least}, found {number}")
 
     def stack(cardinalities: CardinalitiesType) -> Executor:
-        leaf: BulkExecutor = LeafExecutor(
+        leaf = LeafExecutor(
             max_threads=max_threads,
             clients_per_thread=clients_per_thread,
             max_concurrent_clients=max_concurrent_clients,
         )
-        if data_backend is not None:
-            leaf = DataExecutor(leaf, data_backend)
-        unplaced = SequenceExecutor(leaf)
+        unplaced = unplaced_stack(leaf, data_backend)
         client_target = unplaced if wrap_clients is None else wrap_clients(unplaced)
         federating = FederatingExecutor(unplaced, cardinalities[CLIENTS], client_target=client_target)
         return ReferenceResolvingExecutor(federating)
 
     return stack
+
+
+def unplaced_stack(leaf: BulkExecutor, data_backend: DataBackend | None) -> BulkExecutor:
+    """Returns what runs all that has no placement, over a leaf executor."""
+    return SequenceExecutor(leaf if data_backend is None else DataExecutor(leaf, data_backend))
 
 
 def local_executor_factory(

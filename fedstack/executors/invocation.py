@@ -62,6 +62,7 @@ class Invoker:
         Raises:
           TypeMismatchError: If the argument does not fit.
           RetryLimitError: If every attempt failed with a retryable error.
+          WorkerUnavailableError: If that was because there are no workers.
         """
         if not isinstance(comp, ConcreteComputation):
             raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")

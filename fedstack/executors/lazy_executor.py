@@ -14,6 +14,7 @@ from fedstack.computations.graph import Function
 from fedstack.computations.language import (
     ConcreteComputation,
     Executor,
+    ExecutorValue,
     FunctionType,
     Struct,
     StructType,
@@ -121,7 +122,7 @@ class LazyExecutor(Executor):
           ClosedError: After `close()`.
         """
         self.check_open()
-        declared = None if type_spec is None else _to_type(type_spec)
+        declared = None if type_spec is None else to_declared_type(type_spec)
         if isinstance(value, ConcreteComputation):
             made = self.embed(value.to_proto(), declared)
             if isinstance(made, FunctionValue):
@@ -130,7 +131,7 @@ class LazyExecutor(Executor):
         if isinstance(value, computation_pb2.Computation):
             return self.embed(value, declared)
         if isinstance(value, array_pb2.Array):
-            return self.embed(_literal(value, declared), declared)
+            return self.embed(literal_of(value, declared), declared)
         if declared is None:
             raise TypeMismatchError(
                 f"Expected a type for a value that is no computation, found none for {describe(value)}"
@@ -181,7 +182,7 @@ class LazyExecutor(Executor):
           TypeMismatchError: If `elements` is no container of values.
         """
         self.check_open()
-        pairs = _pairs_of(elements)
+        pairs = pairs_of(elements)
         members = [self._check_own(value, join_path("element", name, i)) for i, (name, value) in enumerate(pairs)]
         types = [(n, m.type_signature) if n is not None else m.type_signature for (n, _), m in zip(pairs, members)]
         return StructValue(self, StructType(types), members)
@@ -207,7 +208,7 @@ class LazyExecutor(Executor):
         self._closed = True
 
 
-def check_argument(parameter: Type | None, argument: LazyValue | None) -> None:
+def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> None:
     """Checks an argument against a parameter type, naming the path of a misfit."""
     if parameter is None or argument is None:
         if parameter is not None or argument is not None:
@@ -219,20 +220,23 @@ def check_argument(parameter: Type | None, argument: LazyValue | None) -> None:
     check_assignable(parameter, argument.type_signature, "arg")
 
 
-def _to_type(type_spec: object) -> Type:
+def to_declared_type(type_spec: object) -> Type:
+    """Returns a type from anything that the language converts to one."""
     try:
         return to_type(type_spec)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TypeMismatchError(f"Expected a type, found {describe(type_spec)}: {error}") from error
 
 
-def _literal(array: array_pb2.Array, declared: Type | None) -> computation_pb2.Computation:
+def literal_of(array: array_pb2.Array, declared: Type | None) -> computation_pb2.Computation:
+    """Returns the computation of an array."""
     tensor = computation_pb2.TensorType(dtype=array.dtype, dims=array.shape.dim, unknown_rank=array.shape.unknown_rank)
     type_spec = type_from_proto(computation_pb2.Type(tensor=tensor)) if declared is None else declared
     return computation_pb2.Computation(type=type_spec.to_proto(), literal=computation_pb2.Literal(value=array))
 
 
-def _pairs_of(elements: object) -> list[tuple[str | None, object]]:
+def pairs_of(elements: object) -> list[tuple[str | None, object]]:
+    """Lists the names and members of a container of values."""
     if isinstance(elements, Struct):
         return struct_elements(elements)
     if isinstance(elements, Mapping):

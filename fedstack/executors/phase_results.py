@@ -18,12 +18,14 @@ from fedstack.transport.packing import Packer, Unpacker
 _MAX_LEVEL = 62
 
 
-def write_result(phase: Phase, states: Sequence[FoldState], result: PhaseResult, packer: Packer) -> PhaseResponse:
+def write_result(
+    phase: Phase, states: Sequence[FoldState | None], result: PhaseResult, packer: Packer
+) -> PhaseResponse:
     """Writes what a range of clients contributed.
 
     Args:
       phase: The phase.
-      states: A state for each of its folds, as `PlacedExecutor.new_state` makes it.
+      states: What `partial_states` says of its folds.
       result: The contributions.
       packer: Packs the values.
     """
@@ -65,13 +67,13 @@ def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], leaf: LeafFold
 
 
 def read_result(
-    phase: Phase, states: Sequence[FoldState], clients: range, response: PhaseResponse, unpacker: Unpacker
+    phase: Phase, states: Sequence[FoldState | None], clients: range, response: PhaseResponse, unpacker: Unpacker
 ) -> "ReceivedResult":
     """Reads what a worker says that a range of clients contributed.
 
     Args:
       phase: The phase that was sent.
-      states: A state for each of its folds.
+      states: What `partial_states` says of its folds.
       clients: The clients that it was sent for.
       response: The answer.
       unpacker: Unpacks the values; it knows the number of clients.

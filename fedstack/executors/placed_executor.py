@@ -5,7 +5,7 @@ How a phase is run is the one thing they differ in: over clients here, or over c
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -97,15 +97,7 @@ class PlacedExecutor(ScheduledExecutor):
         if fold.uri == "federated_aggregate":
             accumulate, merge = (self._linked_function(fold.functions[i], argument.captures[i]) for i in range(2))
             return AggregateState(first_client, argument.values[0], accumulate, merge)
-        if fold.uri in ("federated_mean", "federated_weighted_mean"):
-            return MeanState(fold)
-        if fold.uri == "federated_min":
-            return TreeState(fold, np.minimum, largest_of)
-        if fold.uri == "federated_max":
-            return TreeState(fold, np.maximum, lowest_of)
-        if fold.uri in ("federated_secure_sum", "federated_secure_sum_bitwidth"):
-            return SecureSumState(fold, list(bounds_of(fold, argument.values[0])))
-        return TreeState(fold, np.add, zero_of)
+        return tree_state(fold, argument)
 
     def _linked_function(self, program: Program, captures: Sequence[object]) -> Callable[[object, object], object]:
         linked = self.server.link(program)
@@ -165,6 +157,41 @@ class FoldArgument:
 
 
 FoldArguments = Sequence[FoldArgument]
+
+
+class PhaseRunner(Protocol):
+    """What a composing executor spreads phases over."""
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Runs a phase for a range of clients; see `PlacedExecutor.run_phase`."""
+        ...
+
+    def close(self) -> None:
+        """Closes it. Idempotent; never raises."""
+        ...
+
+
+def tree_state(fold: Fold, argument: FoldArgument) -> FoldState:
+    """Returns an empty state for a fold along the fixed tree, which needs no functions: any but the general one."""
+    if fold.uri in ("federated_mean", "federated_weighted_mean"):
+        return MeanState(fold)
+    if fold.uri == "federated_min":
+        return TreeState(fold, np.minimum, largest_of)
+    if fold.uri == "federated_max":
+        return TreeState(fold, np.maximum, lowest_of)
+    if fold.uri in ("federated_secure_sum", "federated_secure_sum_bitwidth"):
+        return SecureSumState(fold, list(bounds_of(fold, argument.values[0])))
+    return TreeState(fold, np.add, zero_of)
+
+
+def partial_states(phase: Phase, arguments: FoldArguments) -> list[FoldState | None]:
+    """Returns what tells the form of the partial results of a phase's folds; `None` for a general aggregation."""
+    return [
+        None if fold.uri == "federated_aggregate" else tree_state(fold, argument)
+        for fold, argument in zip(phase.folds, arguments)
+    ]
 
 
 def _at_clients(payload: object, clients: int) -> object:

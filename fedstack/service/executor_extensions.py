@@ -149,9 +149,7 @@ class ExecutorExtensions:
         session = self._core.find(request.executor)
         return await self._core.run(session, self._compute_now(session, request))
 
-    async def _compute_now(
-        self, session: Session, request: messages.ComputeNowRequest
-    ) -> messages.ComputeNowResponse:
+    async def _compute_now(self, session: Session, request: messages.ComputeNowRequest) -> messages.ComputeNowResponse:
         response = messages.ComputeNowResponse()
         value_id = request.value_ref.id
         pull = session.pull(value_id)

@@ -1,6 +1,6 @@
 """Serves the executor service as every peer knows it: values by id, one call per verb."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -119,14 +119,14 @@ class ExecutorGroup:
         return messages.DisposeExecutorResponse()
 
 
-def cardinalities_of(messages_: "list[messages.Cardinality] | object") -> dict[PlacementLiteral, int]:
+def cardinalities_of(counts: Iterable[messages.Cardinality]) -> dict[PlacementLiteral, int]:
     """Returns the cardinalities in a request.
 
     Raises:
       InvalidValueError: If a placement is unknown, or a number negative.
     """
     found: dict[PlacementLiteral, int] = {}
-    for message in messages_:  # type: ignore[attr-defined]
+    for message in counts:
         placement = _PLACEMENTS.get(message.placement.uri)
         if placement is None or message.cardinality < 0:
             raise InvalidValueError(

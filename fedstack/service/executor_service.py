@@ -67,7 +67,10 @@ class ExecutorService:
         """Describes the executor service, which has a package of its own on the wire and nowhere else."""
         package, _, name = EXECUTOR_GROUP.rpartition(".")
         file = FileDescriptorProto(
-            name="fedstack/executor_group.proto", package=package, syntax="proto3", dependency=[executor_pb2.DESCRIPTOR.name]
+            name="fedstack/executor_group.proto",
+            package=package,
+            syntax="proto3",
+            dependency=[executor_pb2.DESCRIPTOR.name],
         )
         service = file.service.add(name=name)
         for method in self._group.methods:

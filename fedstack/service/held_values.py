@@ -2,23 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
 
-from fedstack.computations.columns import Column, column_from_payloads
+from fedstack.computations.columns import with_columns
 from fedstack.computations.containers import to_result
 from fedstack.computations.federated_values import normalize_argument
 from fedstack.computations.intrinsics import same_without_names
 from fedstack.computations.language import (
     Executor,
     ExecutorValue,
-    FederatedType,
     FunctionType,
     Struct,
-    StructType,
     Type,
     computation_pb2,
 )
-from fedstack.computations.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.errors import UnsupportedIntrinsicError
 from fedstack.executors.delegating_executor import DelegatingExecutor
 from fedstack.executors.lazy_executor import LazyExecutor
@@ -59,18 +55,6 @@ async def compute(value: ExecutorValue) -> object:
     if isinstance(value, LazyValue):
         return await value.pull()
     return normalize_argument(await value.compute(), value.type_signature, "result")
-
-
-def with_columns(payload: object, type_spec: Type) -> object:
-    """Returns a payload in which what differs by client is a column, as executors keep it."""
-    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
-        if isinstance(payload, Column):
-            return payload
-        return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
-    if isinstance(type_spec, StructType) and contains_federated(type_spec):
-        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
-        return tuple(with_columns(member, member_type) for member, (_, member_type) in members)
-    return payload
 
 
 def phase_executor(executor: Executor) -> PlacedExecutor:

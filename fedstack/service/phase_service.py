@@ -3,6 +3,7 @@
 from fedstack.errors import CardinalityError
 from fedstack.executors.phase_messages import check_clients, computations_of, read_phase
 from fedstack.executors.phase_results import write_result
+from fedstack.executors.placed_executor import partial_states
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.service.held_values import phase_executor
 from fedstack.service.received_frames import ReadAll
@@ -38,6 +39,5 @@ async def run_phase(
     await read_all(unpacker)
     phase, arguments, clients = received.phase, received.arguments, received.clients
     result = await executor.run_phase(phase, received.inputs, arguments, clients)
-    states = [executor.new_state(fold, argument) for fold, argument in zip(phase.folds, arguments)]
     packer = Packer()
-    return write_result(phase, states, result, packer), packer
+    return write_result(phase, partial_states(phase, arguments), result, packer), packer

@@ -28,13 +28,23 @@ class ExecutorStub:
     Args:
       connection: The way to the peer.
       extensions: Whether to ask for fedstack's own extensions at all.
+      sends_code: Whether a peer that cannot be asked takes Python functions by value.
+      keeps_handles: Whether such a peer is in this process, and finds Python functions here.
       control_seconds: How long a call may take that only hands something over, in seconds.
     """
 
     def __init__(
-        self, connection: Connection, *, extensions: bool = True, control_seconds: float = CONTROL_SECONDS
+        self,
+        connection: Connection,
+        *,
+        extensions: bool = True,
+        sends_code: bool = False,
+        keeps_handles: bool = False,
+        control_seconds: float = CONTROL_SECONDS,
     ) -> None:
         self.connection = connection
+        self.sends_code = sends_code
+        self.keeps_handles = keeps_handles
         self._extensions = extensions
         self._control_seconds = control_seconds
 
@@ -157,6 +167,10 @@ class ExecutorStub:
                 f"answer to {path}; check that an executor service listens there"
             ) from error
         return response
+
+    async def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        await self.connection.close()
 
     def __repr__(self) -> str:
         return f"<ExecutorStub of {self.address}>"

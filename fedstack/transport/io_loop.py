@@ -5,6 +5,7 @@ none. What must not wait for a user's own code, such as renewing leases, goes on
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -53,7 +54,9 @@ class IoLoop:
         """
         if self.is_current():
             coroutine.close()
-            raise RuntimeError("Expected a call from outside of the transport's loop, found one on it; await it instead")
+            raise RuntimeError(
+                "Expected a call from outside of the transport's loop, found one on it; await it instead"
+            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout)
@@ -64,6 +67,16 @@ class IoLoop:
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Starts a coroutine on the loop and does not wait for it; it must not raise."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:
+        """Runs a coroutine that closes something: waits for it where that blocks no event loop. Never raises."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            with contextlib.suppress(Exception):  # a dead peer cannot keep anything open
+                self.run_sync(coroutine, timeout)
+        else:
+            self.start(coroutine)
 
     def forget(self) -> None:
         """Makes a new loop when one is needed: the thread of this one is not in this process (after a fork)."""

@@ -1,0 +1,359 @@
+"""Defines the executor that runs everything in another process, behind an executor service."""
+
+import asyncio
+import weakref
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from fedstack.computations.containers import to_structure
+from fedstack.computations.federated_values import normalize_argument
+from fedstack.computations.language import (
+    CardinalitiesType,
+    ConcreteComputation,
+    Executor,
+    ExecutorValue,
+    FunctionType,
+    StructType,
+    Type,
+    array_pb2,
+    computation_pb2,
+)
+from fedstack.computations.tasks import Phase
+from fedstack.computations.tensor_values import describe
+from fedstack.computations.type_structure import fields_of, join_path, type_from_proto
+from fedstack.errors import (
+    ClosedError,
+    ForeignValueError,
+    InvalidComputationError,
+    InvalidValueError,
+    StaleSessionError,
+    TypeMismatchError,
+)
+from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_of, to_declared_type
+from fedstack.executors.phase_sink import PhaseResult
+from fedstack.executors.placed_executor import FoldArguments
+from fedstack.executors.remote_phases import run_remote_phase
+from fedstack.executors.remote_sessions import RemoteSession, open_session
+from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
+from fedstack.executors.session_keeper import SessionKeeper
+from fedstack.executors.sync_driver import need_event_loop
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.io_loop import io_loop
+
+_T = TypeVar("_T")
+
+
+class RemoteValue(ExecutorValue):
+    """A value that another process holds. When nobody refers to it any more, that process may let go of it.
+
+    Attributes:
+      keeper: Looks after the session that it belongs to.
+      id: Its id there.
+    """
+
+    def __init__(
+        self, executor: "RemoteExecutor", keeper: SessionKeeper, value_id: str, type_spec: Type, source: object = None
+    ) -> None:
+        self._executor = executor
+        self._type = type_spec
+        self.keeper = keeper
+        self._source = source  # a Python function lives as long as the computation made of it
+        self.id = value_id
+        # At exit nobody needs it: the session ends, or its lease does.
+        weakref.finalize(self, keeper.forget, value_id).atexit = False
+
+    @property
+    def session(self) -> RemoteSession:
+        """The session that the value belongs to."""
+        return self.keeper.session
+
+    @property
+    def type_signature(self) -> Type:
+        return self._type
+
+    @property
+    def executor(self) -> "RemoteExecutor":
+        """The executor that made the value."""
+        return self._executor
+
+    @property
+    def reference(self) -> object:
+        return self.id
+
+    async def compute(self) -> object:
+        """Runs what the value needs, fetches it and returns it.
+
+        Raises:
+          TypeMismatchError: If the value is a function.
+          WorkerUnavailableError: If the peer has gone away.
+        """
+        payload = await self._executor.fetch(self)
+        return to_structure(payload, self._type, kept=False)
+
+    def __repr__(self) -> str:
+        return f"<RemoteValue of type {self._type} at {self.session.stub.address}>"
+
+
+class RemoteExecutor(Executor):
+    """Keeps values and runs calls in another process.
+
+    Every verb is one call that is awaited, from any event loop. `set_cardinalities` comes first. With a fedstack worker
+    values have any size, long computes show a heartbeat and a create that failed on its way is repeated; with any
+    other executor service everything works value by value.
+
+    Args:
+      stub: Calls the peer. It stays open when this executor is closed.
+      dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
+      stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
+    """
+
+    def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20, stream_structs: bool = False) -> None:
+        if dispose_batch_size < 1:
+            raise InvalidValueError(f"Expected dispose_batch_size of at least 1, found {dispose_batch_size}")
+        self._stub = stub
+        self._dispose_batch_size = dispose_batch_size
+        self._stream_structs = stream_structs
+        self._cardinalities: CardinalitiesType | None = None
+        self._keeper: SessionKeeper | None = None
+        self._opening: asyncio.Task[SessionKeeper] | None = None
+        self._closed = False
+
+    @property
+    def stub(self) -> ExecutorStub:
+        """What calls the peer."""
+        return self._stub
+
+    def set_cardinalities(self, cardinalities: CardinalitiesType) -> None:
+        """Says how many participants there are. Values that were created before are of no use any more."""
+        self._check_open()
+        self._cardinalities = dict(cardinalities)
+        self._leave()
+
+    async def create_value(self, value: object, type_spec: object = None) -> RemoteValue:
+        """Sends a value or a computation.
+
+        Args:
+          value: Anything that fits the type, a `Computation` message or object, or an `Array` message.
+          type_spec: The type; it may be left out for computations.
+
+        Raises:
+          TypeMismatchError: If the value does not fit the type.
+          CarrierError: If a leaf function cannot travel to the peer.
+          WorkerUnavailableError: If the peer cannot be reached.
+          ClosedError: After `close()`.
+        """
+        return await self._create_value(value, type_spec, streamed=self._stream_structs)
+
+    async def create_value_stream_structs(self, value: object, type_spec: object) -> RemoteValue:
+        """Sends a value; of a struct, or a federated value of structs, each leaf in calls of its own."""
+        return await self._create_value(value, type_spec, streamed=True)
+
+    async def _create_value(self, value: object, type_spec: object, *, streamed: bool) -> RemoteValue:
+        self._check_open()
+        declared = None if type_spec is None else to_declared_type(type_spec)
+        if isinstance(value, array_pb2.Array):
+            value = literal_of(value, declared)
+        if isinstance(value, ConcreteComputation):
+            return await self._create_computation(value.to_proto(), declared, value)
+        if isinstance(value, computation_pb2.Computation):
+            return await self._create_computation(value, declared, value)
+        if declared is None:
+            raise TypeMismatchError(
+                f"Expected a type for a value that is no computation, found none for {describe(value)}"
+            )
+        payload = normalize_argument(value, declared, "value")
+        keeper = await self._session()
+        session = keeper.session
+        if streamed:
+            value_id = await io_loop.run(self._watched(keeper, put_streamed(session, payload, declared)))
+        else:
+            packing = session.pack(payload, declared)
+            value_id = await io_loop.run(self._watched(keeper, session.put(packing)))
+        return RemoteValue(self, keeper, value_id, declared)
+
+    async def known(self, payload: object, type_spec: Type) -> RemoteValue:
+        """Sends a payload that is known to fit its type."""
+        keeper = await self._session()
+        session = keeper.session
+        if self._stream_structs:
+            value_id = await io_loop.run(self._watched(keeper, put_streamed(session, payload, type_spec)))
+        else:
+            value_id = await io_loop.run(self._watched(keeper, session.put(session.pack(payload, type_spec))))
+        return RemoteValue(self, keeper, value_id, type_spec)
+
+    async def _create_computation(
+        self, computation: computation_pb2.Computation, declared: Type | None, source: object
+    ) -> RemoteValue:
+        type_spec = type_from_proto(computation.type)
+        if declared is not None and not declared.is_equivalent_to(type_spec):
+            raise TypeMismatchError(f"Expected a computation of type {declared}, found one of type {type_spec}")
+        if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in _FUNCTIONS:
+            raise InvalidComputationError(
+                f"Expected a computation that yields a value, found a {computation.WhichOneof('computation')} that "
+                f"yields a function {type_spec}; call the function inside and return its result"
+            )
+        keeper = await self._session()
+        travelling = keeper.session.travelling(computation)
+        value_id = await io_loop.run(self._watched(keeper, keeper.session.put_computation(travelling)))
+        return RemoteValue(self, keeper, value_id, type_spec, source)
+
+    async def create_call(self, comp: object, arg: object = None) -> RemoteValue:
+        """Calls a function at the peer.
+
+        Raises:
+          TypeMismatchError: If `comp` is no function, or the argument does not fit its parameter.
+          ForeignValueError: If a value was made by another executor.
+        """
+        self._check_open()
+        function = self._own(comp, "the function")
+        argument = None if arg is None else self._own(arg, "the argument")
+        declared = function.type_signature
+        if not isinstance(declared, FunctionType):
+            raise TypeMismatchError(f"Expected a function to call, found a value of type {declared}")
+        check_argument(declared.parameter, argument)
+        keeper = function.keeper
+        call = keeper.session.call(function.id, None if argument is None else argument.id)
+        value_id = await io_loop.run(self._watched(keeper, call))
+        return RemoteValue(self, keeper, value_id, declared.result, (function, argument))
+
+    async def create_struct(self, elements: object) -> RemoteValue:
+        """Packs values into a struct at the peer; names are kept in the type.
+
+        Raises:
+          ForeignValueError: If a value was made by another executor.
+          TypeMismatchError: If `elements` is no container of values.
+        """
+        self._check_open()
+        pairs = pairs_of(elements)
+        members = [self._own(value, join_path("element", name, i)) for i, (name, value) in enumerate(pairs)]
+        names = [name for name, _ in pairs]
+        types = [(n, m.type_signature) if n is not None else m.type_signature for n, m in zip(names, members)]
+        keeper = await self._session()
+        struct = keeper.session.struct([(name, member.id) for name, member in zip(names, members)])
+        value_id = await io_loop.run(self._watched(keeper, struct))
+        return RemoteValue(self, keeper, value_id, StructType(types), members)
+
+    async def create_selection(self, source: object, index: object) -> RemoteValue:
+        """Selects a member at the peer.
+
+        Raises:
+          TypeMismatchError: If the source is no struct or has no such member.
+        """
+        self._check_open()
+        value = self._own(source, "the source")
+        struct = value.type_signature
+        if not isinstance(struct, StructType):
+            raise TypeMismatchError(f"Expected a struct to select from, found a value of type {struct}")
+        fields = fields_of(struct)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(fields):
+            raise TypeMismatchError(f"Expected an index from 0 to {len(fields) - 1} into {struct}, found {index!r}")
+        keeper = value.keeper
+        value_id = await io_loop.run(self._watched(keeper, keeper.session.selection(value.id, index)))
+        return RemoteValue(self, keeper, value_id, fields[index][1], value)
+
+    async def fetch(self, value: RemoteValue) -> object:
+        """Computes a value at the peer and returns its payload."""
+        self._check_open()
+        keeper = self._own(value, "the value").keeper
+        session, type_spec = keeper.session, value.type_signature
+        if isinstance(type_spec, FunctionType):
+            raise TypeMismatchError(f"Expected a value to compute, found a function of type {type_spec}; call it first")
+        compute = compute_streamed if self._stream_structs else compute_whole
+        return await io_loop.run(self._watched(keeper, compute(session, value.id, type_spec)))
+
+    async def has_phases(self) -> bool:
+        """Tells whether the peer runs client phases; it is asked at most once."""
+        peer = (await self._session()).session.peer
+        return peer is not None and peer.phases
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Runs a client phase at the peer, in one call.
+
+        Args:
+          phase: What to run.
+          inputs: A column of exactly those clients for each input of its program.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients, counted over the whole federation.
+        """
+        keeper = await self._session()
+        running = run_remote_phase(keeper.session, phase, inputs, arguments, clients)
+        return await self._watched(keeper, running)
+
+    async def _session(self) -> SessionKeeper:
+        """Returns the session, opened if there is none."""
+        await need_event_loop()
+        keeper = self._keeper
+        if keeper is not None and not keeper.session.lost:
+            return keeper
+        if self._cardinalities is None:
+            raise InvalidValueError("Expected set_cardinalities() before anything is created, found no cardinalities")
+        return await io_loop.run(self._open(self._cardinalities))
+
+    async def _open(self, cardinalities: CardinalitiesType) -> SessionKeeper:
+        """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open_once(cardinalities))
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        finally:
+            if opening.done() and self._opening is opening:
+                self._opening = None
+
+    async def _open_once(self, cardinalities: CardinalitiesType) -> SessionKeeper:
+        if self._keeper is not None and not self._keeper.session.lost:
+            return self._keeper
+        session = await open_session(self._stub, cardinalities)
+        keeper = SessionKeeper(session, self._dispose_batch_size)
+        keeper.start()
+        if self._closed or cardinalities != self._cardinalities:
+            await keeper.end()
+            raise ClosedError(f"Expected {self!r} to stay open while it connects, found it closed")
+        self._keeper = keeper
+        # The keeper does not know the executor: when nobody refers to that any more, the session ends too.
+        weakref.finalize(self, keeper.give_up).atexit = False
+        return keeper
+
+    async def _watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
+        """Awaits a call, and takes note if it tells that the session is lost."""
+        try:
+            return await work
+        except StaleSessionError as error:
+            keeper.session.lost = str(error)
+            raise
+
+    def _own(self, value: object, role: str) -> RemoteValue:
+        if not isinstance(value, RemoteValue):
+            raise ForeignValueError(
+                f"Expected a value of {self!r} as {role}, found {describe(value)}; use create_value"
+            )
+        if value.executor is not self:
+            raise ForeignValueError(f"Expected a value of {self!r} as {role}, found one of {value.executor!r}")
+        if value.session.lost or self._keeper is None or value.session is not self._keeper.session:
+            raise StaleSessionError(
+                f"Expected a value of the current session at {self._stub.address} as {role}, found one of a session "
+                f"that has ended: {value.session.lost or 'the cardinalities have changed'}; create it again"
+            )
+        return value
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("Expected an open executor, found RemoteExecutor closed; create a new one")
+
+    def _leave(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            io_loop.finish(keeper.end())
+
+    def close(self) -> None:
+        """Ends the session at the peer, which frees its values. Idempotent; never raises, for a dead peer neither."""
+        self._closed = True
+        self._leave()
+
+    def __repr__(self) -> str:
+        return f"<RemoteExecutor at {self._stub.address}{' closed' if self._closed else ''}>"
+
+
+_FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")

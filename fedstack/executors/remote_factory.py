@@ -1,0 +1,130 @@
+"""Makes the stacks that run client work on workers in other processes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor
+from fedstack.computations.tensor_values import describe
+from fedstack.errors import InvalidValueError
+from fedstack.executors.data_executor import DataBackend
+from fedstack.executors.factories import unplaced_stack
+from fedstack.executors.federating_executor import FederatingExecutor
+from fedstack.executors.leaf_executor import LeafExecutor
+from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.workers import Worker, Workers
+from fedstack.executors.workers_executor import WorkersExecutor
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.targets import Target, TargetResolver, resolve_targets
+
+if TYPE_CHECKING:
+    from fedstack.transport.credentials import ClientCredentials
+
+WorkerTarget: TypeAlias = "str | Target | ExecutorStub"
+WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | TargetResolver"
+
+
+class RemoteExecutorFactory(ResourceManagingExecutorFactory):
+    """A factory over workers; made by `remote_executor_factory`."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        default_num_clients: int,
+        *,
+        max_fanout: int,
+        dispose_batch_size: int,
+        stream_structs: bool,
+        data_backend: DataBackend | None,
+    ) -> None:
+        def make_remote(worker: Worker) -> RemoteExecutor:
+            return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
+
+        def stack(cardinalities: CardinalitiesType) -> Executor:
+            server = unplaced_stack(LeafExecutor(), data_backend)
+            clients = cardinalities[CLIENTS]
+            if not clients:
+                return ReferenceResolvingExecutor(FederatingExecutor(server, 0))
+            return ReferenceResolvingExecutor(
+                WorkersExecutor(server, workers, clients, max_fanout=max_fanout, make_remote=make_remote)
+            )
+
+        super().__init__(stack, default_num_clients=default_num_clients)
+        self._workers = workers
+
+    @property
+    def workers(self) -> Workers:
+        """The workers."""
+        return self._workers
+
+    def close(self) -> None:
+        """Closes all executors, and the connections. Idempotent."""
+        super().close()
+        self._workers.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteExecutorFactory over {self._workers!r}>"
+
+
+def remote_executor_factory(
+    targets: WorkerTargets,
+    default_num_clients: int = 0,
+    max_fanout: int = 100,
+    dispose_batch_size: int = 20,
+    stream_structs: bool = False,
+    *,
+    credentials: "ClientCredentials | None" = None,
+    connect_seconds: float = 10.0,
+    data_backend: DataBackend | None = None,
+) -> RemoteExecutorFactory:
+    """Returns a factory of stacks that run the work of clients on workers, and the server's work here.
+
+    Each client phase is spread evenly over the workers that are ready when it begins. A worker that dies costs the
+    round: the context runs it again on those left, with the same result.
+
+    Args:
+      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), stubs, or what resolves to addresses.
+      default_num_clients: The number of clients of computations whose arguments do not tell.
+      max_fanout: The most children of one composing executor.
+      dispose_batch_size: How many values a remote executor disposes of in one call.
+      stream_structs: Whether structs go to peers without extensions leaf by leaf.
+      credentials: Certificates and the token for the workers.
+      connect_seconds: How long to wait for the first worker.
+      data_backend: Resolves `data` blocks at the server that are not functions.
+
+    Raises:
+      InvalidValueError: If an address or a number cannot be right.
+    """
+    if max_fanout < 2:
+        raise InvalidValueError(f"Expected max_fanout of at least 2, found {max_fanout}")
+    if dispose_batch_size < 1:
+        raise InvalidValueError(f"Expected dispose_batch_size of at least 1, found {dispose_batch_size}")
+    stubs = make_stubs(targets, credentials)
+    return RemoteExecutorFactory(
+        Workers(stubs, connect_seconds),
+        default_num_clients,
+        max_fanout=max_fanout,
+        dispose_batch_size=dispose_batch_size,
+        stream_structs=stream_structs,
+        data_backend=data_backend,
+    )
+
+
+def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") -> list[ExecutorStub]:
+    """Returns a stub for each target."""
+    listed = targets if isinstance(targets, (list, tuple)) else [targets]
+    stubs: list[ExecutorStub] = []
+    for target in cast("Sequence[object]", listed):
+        if isinstance(target, ExecutorStub):
+            stubs.append(target)
+        elif isinstance(target, (str, Target)) or hasattr(target, "resolve"):
+            from fedstack.transport.grpc_connection import GrpcConnection  # gRPC is imported by those only who use it
+
+            resolved = resolve_targets(cast("str | Target | TargetResolver", target))
+            stubs.extend(ExecutorStub(GrpcConnection(address, credentials)) for address in resolved)
+        else:
+            raise InvalidValueError(
+                f"Expected the address of a worker, as in 'localhost:8000', or a stub, found {describe(target)}"
+            )
+    return stubs

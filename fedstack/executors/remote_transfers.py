@@ -1,0 +1,157 @@
+"""Moves values and phases of any size to a peer and back, in chunks, with an eye on the peer's heartbeat."""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import TypeVar, cast
+
+import attrs
+from google.protobuf.message import DecodeError, Message
+
+from fedstack.computations.language import Type
+from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.proto import executor_pb2 as plain
+from fedstack.proto import extensions_pb2 as extended
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.frames import Data, Header, Heartbeat, SegmentReader, data_frames, header_frame, parse_frame
+from fedstack.transport.heartbeat import watch
+from fedstack.transport.packing import Packer, Unpacker
+
+_M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
+# How many heartbeats may stay away before the peer counts as dead.
+_MISSED_BEATS = 4
+_UPLOAD_SECONDS = 60.0
+# A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
+_MAX_RESULT_BYTES = 1 << 40
+
+
+@attrs.define
+class Packing:
+    """A value that is ready to be sent.
+
+    Attributes:
+      type: Its type; `None` if the message tells.
+      value: The message for any peer.
+      typed: The message for one of fedstack's own services.
+      segments: The bytes that go with that.
+    """
+
+    type: Type | None
+    value: plain.Value = attrs.field(factory=plain.Value)
+    typed: extended.TypedValue = attrs.field(factory=extended.TypedValue)
+    segments: list[memoryview] = attrs.field(factory=list)
+
+
+def pack_value(payload: object, type_spec: Type, max_bytes: int) -> Packing:
+    """Packs a value for one of fedstack's own services.
+
+    Raises:
+      ResourceLimitError: If it has more bytes than the peer takes.
+    """
+    packer = Packer()
+    typed = extended.TypedValue()
+    typed.type.CopyFrom(type_spec.to_proto())
+    packer.pack(typed.value, payload, type_spec)
+    check_size(packer.segment_bytes, max_bytes, f"a value of type {type_spec}")
+    return Packing(type_spec, typed=typed, segments=packer.segments)
+
+
+def check_size(size: int, limit: int, what: str) -> None:
+    """Checks a size against what a peer takes, before anything is sent."""
+    if size > limit:
+        raise ResourceLimitError(
+            f"Expected at most {limit} bytes in one message, found {size} in {what}; send it in parts, or start the "
+            "worker with a larger --max-value-bytes"
+        )
+
+
+async def upload(stub: ExecutorStub, header: extended.Upload, segments: Sequence[memoryview]) -> None:
+    """Sends a value."""
+    size = sum(map(len, segments))
+    await stub.upload_value(frames_of(header, segments), _UPLOAD_SECONDS + size / 1e6)
+
+
+def frames_of(header: Message, segments: Sequence[memoryview]) -> Iterator[bytes]:
+    """Yields a message and the bytes that go with it as frames."""
+    yield header_frame(header)
+    yield from data_frames(segments)
+
+
+async def download(
+    stub: ExecutorStub,
+    peer: extended.HandshakeResponse,
+    executor: plain.ExecutorId,
+    ref: plain.ValueRef,
+    response: extended.ComputeNowResponse,
+    type_spec: Type,
+) -> object:
+    """Returns the payload of a value: out of a response that has it, or else from a stream."""
+    if response.HasField("value"):
+        unpacker = Unpacker(max_bytes=0)
+        payload = unpacker.unpack(response.value, type_spec, "result")
+        unpacker.finish()
+        return payload
+    frames = stub.download_value(extended.DownloadRequest(executor=executor, value_ref=ref))
+    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES)
+
+    def read(header: extended.Download) -> object:
+        return unpacker.unpack(header.value, type_spec, "result")
+
+    return await receive(frames, extended.Download, read, unpacker, peer.heartbeat_seconds)
+
+
+async def receive(
+    frames: AsyncGenerator[bytes, None],
+    message: type[_M],
+    read: Callable[[_M], _T],
+    unpacker: Unpacker,
+    heartbeat_seconds: float,
+    on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+) -> _T:
+    """Receives a stream: heartbeats, a header, the bytes that belong to it.
+
+    Args:
+      frames: The stream.
+      message: What its header is.
+      read: Reads the header; it uses the unpacker.
+      unpacker: Has the buffers for the bytes, when the header has been read.
+      heartbeat_seconds: How often the peer shows that it is alive.
+      on_heartbeat: Called with each heartbeat.
+
+    Returns:
+      What `read` returned, when the bytes are there.
+
+    Raises:
+      DeadlineExceededError: If the peer was silent for too long.
+      InvalidValueError: If it sent something else.
+    """
+    limit = _MISSED_BEATS * max(heartbeat_seconds, 0.1)
+    result: _T | None = None
+    reader: SegmentReader | None = None
+    try:
+        async for content in watch(frames, limit):
+            frame = parse_frame(content)
+            if isinstance(frame, Heartbeat):
+                on_heartbeat(frame)
+            elif isinstance(frame, Data) and reader is not None:
+                reader.feed(frame.data)
+            elif isinstance(frame, Header) and reader is None:
+                result = read(_parsed(message, frame.content))
+                reader = SegmentReader(unpacker.buffers)
+            else:
+                raise InvalidValueError(
+                    f"Expected a header and then data, found a {type(frame).__name__}; the peer speaks something else"
+                )
+    finally:
+        await frames.aclose()
+    if reader is None:
+        raise InvalidValueError("Expected a result, found a stream that ended without one")
+    reader.finish()
+    unpacker.finish()
+    return cast(_T, result)
+
+
+def _parsed(message: type[_M], content: bytes) -> _M:
+    try:
+        return message.FromString(content)
+    except DecodeError as error:
+        raise InvalidValueError(f"Expected a {message.DESCRIPTOR.name}, found other bytes: {error}") from error

@@ -1,0 +1,92 @@
+"""Keeps a remote session alive and tidy in the background: renews its lease, disposes of values in batches, ends it."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from fedstack.errors import FedstackError, StaleSessionError
+from fedstack.executors.remote_sessions import RemoteSession
+from fedstack.transport.disposal import DisposalQueue
+
+_logger = logging.getLogger(__name__)
+# How long a value that nobody refers to may wait for its batch to fill.
+_DISPOSAL_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+_END_SECONDS = 5.0
+
+
+class SessionKeeper:
+    """Looks after one session, on the transport's loop, from `start` to `end`.
+
+    Args:
+      session: The session.
+      dispose_batch_size: How many values are disposed of in one call.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self, session: RemoteSession, dispose_batch_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.session = session
+        self._clock = clock
+        self._queue: DisposalQueue[str] = DisposalQueue(dispose_batch_size, _DISPOSAL_SECONDS, clock)
+        self._renewed = clock()
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to look after the session; called on the transport's loop."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def forget(self, value: str) -> None:
+        """Takes note that nobody refers to a value any more. Does nothing but enqueue: finalizers call it."""
+        self._queue.add(value)
+
+    def give_up(self) -> None:
+        """Asks for the end of the session from anywhere, also from a finalizer."""
+        self._ending = True
+
+    async def end(self) -> None:
+        """Disposes of what is left, and ends the session at the peer. Never raises."""
+        self._ending = True
+        if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if not self.session.lost:
+            await self._dispose(self._queue.take(force=True))
+        if not self.session.lost:
+            with contextlib.suppress(FedstackError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.session.end(), _END_SECONDS)
+            self.session.lost = "it has been closed"
+
+    async def _run(self) -> None:
+        while not self.session.lost and not self._ending:
+            await asyncio.sleep(_LOOK_SECONDS)
+            await self._dispose(self._queue.take())
+            await self._renew()
+        if self._ending:
+            await self.end()
+
+    async def _renew(self) -> None:
+        lease = self.session.lease_seconds
+        if lease is None or self._clock() - self._renewed < lease / 3:
+            return
+        try:
+            if not await self.session.renew():
+                self.session.lost = "its lease ran out, or the worker was started anew"
+            self._renewed = self._clock()
+        except FedstackError as error:
+            # It is tried again until the next call finds out that the worker is gone.
+            _logger.debug("Renewing the lease of a session at %s failed: %s", self.session.stub.address, error)
+
+    async def _dispose(self, batches: Sequence[Sequence[str]]) -> None:
+        for batch in batches:
+            try:
+                await self.session.dispose(batch)
+            except StaleSessionError as error:
+                self.session.lost = str(error)
+            except FedstackError as error:
+                _logger.debug("Disposing of values at %s failed: %s", self.session.stub.address, error)

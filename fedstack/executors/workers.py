@@ -1,0 +1,156 @@
+"""Knows which workers are ready: asks those it knows nothing of, and looks again after those that have failed."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+
+from fedstack.computations.language import RetryableError
+from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.io_loop import io_loop
+
+_logger = logging.getLogger(__name__)
+# How long the first who is ready waits for the others, so that a fleet that comes up together is used together.
+_SETTLE_SECONDS = 1.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2.0
+
+
+class Worker:
+    """One worker.
+
+    Attributes:
+      stub: Calls it.
+      ready: Whether it is known to be there.
+      cause: Why it is not; `None` if nobody has asked it yet.
+    """
+
+    def __init__(self, stub: ExecutorStub) -> None:
+        self.stub = stub
+        self.ready = False
+        self.cause: Exception | None = None
+        self.probe: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """Its address."""
+        return self.stub.address
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.address} {'ready' if self.ready else f'away: {self.cause}'}>"
+
+
+class Workers:
+    """A set of workers. Coroutines run on the transport's loop.
+
+    Args:
+      stubs: Calls each of them. They are closed with this.
+      connect_seconds: How long to wait for the first that is ready.
+    """
+
+    def __init__(self, stubs: Sequence[ExecutorStub], connect_seconds: float = 10.0) -> None:
+        if not stubs:
+            raise InvalidValueError(
+                "Expected at least one worker, found none; give its address, as in 'localhost:8000'"
+            )
+        self._workers = [Worker(stub) for stub in stubs]
+        self._connect_seconds = connect_seconds
+        self._gave_up = False
+        self._changed: asyncio.Event | None = None
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers)
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    async def ready(self) -> list[Worker]:
+        """Returns the workers that are ready, one at least; waits for it if need be.
+
+        Raises:
+          WorkerUnavailableError: If none is, within the time to connect; the message has all addresses and causes.
+        """
+        return await io_loop.run(self._ready())
+
+    async def _ready(self) -> list[Worker]:
+        loop = asyncio.get_running_loop()
+        self._changed = self._changed or asyncio.Event()
+        for worker in self._workers:
+            self._look_after(worker)
+        begun = loop.time()
+        # Who has waited in vain once need not do so at every attempt: the workers are looked after all the time.
+        patience = min(self._connect_seconds, _SETTLE_SECONDS) if self._gave_up else self._connect_seconds
+        while True:
+            ready = [worker for worker in self._workers if worker.ready]
+            if len(ready) == len(self._workers):
+                break
+            hopeless = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
+            if len(hopeless) == len(self._workers):
+                raise hopeless[0]  # a wrong token will not become right by waiting
+            fresh = any(worker.cause is None for worker in self._workers)
+            left = (min(_SETTLE_SECONDS, patience) if ready else patience) - (loop.time() - begun)
+            if left <= 0 or (ready and not fresh):
+                break
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except asyncio.TimeoutError:
+                continue
+        self._gave_up = not ready
+        if not ready:
+            causes = "; ".join(f"{worker.address}: {worker.cause or 'no answer'}" for worker in self._workers)
+            raise WorkerUnavailableError(
+                f"Expected at least one of {len(self._workers)} workers to be ready within {patience:g} s, found none: "
+                f"{causes}; start them with `fedstack serve`, and ask one with `fedstack check`"
+            )
+        return ready
+
+    def failed(self, worker: Worker, error: Exception) -> None:
+        """Takes note that a worker has failed; it is looked after until it is back."""
+        worker.ready = False
+        worker.cause = error
+        io_loop.start(self._look_again(worker))
+
+    async def _look_again(self, worker: Worker) -> None:
+        self._look_after(worker)
+
+    def _look_after(self, worker: Worker) -> None:
+        if not worker.ready and not self._closed and (worker.probe is None or worker.probe.done()):
+            worker.probe = asyncio.ensure_future(self._probe(worker))
+
+    async def _probe(self, worker: Worker) -> None:
+        """Tries to reach a worker until it answers."""
+        pause = _FIRST_PAUSE
+        while not self._closed:
+            try:
+                await worker.stub.connection.wait_ready(_LONGEST_PAUSE)
+                await worker.stub.handshake()
+            except FedstackError as error:
+                worker.cause = error
+            else:
+                worker.cause, worker.ready = None, True
+            if self._changed is not None:
+                self._changed.set()
+            if worker.ready:
+                _logger.debug("The worker at %s is ready", worker.address)
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _close(self) -> None:
+        self._closed = True
+        probes = [worker.probe for worker in self._workers if worker.probe is not None]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+        for worker in self._workers:
+            await worker.stub.close()
+
+    def close(self) -> None:
+        """Closes the connections. Idempotent; waits for it where that blocks no event loop."""
+        if not self._closed:
+            io_loop.finish(self._close())
+
+    def __repr__(self) -> str:
+        return f"<Workers {', '.join(map(repr, self._workers))}>"

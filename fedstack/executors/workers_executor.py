@@ -1,0 +1,202 @@
+"""Defines the executor that runs client phases on whatever workers are ready."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import attrs
+
+from fedstack.computations.columns import Column
+from fedstack.computations.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
+from fedstack.computations.program_ir import program_to_ir
+from fedstack.computations.render import call_intrinsic, function_of, reference
+from fedstack.computations.tasks import Fold, Phase
+from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
+from fedstack.executors.composing_executor import ComposingExecutor
+from fedstack.executors.fold_states import FoldState
+from fedstack.executors.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.placed_executor import FoldArgument, FoldArguments, PhaseRunner, PlacedExecutor
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.sync_driver import need_event_loop
+from fedstack.executors.workers import Worker, Workers
+from fedstack.executors.wrapper_executor import WrapperExecutor
+
+NewState = Callable[[Fold, FoldArgument, int], FoldState]
+
+
+@attrs.define(eq=False)
+class _Spread:
+    """A composing executor over certain workers, and how many phases run on it."""
+
+    workers: list[Worker]
+    executor: ComposingExecutor
+    running: int = 0
+    retired: bool = False
+
+    def retire(self) -> None:
+        self.retired = True
+        self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        if self.retired and not self.running:
+            self.executor.close()
+
+
+class WorkersExecutor(PlacedExecutor):
+    """Spreads each client phase evenly over the workers that are ready when it begins.
+
+    Results do not depend on which these are, so workers may come, go and die between phases. What runs at the server
+    runs here.
+
+    Args:
+      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      workers: The workers. They are not closed with this executor.
+      num_clients: The number of clients.
+      max_fanout: The most children of one composing executor.
+      make_remote: Makes the executor at a worker.
+    """
+
+    def __init__(
+        self,
+        server: Executor,
+        workers: Workers,
+        num_clients: int,
+        *,
+        max_fanout: int,
+        make_remote: Callable[[Worker], RemoteExecutor],
+    ) -> None:
+        super().__init__(server)
+        self._workers = workers
+        self._num_clients = num_clients
+        self._max_fanout = max_fanout
+        self._make_remote = make_remote
+        self._spread: _Spread | None = None
+
+    @property
+    def clients(self) -> int:
+        return self._num_clients
+
+    @property
+    def drives_inline(self) -> bool:
+        """Whether work here needs no event loop unless it asks for one."""
+        return self.server.drives_inline
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        await need_event_loop()
+        spread = self._spread_over(await self._workers.ready())
+        spread.running += 1
+        try:
+            return await spread.executor.run_phase(phase, inputs, arguments, clients)
+        finally:
+            spread.running -= 1
+            spread.close_if_idle()
+
+    def _spread_over(self, ready: list[Worker]) -> _Spread:
+        """Returns a composing executor over the workers: the one there is if these are its workers."""
+        workers = ready[: max(self._num_clients, 1)]
+        if self._spread is not None and self._spread.workers == workers:
+            return self._spread
+        if self._spread is not None:
+            self._spread.retire()
+        counts = _even(self._num_clients, len(workers))
+        children: list[PhaseRunner] = [self._child(worker, count) for worker, count in zip(workers, counts)]
+        self._spread = _Spread(workers, self._composed(children, counts))
+        return self._spread
+
+    def _child(self, worker: Worker, count: int) -> "_WorkerSlice":
+        remote = self._make_remote(worker)
+        remote.set_cardinalities({CLIENTS: count})
+        return _WorkerSlice(worker, remote, self.new_state, self._workers)
+
+    def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposingExecutor:
+        """Puts children under composing executors, in as many levels as the fan-out asks for."""
+        while len(children) > self._max_fanout:
+            groups = [slice(i, i + self._max_fanout) for i in range(0, len(children), self._max_fanout)]
+            children = [ComposingExecutor(_Shared(self.server), children[g], counts[g]) for g in groups]
+            counts = [sum(counts[g]) for g in groups]
+        return ComposingExecutor(_Shared(self.server), children, counts)
+
+    def close(self) -> None:
+        super().close()
+        if self._spread is not None:
+            self._spread.retire()
+
+    def __repr__(self) -> str:
+        return f"<WorkersExecutor with {self._num_clients} clients over {len(self._workers)} workers>"
+
+
+class _Shared(WrapperExecutor):
+    """Uses an executor that others use too, and leaves it open."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def _even(clients: int, parts: int) -> list[int]:
+    """Splits a number of clients into parts that differ by one at most."""
+    whole, rest = divmod(clients, parts)
+    return [whole + (index < rest) for index in range(parts)]
+
+
+class _WorkerSlice:
+    """Runs the phases of some clients at one worker, and tells when that fails."""
+
+    def __init__(self, worker: Worker, remote: RemoteExecutor, new_state: NewState, workers: Workers) -> None:
+        self._worker = worker
+        self._remote = remote
+        self._new_state = new_state
+        self._workers = workers
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        try:
+            if await self._remote.has_phases():
+                return await self._remote.run_phase(phase, inputs, arguments, clients)
+            return await self._value_by_value(phase, inputs, arguments, clients)
+        except (WorkerUnavailableError, DeadlineExceededError) as error:
+            self._workers.failed(self._worker, error)
+            raise WorkerUnavailableError(
+                f"Expected the worker at {self._worker.address} to finish its part, found it gone: {error}"
+            ) from error
+
+    async def _value_by_value(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Maps the clients' program at a peer that knows the plain verbs only, and folds what comes back here."""
+        function = await self._remote.create_value(_mapping(phase))
+        argument = None
+        if phase.input_types:
+            types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
+            argument = await self._remote.known(tuple(inputs), types)
+        mapped = await self._remote.create_call(function, argument)
+        column = cast(Column, await self._remote.fetch(mapped))
+        states = [self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
+        sink = PhaseSink(phase, states)
+        sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
+        return PhaseResult([state.partials() for state in states], sink.columns())
+
+    def close(self) -> None:
+        self._remote.close()
+
+    def __repr__(self) -> str:
+        return f"<_WorkerSlice at {self._worker.address}>"
+
+
+def _mapping(phase: Phase) -> computation_pb2.Computation:
+    """Returns the function of the inputs at all clients that maps the program over them; made once per phase."""
+    found = phase.memo.get("mapping")
+    if isinstance(found, computation_pb2.Computation):
+        return found
+    program = program_to_ir(phase.program, phase.input_types, phase.result_types)
+    result = FederatedType(StructType(list(phase.result_types)), CLIENTS)
+    if phase.input_types:
+        types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
+        zipped_type = FederatedType(StructType(list(phase.input_types)), CLIENTS)
+        zipped = call_intrinsic("federated_zip_at_clients", [reference("inputs", types)], zipped_type)
+        mapping = function_of("inputs", types, call_intrinsic("federated_map", [program, zipped], result))
+    else:
+        mapping = function_of("", None, call_intrinsic("federated_eval_at_clients", [program], result))
+    phase.memo["mapping"] = mapping
+    return mapping

@@ -1,0 +1,86 @@
+"""Connects a stub to a service in this process without a network between them."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+
+from fedstack.errors import RemoteError, WorkerUnavailableError
+from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod, UploadMethod
+from fedstack.transport.status import code_of, details_of, error_from_status, message_of
+
+
+class InMemoryConnection:
+    """Calls the methods of a service right away; errors go through their statuses, as they would by wire.
+
+    Args:
+      service: The service.
+      address: What it is called in messages.
+    """
+
+    def __init__(self, service: Service, address: str = "memory") -> None:
+        self._methods = {
+            f"/{service_name}/{name}": method
+            for service_name, methods in service.methods.items()
+            for name, method in methods.items()
+        }
+        self._address = address
+        self._closed = False
+        self.calls: list[str] = []
+
+    @property
+    def address(self) -> str:
+        """What the service is called in messages."""
+        return self._address
+
+    def _find(self, path: str) -> Method:
+        self.calls.append(path)
+        if self._closed:
+            raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")
+        found = self._methods.get(path)
+        if found is None:
+            raise RemoteError(f"Expected a method of {self._address}, found {path}", code="UNIMPLEMENTED")
+        return found
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        method = self._find(path)
+        assert isinstance(method, UnaryMethod)
+        try:
+            return await method.handle(request)
+        except Exception as error:
+            raise self._as_received(error) from None
+
+    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+        method = self._find(path)
+        assert isinstance(method, UploadMethod)
+        try:
+            return await method.handle(_each(frames))
+        except Exception as error:
+            raise self._as_received(error) from None
+
+    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        method = self._find(path)
+        assert isinstance(method, (ExchangeMethod, DownloadMethod))
+        answers = (
+            method.handle(_each(frames)) if isinstance(method, ExchangeMethod) else method.handle(b"".join(frames))
+        )
+        try:
+            async for answer in answers:
+                yield answer
+        except Exception as error:
+            raise self._as_received(error) from None
+        finally:
+            if isinstance(answers, AsyncGenerator):
+                await answers.aclose()
+
+    def _as_received(self, error: Exception) -> Exception:
+        return error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
+
+    async def wait_ready(self, timeout: float) -> None:
+        if self._closed:
+            raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+async def _each(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        yield frame

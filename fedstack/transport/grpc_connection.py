@@ -1,0 +1,154 @@
+"""Reaches a peer by gRPC: a channel that is opened when first used, and statuses turned into errors."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Iterable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from fedstack.errors import WorkerUnavailableError
+from fedstack.transport.channels import open_channel
+from fedstack.transport.credentials import ClientCredentials
+from fedstack.transport.status import error_from_status
+from fedstack.transport.targets import Target
+
+_DETAILS_KEY = "grpc-status-details-bin"
+# A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
+_MAX_CALLS = 256
+_MAX_STREAMS = 4096
+
+
+class GrpcConnection:
+    """A connection to one peer. Its coroutines run on the transport's loop.
+
+    Args:
+      target: Where the peer is.
+      credentials: What it wants to see, and what it is to show; `None` for a peer in the clear.
+      max_calls: The most calls in flight; more wait here.
+    """
+
+    def __init__(
+        self, target: Target, credentials: ClientCredentials | None = None, *, max_calls: int = _MAX_CALLS
+    ) -> None:
+        self._target = target
+        self._credentials = credentials
+        self._metadata = () if credentials is None else credentials.metadata
+        self._channel: grpc.aio.Channel | None = None
+        self._methods: dict[tuple[str, str], Any] = {}
+        self._calls = asyncio.Semaphore(max_calls)
+        self._streams = asyncio.Semaphore(_MAX_STREAMS)
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """The peer's address."""
+        return self._target.address
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._closed:
+            raise WorkerUnavailableError(f"Expected an open connection to {self.address}, found it closed")
+        if self._channel is None:
+            self._channel = open_channel(self._target, self._credentials)
+        return self._channel
+
+    def _method(self, kind: str, path: str) -> Any:
+        """Returns what calls a method; made once, since that costs as much as a call."""
+        found = self._methods.get((kind, path))
+        if found is None:
+            found = self._methods[kind, path] = getattr(self._open(), kind)(path)
+        return found
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        async with self._streams if timeout is None else self._calls:
+            with self._errors():
+                return await self._method("unary_unary", path)(request, timeout=timeout, metadata=self._metadata)
+
+    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+        async with self._streams:
+            with self._errors():
+                call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata)
+                return await _finish(call, frames)
+
+    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        async with self._streams:
+            with self._errors():
+                call = self._method("stream_stream", path)(metadata=self._metadata)
+                sending = asyncio.ensure_future(_send(call, frames))
+                try:
+                    while (message := await call.read()) is not grpc.aio.EOF:
+                        yield cast(bytes, message)
+                    await _raise_status(call)
+                    if sending.done():
+                        sending.result()
+                finally:
+                    call.cancel()
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
+
+    async def wait_ready(self, timeout: float) -> None:
+        channel = self._open()
+        try:
+            await asyncio.wait_for(channel.channel_ready(), timeout)
+        except asyncio.TimeoutError:
+            raise WorkerUnavailableError(
+                f"Expected a server at {self.address}, found none within {timeout:g} s; start one with `fedstack "
+                "serve`, and look with `fedstack check`"
+            ) from None
+
+    @contextlib.contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        """Raises what a failed call stands for."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise _error_of(error, self.address) from None
+
+    async def close(self) -> None:
+        self._closed = True
+        channel, self._channel = self._channel, None
+        self._methods.clear()
+        if channel is not None:
+            await channel.close()
+
+    def __repr__(self) -> str:
+        return f"<GrpcConnection to {self.address}{' closed' if self._closed else ''}>"
+
+
+async def _send(call: Any, frames: Iterable[bytes]) -> None:
+    """Writes a stream to its end, or to the end of the call: the status tells what was wrong."""
+    try:
+        for frame in frames:
+            await call.write(frame)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return
+    except BaseException:
+        call.cancel()
+        raise
+
+
+async def _finish(call: Any, frames: Iterable[bytes]) -> bytes:
+    try:
+        await _send(call, frames)
+        return await call
+    finally:
+        call.cancel()
+
+
+async def _raise_status(call: Any) -> None:
+    """Raises the error of a call that has ended with one."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )
+
+
+def _error_of(error: grpc.aio.AioRpcError, address: str) -> Exception:
+    details = None
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            details = value
+    return error_from_status(int(error.code().value[0]), error.details() or "", details, address)
