@@ -1,0 +1,89 @@
+"""Notices when a peer that should give signs of life has been silent for too long."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from typing import Final, TypeVar, cast
+
+from fedstack.errors import DeadlineExceededError
+
+_T = TypeVar("_T")
+_END: Final = object()
+
+
+class SilenceWatch:
+    """Knows how long a peer has been silent.
+
+    Args:
+      limit: How long it may be, in seconds.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._last = clock()
+
+    def heard(self) -> None:
+        """Takes note of a sign of life."""
+        self._last = self._clock()
+
+    def remaining(self) -> float:
+        """Returns how long it may still be silent, in seconds; 0 if it has been for too long."""
+        return max(0.0, self._last + self._limit - self._clock())
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has been silent for too long."""
+        return self.remaining() == 0
+
+    def __repr__(self) -> str:
+        return f"<SilenceWatch {self.remaining():.1f} of {self._limit:g} s left>"
+
+
+async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer") -> AsyncGenerator[_T, None]:
+    """Yields what a stream yields, as long as it does not pause for too long.
+
+    Only the time spent waiting for the stream counts, not what the consumer does in between.
+
+    Args:
+      stream: Anything to iterate over, calls of `grpc.aio` included. If it is waited for when this ends, it is
+        cancelled; else it is left as it is, and its owner closes it.
+      limit: How long it may yield nothing, in seconds.
+      who: Who is expected to send something, for messages.
+
+    Raises:
+      DeadlineExceededError: If it yielded nothing for that long.
+    """
+    iterator = aiter(stream)
+    while True:
+        # A task for each item, and not `asyncio.wait_for`: that cannot be told from a TimeoutError of the stream's own,
+        # and may lose a cancellation before Python 3.12.
+        task = asyncio.create_task(_next_of(iterator))
+        try:
+            await asyncio.wait([task], timeout=limit)
+            is_silent = not task.done()
+        finally:
+            await _end(task)
+        if is_silent:
+            raise DeadlineExceededError(
+                f"Expected a sign of life from {who} within {limit:g} seconds, found none; it hangs, or the way to it "
+                "is cut"
+            )
+        item = task.result()
+        if item is _END:
+            return
+        yield cast(_T, item)
+
+
+async def _next_of(iterator: AsyncIterator[_T]) -> _T | object:
+    return await anext(iterator, _END)
+
+
+async def _end(task: "asyncio.Task[object]") -> None:
+    """Cancels a task unless it is done, and returns when it is; what comes of it then is of no interest."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # or asyncio would report that nobody asked

@@ -1,0 +1,180 @@
+"""Silence is noticed, and nothing is left running then."""
+
+import asyncio
+import contextlib
+
+import grpc
+import grpc.aio
+import pytest
+
+from fedstack.errors import DeadlineExceededError
+from fedstack.transport.heartbeat import SilenceWatch, watch
+
+LONG = 60.0
+SHORT = 0.02
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def others() -> set[asyncio.Task]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def items_of(*items, then=None):
+    for item in items:
+        yield item
+    if then is not None:
+        await then()
+
+
+def test_a_peer_may_be_silent_for_as_long_as_the_limit():
+    clock = Clock()
+    silence = SilenceWatch(10.0, clock)
+    clock.now += 9.0
+    assert (silence.remaining(), silence.silent) == (1.0, False)
+    assert repr(silence) == "<SilenceWatch 1.0 of 10 s left>"
+    clock.now += 2.0
+    assert (silence.remaining(), silence.silent) == (0.0, True)
+
+
+def test_a_sign_of_life_starts_it_anew():
+    clock = Clock()
+    silence = SilenceWatch(10.0, clock)
+    clock.now += 9.0
+    silence.heard()
+    clock.now += 9.0
+    assert (silence.remaining(), silence.silent) == (1.0, False)
+
+
+async def test_the_items_of_a_stream_pass_and_so_does_its_end():
+    assert [item async for item in watch(items_of(1, None, 3), LONG)] == [1, None, 3]
+    assert [item async for item in watch(items_of(), LONG)] == []
+
+
+async def test_a_silent_stream_is_ended():
+    ended = asyncio.Event()
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    received = []
+    with pytest.raises(DeadlineExceededError, match="Expected a sign of life from worker:1 within 0.02 seconds"):
+        async for item in watch(items_of(1, 2, then=hang), SHORT, who="worker:1"):
+            received.append(item)
+    assert received == [1, 2]
+    assert ended.is_set()
+    assert not others()
+
+
+async def test_the_time_that_the_consumer_takes_does_not_count():
+    reached = asyncio.Event()
+    async for _ in watch(items_of(1, 2), SHORT):
+        asyncio.get_running_loop().call_later(3 * SHORT, reached.set)
+        await reached.wait()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), TimeoutError("its own"), DeadlineExceededError("further down")])
+async def test_an_error_of_the_stream_passes(error):
+    async def fail():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        async for _ in watch(items_of(1, then=fail), LONG):
+            pass
+    assert caught.value is error
+
+
+async def test_a_cancelled_consumer_ends_the_stream_it_waits_for():
+    waiting, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang():
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def consume():
+        async for _ in watch(items_of(1, then=hang), LONG):
+            pass
+
+    consumer = asyncio.create_task(consume())
+    await waiting.wait()
+    consumer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    assert ended.is_set()
+    assert not others()
+
+
+async def test_a_stream_that_fails_when_it_is_cancelled_is_of_no_interest():
+    async def fail_late():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError("too late") from None
+
+    with pytest.raises(DeadlineExceededError):
+        async for _ in watch(items_of(then=fail_late), SHORT):
+            pass
+
+
+async def test_a_consumer_that_stops_leaves_the_stream_to_its_owner():
+    stream = items_of(1, 2, 3)
+    watched = watch(stream, LONG)
+    assert await anext(watched) == 1
+    await watched.aclose()
+    assert not others()
+    assert [item async for item in stream] == [2, 3]
+
+
+@contextlib.asynccontextmanager
+async def call_that_falls_silent():
+    """Yields a call that brings two messages and hangs then, and an event: the server noticed its end."""
+    ended = asyncio.Event()
+
+    async def beat_twice(request, context):
+        try:
+            for _ in range(2):
+                await context.write(request)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    server = grpc.aio.server()
+    handler = grpc.unary_stream_rpc_method_handler(beat_twice)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Beat", {"Beat": handler}),))
+    port = server.add_insecure_port("localhost:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"localhost:{port}") as channel:
+        yield channel.unary_stream("/test.Beat/Beat")(b"beat"), ended
+    await server.stop(None)
+
+
+async def test_a_call_of_grpc_that_falls_silent_is_ended():
+    async with call_that_falls_silent() as (call, ended):
+        received = []
+        with pytest.raises(DeadlineExceededError):
+            async for message in watch(call, 0.5):
+                received.append(message)
+        assert received == [b"beat", b"beat"]
+        assert call.cancelled()
+        await asyncio.wait_for(ended.wait(), LONG)
+
+
+async def test_a_call_of_grpc_that_is_left_early_is_for_its_owner_to_end():
+    async with call_that_falls_silent() as (call, ended):
+        async for _ in watch(call, LONG):
+            break
+        assert not call.done()
+        call.cancel()
+        await asyncio.wait_for(ended.wait(), LONG)
