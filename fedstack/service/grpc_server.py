@@ -1,0 +1,203 @@
+"""Serves services over gRPC: one class for every server that fedstack has."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from fedstack.errors import AddressError, ClosedError, InvalidValueError
+from fedstack.service.call_counts import CallCounts, ReportsCalls
+from fedstack.service.call_router import CallRouter, Metadata
+from fedstack.service.health import HealthService
+from fedstack.service.listening import Listener, TcpListener, UnixListener
+from fedstack.transport.channels import SERVER_OPTIONS
+from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
+from fedstack.transport.methods import Service
+
+_logger = logging.getLogger(__name__)
+
+# How long calls that were cancelled may take to come to their end.
+_LAST_SECONDS = 5.0
+
+
+class GrpcServer:
+    """A server with services plugged in, and health and reflection beside them.
+
+    Its coroutines run on one event loop, that of `start()`: the transport's (`io_loop`) in a process that also dials.
+
+    Args:
+      services: What it serves. It closes them when it stops.
+      host: A name or an address of this machine. Others than its loopback need TLS.
+      port: The port; 0 for any that is free.
+      unix_socket: The path of a socket to listen at, instead of host and port.
+      credentials: The certificate and key for TLS, and what is asked of clients.
+      insecure: Whether other machines may reach the server without TLS.
+      reflection: Whether tools can ask what the services are.
+      max_calls: The most calls that run at a time.
+      max_message_bytes: The largest message that is taken; by default any that protobuf can have.
+      grace_seconds: How long running calls have by default when the server stops.
+
+    Raises:
+      InvalidValueError: If others could reach the server without TLS, and that was not asked for.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        unix_socket: Path | None = None,
+        credentials: ServerCredentials | None = None,
+        insecure: bool = False,
+        reflection: bool = True,
+        max_calls: int = 16_384,
+        max_message_bytes: int | None = None,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        self._services = tuple(services)
+        self._listener: Listener = TcpListener(host, port) if unix_socket is None else UnixListener(unix_socket)
+        self._credentials = ServerCredentials() if credentials is None else credentials
+        self._max_message_bytes = max_message_bytes
+        self._grace_seconds = grace_seconds
+        if not (self._listener.is_private or self._credentials.uses_tls or insecure):
+            raise InvalidValueError(
+                f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one "
+                "(--tls-cert, --tls-key), listen at 127.0.0.1, or say that you do without (--insecure)"
+            )
+        self._health = HealthService([name for service in services for name in service.methods])
+        background = [self._health, *_reflection_of([*services, self._health], wanted=reflection)]
+        self._router = CallRouter(services, is_allowed=self._is_allowed, max_calls=max_calls, background=background)
+        for service in services:
+            if isinstance(service, ReportsCalls):
+                service.call_counts = self.call_counts
+        self._server: grpc.aio.Server | None = None
+        self._target = ""
+        self._stopping: asyncio.Task[None] | None = None
+        self._grace_is_over = asyncio.Event()
+        self._stopped = asyncio.Event()
+
+    @property
+    def target(self) -> str:
+        """The address to dial from this machine, with the real port.
+
+        Raises:
+          ClosedError: If the server has not been started.
+        """
+        if not self._target:
+            raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
+        return self._target
+
+    @property
+    def call_counts(self) -> CallCounts:
+        """How many calls have ended, by method and code."""
+        return self._router.counts
+
+    async def start(self) -> None:
+        """Returns when the server can be dialled. Idempotent.
+
+        Raises:
+          AddressError: If it cannot listen at its address.
+          ClosedError: If it has been stopped.
+        """
+        if self._stopping is not None:
+            raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
+        if self._server is not None:
+            return
+        self._listener.prepare()
+        server = grpc.aio.server(handlers=[self._router], options=self._options())
+        try:
+            port = self._bind(server)
+        except RuntimeError as error:  # who took the address since it was looked at?
+            raise AddressError(
+                f"Expected to listen at {self._listener.address}, found that gRPC cannot: {error}"
+            ) from error
+        self._server = server
+        self._target = self._listener.target(port)
+        await server.start()
+        _logger.info("Listening at %s", self._target)
+
+    async def wait(self) -> None:
+        """Returns when the server has stopped."""
+        await self._stopped.wait()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Lets running calls come to their end, then closes the services. Idempotent.
+
+        Health says NOT_SERVING from the beginning. As long as one call is running, others are taken that it may need,
+        such as the renewal of a lease. When none is, or the grace is over, whoever calls is told to go elsewhere.
+
+        Args:
+          grace: How long running calls have, in seconds, before they are cancelled; `grace_seconds` by default. Of
+            several calls of this method the shortest time counts.
+        """
+        self._health.drain()
+        seconds = self._grace_seconds if grace is None else grace
+        timer = asyncio.get_running_loop().call_later(seconds, self._grace_is_over.set)
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        self._stopping.add_done_callback(lambda _: timer.cancel())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        await self._wait_idle_or_grace()
+        try:
+            await asyncio.wait_for(self._router.end_calls(), _LAST_SECONDS)
+        except asyncio.TimeoutError:
+            _logger.warning("Stopping while %d calls do not end", self._router.running)
+        if self._server is not None:
+            await self._server.stop(_LAST_SECONDS)
+        for service in self._services:
+            try:
+                await service.close()
+            except Exception:  # the others are to be closed all the same
+                _logger.exception("Closing %r failed", service)
+        self._stopped.set()
+
+    async def _wait_idle_or_grace(self) -> None:
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._router.wait_idle()),
+            asyncio.ensure_future(self._grace_is_over.wait()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        if self._credentials.uses_tls:
+            return server.add_secure_port(self._listener.address, server_credentials(self._credentials))
+        return server.add_insecure_port(self._listener.address)
+
+    def _options(self) -> list[tuple[str, int | str]]:
+        options = dict(SERVER_OPTIONS)
+        if self._max_message_bytes is not None:
+            options["grpc.max_receive_message_length"] = self._max_message_bytes
+        return list(options.items())
+
+    def _is_allowed(self, metadata: Metadata) -> bool:
+        allowed = self._credentials.tokens
+        return not allowed or token_matches(bearer_token(metadata), allowed)
+
+    def __repr__(self) -> str:
+        if self._stopped.is_set():
+            state = "stopped"
+        elif self._server is None:
+            state = "not started"
+        else:
+            state = f"at {self._target}, {self._router.running} calls running"
+        return f"<GrpcServer {state}>"
+
+
+def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Service]:
+    if not wanted:
+        return ()
+    try:
+        from fedstack.service.reflection import ReflectionService  # needs an extra
+    except ImportError as error:
+        _logger.info("Tools cannot ask what the services are: %s", error)
+        return ()
+    return [ReflectionService(services)]

@@ -1,0 +1,21 @@
+"""Starts what a process needs for gRPC before the first test does, or the check for leaks would find it."""
+
+from collections.abc import Iterator
+
+import grpc.aio
+import pytest
+
+from fedstack.transport.io_loop import io_loop
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_is_up() -> Iterator[None]:
+    async def start() -> None:
+        grpc.aio.init_grpc_aio()
+
+    async def stop() -> None:
+        grpc.aio.shutdown_grpc_aio()
+
+    io_loop.run_sync(start())
+    yield
+    io_loop.run_sync(stop())
