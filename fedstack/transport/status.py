@@ -214,7 +214,7 @@ def error_from_status(code: int, message: str, details: bytes | None, address: s
 
     Returns:
       An error of the class, and with the message, that the peer raised, if the details say so; else one that fits the
-      code. The peer's traceback is its `__cause__`, so `raise` it without `from`.
+      code. The peer's traceback is its `__cause__`, so `raise error from error.__cause__`.
     """
     known = Code(code) if code in Code.__members__.values() else Code.UNKNOWN
     detail = _read(details)

@@ -85,6 +85,19 @@ def test_where_an_error_came_from_is_its_cause():
     assert str(cause).startswith("at localhost:8000, in FederatingExecutor > LeafExecutor\n")
 
 
+def test_raised_where_the_call_failed_it_shows_the_peers_traceback_and_not_that_of_the_call():
+    def call():
+        try:
+            raise OSError("the call failed")
+        except OSError:
+            error = sent(errors.CarrierError("no such function"))
+            raise error from error.__cause__
+
+    printed = "".join(traceback.format_exception(raised(call)))
+    assert "at localhost:8000" in printed
+    assert "the call failed" not in printed
+
+
 def test_an_error_that_passed_through_two_services_keeps_both_tracebacks():
     error = sent(raised(fail_at_client))
     received = error_from_status(code_of(error), message_of(error), details_of(error), "coordinator:1")
