@@ -29,11 +29,12 @@ from fedstack.errors import (
     StaleSessionError,
     TypeMismatchError,
 )
+from fedstack.executors.extended_session import open_session
 from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_of, to_declared_type
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments
 from fedstack.executors.remote_phases import run_remote_phase
-from fedstack.executors.remote_sessions import RemoteSession, open_session
+from fedstack.executors.remote_sessions import RemoteSession
 from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
 from fedstack.executors.session_keeper import SessionKeeper
 from fedstack.executors.sync_driver import need_event_loop

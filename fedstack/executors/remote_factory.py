@@ -1,7 +1,7 @@
 """Makes the stacks that run client work on workers in other processes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.tensor_values import describe
@@ -21,8 +21,23 @@ from fedstack.transport.targets import Target, TargetResolver, resolve_targets
 if TYPE_CHECKING:
     from fedstack.transport.credentials import ClientCredentials
 
+
+class WorkerSource(Protocol):
+    """Workers together with what they want to be dialled with, such as a `local_worker_pool`."""
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """The addresses."""
+        ...
+
+    @property
+    def credentials(self) -> "ClientCredentials | None":
+        """Certificates and the token."""
+        ...
+
+
 WorkerTarget: TypeAlias = "str | Target | ExecutorStub"
-WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | TargetResolver"
+WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | TargetResolver | WorkerSource"
 
 
 class RemoteExecutorFactory(ResourceManagingExecutorFactory):
@@ -84,7 +99,8 @@ def remote_executor_factory(
     round: the context runs it again on those left, with the same result.
 
     Args:
-      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), stubs, or what resolves to addresses.
+      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), stubs, what resolves to addresses,
+        or a `local_worker_pool`.
       default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
@@ -113,6 +129,9 @@ def remote_executor_factory(
 
 def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") -> list[ExecutorStub]:
     """Returns a stub for each target."""
+    if hasattr(targets, "targets"):
+        source = cast(WorkerSource, targets)
+        targets, credentials = source.targets, credentials or source.credentials
     listed = targets if isinstance(targets, (list, tuple)) else [targets]
     stubs: list[ExecutorStub] = []
     for target in cast("Sequence[object]", listed):

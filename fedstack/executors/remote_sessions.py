@@ -1,31 +1,23 @@
 """Holds values in another process, one session per executor: with fedstack's own peers, and with any other."""
 
 import abc
-import asyncio
-import uuid
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from fedstack.computations.codec import value_from_proto, value_to_proto
 from fedstack.computations.columns import with_columns
-from fedstack.computations.language import CardinalitiesType, Type, computation_pb2
+from fedstack.computations.language import Type, computation_pb2
 from fedstack.computations.travel import portable
-from fedstack.errors import ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.remote_transfers import Packing, download, pack_value, upload
+from fedstack.errors import ResourceLimitError
+from fedstack.executors.remote_transfers import Packing
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.proto.carriers_pb2 import PickledPython
 from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.retry import RetryPolicy
 
 Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
 
-_SMALL_BYTES = 1 << 20
-_QUICK_SECONDS = 1.0
-_QUICK_BYTES = 1 << 18
 _MAX_MESSAGE = (1 << 31) - 1
-_LEASE_SECONDS = 60.0
 
 
 class RemoteSession(abc.ABC):
@@ -86,10 +78,11 @@ class RemoteSession(abc.ABC):
         """What the peer says of itself; `None` from one without extensions."""
         return None
 
-    async def dispose(self, values: Sequence[str]) -> None:
-        """Lets go of values."""
+    async def dispose(self, values: Sequence[str]) -> Sequence[str]:
+        """Lets go of values; returns those of which that cannot be said yet, to be asked for again."""
         refs = [plain.ValueRef(id=value) for value in values]
         await self.stub.dispose(plain.DisposeRequest(executor=self.executor, value_ref=refs))
+        return ()
 
     async def renew(self) -> bool:
         """Renews the lease; tells whether the peer still knows the session."""
@@ -98,21 +91,6 @@ class RemoteSession(abc.ABC):
     async def end(self) -> None:
         """Ends the session."""
         await self.stub.dispose_executor(plain.DisposeExecutorRequest(executor=self.executor))
-
-
-async def open_session(stub: ExecutorStub, cardinalities: CardinalitiesType) -> RemoteSession:
-    """Shakes hands with a peer and opens a session, with extensions if it has them."""
-    peer = await stub.handshake()
-    counts = [
-        plain.Cardinality(placement=computation_pb2.Placement(uri=placement.uri), cardinality=count)
-        for placement, count in cardinalities.items()
-    ]
-    if peer is None:
-        response = await stub.get_executor(plain.GetExecutorRequest(cardinalities=counts))
-        return PlainSession(stub, response.executor)
-    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS)
-    opened = await stub.open_session(request)
-    return ExtendedSession(stub, opened.executor, opened.lease_seconds, peer)
 
 
 class PlainSession(RemoteSession):
@@ -151,7 +129,7 @@ class PlainSession(RemoteSession):
         return (await self.stub.create_call(request)).value_ref.id
 
     async def struct(self, members: Named) -> str:
-        request = plain.CreateStructRequest(executor=self.executor, element=_elements(members))
+        request = plain.CreateStructRequest(executor=self.executor, element=elements_of(members))
         return (await self.stub.create_struct(request)).value_ref.id
 
     async def selection(self, source: str, index: int) -> str:
@@ -166,91 +144,8 @@ class PlainSession(RemoteSession):
         return with_columns(value_from_proto(response.value, type_spec, path="result"), type_spec)
 
 
-class ExtendedSession(RemoteSession):
-    """A session with one of fedstack's own services: ids are chosen here, so a create may be repeated."""
-
-    def __init__(
-        self, stub: ExecutorStub, executor: plain.ExecutorId, lease_seconds: float, peer: extended.HandshakeResponse
-    ) -> None:
-        super().__init__(stub, executor, lease_seconds)
-        self._peer = peer
-        self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
-
-    @property
-    def peer(self) -> extended.HandshakeResponse:
-        return self._peer
-
-    def travelling(self, computation: Computation) -> Computation:
-        if self._peer.same_process:
-            return computation
-        return portable(computation, allow_by_value=self._takes_code)
-
-    @property
-    def _takes_code(self) -> bool:
-        return PickledPython.DESCRIPTOR.full_name in self._peer.leaf_runtimes
-
-    @property
-    def travel_key(self) -> object:
-        return self._peer.same_process, self._takes_code
-
-    def pack(self, payload: object, type_spec: Type) -> Packing:
-        return pack_value(payload, type_spec, self._peer.max_value_bytes)
-
-    async def put(self, packing: Packing) -> str:
-        value_id = uuid.uuid4().hex
-        typed = packing.typed
-        if not packing.segments and typed.ByteSize() <= _SMALL_BYTES:
-            await self._create(extended.CreateRequest.Creation(id=value_id, value=typed))
-        else:
-            header = extended.Upload(executor=self.executor, id=value_id, value=typed)
-            await upload(self.stub, header, packing.segments)
-        return value_id
-
-    async def put_computation(self, computation: Computation) -> str:
-        value_id = uuid.uuid4().hex
-        return await self._create(extended.CreateRequest.Creation(id=value_id, computation=computation))
-
-    async def call(self, function: str, argument: str | None) -> str:
-        call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
-        if argument is not None:
-            call.argument_ref.id = argument
-        return await self._create(extended.CreateRequest.Creation(id=uuid.uuid4().hex, call=call))
-
-    async def struct(self, members: Named) -> str:
-        struct = extended.CreateRequest.Struct(element=_elements(members))
-        return await self._create(extended.CreateRequest.Creation(id=uuid.uuid4().hex, struct=struct))
-
-    async def selection(self, source: str, index: int) -> str:
-        selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
-        return await self._create(extended.CreateRequest.Creation(id=uuid.uuid4().hex, selection=selection))
-
-    async def _create(self, creation: extended.CreateRequest.Creation) -> str:
-        request = extended.CreateRequest(executor=self.executor, creation=[creation])
-        pauses = self._retry.pauses()
-        while True:
-            try:
-                await self.stub.create(request)
-                return creation.id
-            except WorkerUnavailableError:
-                pause = next(pauses, None)
-                if pause is None:
-                    raise
-            await asyncio.sleep(pause)
-
-    async def compute(self, value: str, type_spec: Type) -> object:
-        ref = plain.ValueRef(id=value)
-        request = extended.ComputeNowRequest(
-            executor=self.executor, value_ref=ref, wait_seconds=_QUICK_SECONDS, max_bytes=_QUICK_BYTES
-        )
-        response = await self.stub.compute_now(request)
-        return await download(self.stub, self._peer, self.executor, ref, response, type_spec)
-
-    async def renew(self) -> bool:
-        response = await self.stub.renew_lease(extended.RenewLeaseRequest(executor=[self.executor]))
-        return not response.unknown
-
-
-def _elements(members: Named) -> list[plain.CreateStructRequest.Element]:
+def elements_of(members: Named) -> list[plain.CreateStructRequest.Element]:
+    """Returns the elements of a struct."""
     return [
         plain.CreateStructRequest.Element(name=name or "", value_ref=plain.ValueRef(id=value))
         for name, value in members

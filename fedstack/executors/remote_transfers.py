@@ -38,7 +38,7 @@ class Packing:
     type: Type | None
     value: plain.Value = attrs.field(factory=plain.Value)
     typed: extended.TypedValue = attrs.field(factory=extended.TypedValue)
-    segments: list[memoryview] = attrs.field(factory=list)
+    segments: list[memoryview] = attrs.field(factory=lambda: list[memoryview]())
 
 
 def pack_value(payload: object, type_spec: Type, max_bytes: int) -> Packing:

@@ -85,7 +85,8 @@ class SessionKeeper:
     async def _dispose(self, batches: Sequence[Sequence[str]]) -> None:
         for batch in batches:
             try:
-                await self.session.dispose(batch)
+                for value in await self.session.dispose(batch):
+                    self._queue.add(value)
             except StaleSessionError as error:
                 self.session.lost = str(error)
             except FedstackError as error:

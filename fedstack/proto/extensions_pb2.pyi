@@ -156,16 +156,18 @@ class Upload(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., id: _Optional[str] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ...) -> None: ...
 
 class ComputeNowRequest(_message.Message):
-    __slots__ = ("executor", "value_ref", "wait_seconds", "max_bytes")
+    __slots__ = ("executor", "value_ref", "wait_seconds", "max_bytes", "creation")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     VALUE_REF_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATION_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     value_ref: _executor_pb2.ValueRef
     wait_seconds: float
     max_bytes: int
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ...) -> None: ...
 
 class ComputeNowResponse(_message.Message):
     __slots__ = ("value",)

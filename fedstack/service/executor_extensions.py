@@ -2,12 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from fedstack._version import __version__
+from fedstack.computations.language import Type
 from fedstack.computations.leaf_runtimes import known_carriers
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import InvalidValueError
@@ -87,15 +88,20 @@ class ExecutorExtensions:
 
     async def create(self, request: messages.CreateRequest) -> messages.CreateResponse:
         """Creates values under chosen ids."""
-        session = self._core.find(request.executor)
-        for creation in request.creation:
+        await self._create_all(self._core.find(request.executor), request.creation)
+        return messages.CreateResponse()
+
+    async def _create_all(self, session: Session, creations: Iterable[messages.CreateRequest.Creation]) -> None:
+        for creation in creations:
             if not creation.id or len(creation.id) > 100:
                 raise InvalidValueError("Expected an id of 1 to 100 characters for a new value, found another")
-            if not session.has(creation.id):
-                size = creation.ByteSize() if creation.WhichOneof("kind") in ("value", "computation") else 0
-                session.check_room(size)
-                session.add(await self._created(session, creation), size, creation.id)
-        return messages.CreateResponse()
+            if session.has(creation.id):
+                continue
+            size = creation.ByteSize() if creation.WhichOneof("kind") in ("value", "computation") else 0
+            session.check_room(size)
+            created = await self._created(session, creation)
+            if not session.has(creation.id):  # the same call may have come twice
+                session.add(created, size, creation.id)
 
     async def _created(self, session: Session, creation: messages.CreateRequest.Creation) -> Any:
         executor = session.executor
@@ -147,18 +153,21 @@ class ExecutorExtensions:
     async def compute_now(self, request: messages.ComputeNowRequest) -> messages.ComputeNowResponse:
         """Computes a value that is soon there and small."""
         session = self._core.find(request.executor)
+        await self._create_all(session, request.creation)
+        value_id = request.value_ref.id
+        known = held_values.known_payload(session.find(value_id))
+        if known is not None:
+            response = _packed_response(known[0], known[1])
+            return messages.ComputeNowResponse() if response.ByteSize() > request.max_bytes else response
         return await self._core.run(session, self._compute_now(session, request))
 
     async def _compute_now(self, session: Session, request: messages.ComputeNowRequest) -> messages.ComputeNowResponse:
-        response = messages.ComputeNowResponse()
         value_id = request.value_ref.id
         pull = session.pull(value_id)
         if not await pull.wait(min(max(request.wait_seconds, 0.0), self._core.limits.heartbeat_seconds)):
-            return response
-        payload = pull.result()
-        packer = Packer()
-        packer.pack(response.value, payload, session.find(value_id).type_signature, "result")
-        if packer.segments or response.ByteSize() > request.max_bytes:
+            return messages.ComputeNowResponse()
+        response = _packed_response(pull.result(), session.find(value_id).type_signature)
+        if response.ByteSize() > request.max_bytes:
             return messages.ComputeNowResponse()
         session.delivered(value_id)
         return response
@@ -237,6 +246,14 @@ class ExecutorExtensions:
         for method, code, count in self.call_counts or ():
             response.calls.add(method=method, code=code, count=count)
         return response
+
+
+def _packed_response(payload: object, type_spec: Type) -> messages.ComputeNowResponse:
+    """Returns a small value as a response, and an empty one for a value that is large."""
+    packer = Packer()
+    response = messages.ComputeNowResponse()
+    packer.pack(response.value, payload, type_spec, "result")
+    return messages.ComputeNowResponse() if packer.segments else response
 
 
 def _unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:

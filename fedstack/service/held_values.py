@@ -18,7 +18,7 @@ from fedstack.computations.language import (
 from fedstack.errors import UnsupportedIntrinsicError
 from fedstack.executors.delegating_executor import DelegatingExecutor
 from fedstack.executors.lazy_executor import LazyExecutor
-from fedstack.executors.lazy_values import LazyValue
+from fedstack.executors.lazy_values import KnownValue, LazyValue
 from fedstack.executors.placed_executor import PlacedExecutor
 
 
@@ -55,6 +55,11 @@ async def compute(value: ExecutorValue) -> object:
     if isinstance(value, LazyValue):
         return await value.pull()
     return normalize_argument(await value.compute(), value.type_signature, "result")
+
+
+def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
+    """Returns the payload and the type of a value for which nothing has to run; `None` for any other."""
+    return (value.payload, value.type_signature) if isinstance(value, KnownValue) else None
 
 
 def phase_executor(executor: Executor) -> PlacedExecutor:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
 from fedstack.computations.language import CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
@@ -228,7 +228,7 @@ class SessionTable:
         return session_id in self._sessions and self._leases.renew(session_id)
 
     @contextlib.contextmanager
-    def hold(self, session: Session) -> Iterator[None]:
+    def hold(self, session: Session) -> Generator[None, None, None]:
         """Keeps a session's lease from running out while the block runs."""
         self._leases.hold(session.id)
         try:

@@ -171,7 +171,8 @@ def check_executor(make_executor: MakeExecutor, *, without: Collection[Need] = (
       make_executor: Returns an executor for a number of clients. It takes every computation of the language, as what
         has a `ReferenceResolvingExecutor` on top does. It is closed in the end.
       without: What the executors do not have, so that promises that need it are left out: `concurrency`, several leaf
-        functions at the same time; `same process`, leaf functions that run where they were made.
+        functions at the same time; `same process`, leaf functions that run where they were made; `lazy arguments`,
+        sequences that reach leaf functions without being sent.
 
     Raises:
       ConformanceError: If promises are not kept; it names all of them.

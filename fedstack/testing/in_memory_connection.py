@@ -45,7 +45,8 @@ class InMemoryConnection:
         try:
             return await method.handle(request)
         except Exception as error:
-            raise self._as_received(error) from None
+            received = self._as_received(error)
+            raise received from received.__cause__
 
     async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
         method = self._find(path)
@@ -53,7 +54,8 @@ class InMemoryConnection:
         try:
             return await method.handle(_each(frames))
         except Exception as error:
-            raise self._as_received(error) from None
+            received = self._as_received(error)
+            raise received from received.__cause__
 
     async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         method = self._find(path)
@@ -65,7 +67,8 @@ class InMemoryConnection:
             async for answer in answers:
                 yield answer
         except Exception as error:
-            raise self._as_received(error) from None
+            received = self._as_received(error)
+            raise received from received.__cause__
         finally:
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()

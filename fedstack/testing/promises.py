@@ -8,7 +8,7 @@ import attrs
 
 from fedstack.testing.subjects import ExecutorSubject, Runner, StackSubject
 
-Need: TypeAlias = Literal["concurrency", "one attempt", "same process"]
+Need: TypeAlias = Literal["concurrency", "lazy arguments", "one attempt", "same process"]
 
 
 @attrs.frozen(eq=False)
@@ -22,7 +22,8 @@ class Promise:
       of_executors: Whether it is checked on executors, through the verbs.
       of_stacks: Whether it is checked on stacks, through contexts.
       needs: What not everything under test has: `concurrency`, several leaf functions at the same time; `one attempt`,
-        no retries that run leaf functions again; `same process`, leaf functions that run where they were made.
+        no retries that run leaf functions again; `same process`, leaf functions that run where they were made; `lazy
+        arguments`, sequences that reach leaf functions as they are, not sent there whole.
       intrinsics: The intrinsics whose meaning the promise is about.
     """
 

@@ -87,7 +87,7 @@ async def one_shot_iterators_are_refused_by_name(runner: Runner) -> None:
     await expect_error(runner.run(later, from_generator(lambda: iter([1, 2.5])), 0), TypeError, "[1]", "int32", "2.5")
 
 
-@promise_of_both(needs=["same process", "one attempt"])
+@promise_of_both(needs=["same process", "one attempt", "lazy arguments"])
 async def leaves_stream_sequences(runner: Runner) -> None:
     """A leaf iterates over a sequence as often as it likes; elements are made while it does, never all at once."""
     alive: list[int] = []

@@ -102,8 +102,9 @@ class GrpcConnection:
         """Raises what a failed call stands for."""
         try:
             yield
-        except grpc.aio.AioRpcError as error:
-            raise _error_of(error, self.address) from None
+        except grpc.aio.AioRpcError as failure:
+            error = _error_of(failure, self.address)
+            raise error from error.__cause__  # the peer's traceback, and not ours
 
     async def close(self) -> None:
         self._closed = True

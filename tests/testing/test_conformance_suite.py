@@ -189,7 +189,7 @@ def test_every_intrinsic_of_the_language_has_a_row(rows) -> None:
 
 
 @pytest.mark.parametrize("rows", [executor_rows, stack_rows])
-@pytest.mark.parametrize("need", ["concurrency", "one attempt", "same process"])
+@pytest.mark.parametrize("need", ["concurrency", "lazy arguments", "one attempt", "same process"])
 def test_rows_that_need_something_can_be_left_out(rows, need) -> None:
     left, every = rows(without=[need]), rows()
     assert 0 < len(left) < len(every)

@@ -19,6 +19,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=whole_number(0), default=0, metavar="N", help="same seed, same accuracies, to the bit"
     )
     parser.add_argument(
+        "--workers", type=whole_number(0), default=0, metavar="N", help="worker processes for the clients; 0 for none"
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("demo-out"), metavar="FOLDER", help="where the picture and the CSV file go"
     )
 
@@ -39,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     print(f"{describe_clients(training)}.", file=sys.stderr)
-    rounds = run_rounds(example, training, evaluation, options.rounds, options.seed)
+    rounds = run_rounds(example, training, evaluation, options.rounds, options.seed, options.workers)
     csv_file, picture = folder / "federated_averaging.csv", folder / "federated_averaging.png"
     write_csv(rounds, csv_file)
     draw_curve(rounds, options.clients, picture)

@@ -7,7 +7,7 @@ module.
 import contextlib
 import importlib.util
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,9 +15,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.executors.contexts import use_context
+from fedstack.executors.contexts import SyncExecutionContext, use_context
 from fedstack.executors.local_contexts import create_sync_local_execution_context
 from fedstack.executors.progress_display import Standing, display
+from fedstack.executors.remote_contexts import create_sync_remote_execution_context
 
 _FILE = "federated_averaging.py"
 _IN_WHEEL = Path(__file__).parent / "examples" / _FILE
@@ -91,16 +92,33 @@ def describe_clients(training: Sequence[Batches]) -> str:
     return f"{counted(len(digits), 'client')} with {each} handwritten digits each, of {kinds:.1f} kinds on average"
 
 
+@contextlib.contextmanager
+def _context(num_workers: int) -> Generator[SyncExecutionContext, None, None]:
+    """Makes a context in this process, or over new workers, for the block."""
+    if not num_workers:
+        with contextlib.closing(create_sync_local_execution_context()) as context:
+            yield context
+        return
+    from fedstack.service.worker_pool import local_worker_pool  # those without workers need no gRPC
+
+    with (
+        local_worker_pool(num_workers) as workers,
+        contextlib.closing(create_sync_remote_execution_context(workers)) as context,
+    ):
+        yield context
+
+
 def run_rounds(
     example: FederatedAveraging,
     training: list[Batches],
     evaluation: list[Batches],
     num_rounds: int,
     seed: int,
+    num_workers: int = 0,
 ) -> list[Round]:
-    """Trains and evaluates for some rounds in this process, with a progress bar.
+    """Trains and evaluates for some rounds, with a progress bar: in this process, or in worker processes.
 
-    The same arguments give the same accuracies and losses, to the bit.
+    The same arguments give the same accuracies and losses, to the bit, whatever the number of workers.
     """
     rounds: list[Round] = []
 
@@ -108,7 +126,7 @@ def run_rounds(
         return Standing(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
 
     with (
-        contextlib.closing(create_sync_local_execution_context()) as context,
+        _context(num_workers) as context,
         use_context(context),
         display("Training", "rounds", standing),
     ):
