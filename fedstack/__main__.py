@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 
 from fedstack._version import __version__
-from fedstack.service.command_line import certs_command, demo_command
+from fedstack.service.command_line import certs_command, check_command, demo_command, serve_command, status_command
 from fedstack.service.command_line.command import Command, run_command_line
 
-COMMANDS: tuple[Command, ...] = (demo_command, certs_command)
+COMMANDS: tuple[Command, ...] = (demo_command, serve_command, check_command, status_command, certs_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,11 +8,12 @@ from typing import Any
 
 import grpc.aio
 
-from fedstack.errors import AddressError, ClosedError, InvalidValueError
+from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.service.call_counts import CallCounts, ReportsCalls
 from fedstack.service.call_router import CallRouter, Metadata
 from fedstack.service.health import HealthService
 from fedstack.service.listening import Listener, TcpListener, UnixListener
+from fedstack.service.tls_check import why_unusable
 from fedstack.transport.channels import SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
 from fedstack.transport.methods import Service
@@ -101,6 +102,7 @@ class GrpcServer:
 
         Raises:
           AddressError: If it cannot listen at its address.
+          InvalidValueError: If its certificates are of no use.
           ClosedError: If it has been stopped.
         """
         if self._stopping is not None:
@@ -111,10 +113,11 @@ class GrpcServer:
         server = grpc.aio.server(handlers=[self._router], options=self._options())
         try:
             port = self._bind(server)
-        except RuntimeError as error:  # who took the address since it was looked at?
-            raise AddressError(
-                f"Expected to listen at {self._listener.address}, found that gRPC cannot: {error}"
-            ) from error
+        except FedstackError:
+            # gRPC frees what a server has when it stops, and it stops only one that was started.
+            await server.start()
+            await server.stop(None)
+            raise
         self._server = server
         self._target = self._listener.target(port)
         await server.start()
@@ -168,9 +171,18 @@ class GrpcServer:
         await asyncio.gather(*waits, return_exceptions=True)
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        if self._credentials.uses_tls:
-            return server.add_secure_port(self._listener.address, server_credentials(self._credentials))
-        return server.add_insecure_port(self._listener.address)
+        try:
+            if self._credentials.uses_tls:
+                return server.add_secure_port(self._listener.address, server_credentials(self._credentials))
+            return server.add_insecure_port(self._listener.address)
+        except RuntimeError as error:
+            reason = why_unusable(self._credentials) if self._credentials.uses_tls else None
+            if reason is not None:
+                raise InvalidValueError(f"{reason}; for the server at {self._listener.address}") from error
+            # Somebody has taken the address since it was looked at.
+            raise AddressError(
+                f"Expected {self._listener.address} to be free, found that gRPC cannot listen"
+            ) from error
 
     def _options(self) -> list[tuple[str, int | str]]:
         options = dict(SERVER_OPTIONS)

@@ -1,5 +1,6 @@
 """Runs a server from code that has no event loop: scripts, notebooks, tests."""
 
+from concurrent import futures
 from types import TracebackType
 
 from fedstack.service.grpc_server import GrpcServer
@@ -36,7 +37,7 @@ class ServerThread:
         """Waits until the server has stopped, at most `timeout` seconds; tells whether it has."""
         try:
             io_loop.run_sync(self.server.wait(), timeout)
-        except TimeoutError:
+        except futures.TimeoutError:  # in Python 3.10 another class than the built-in
             return False
         return True
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from fedstack.service.command_line.command import whole_number
-from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of, seconds
+from fedstack.service.command_line.command import seconds, whole_number
+from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
@@ -58,6 +58,10 @@ def test_an_empty_variable_counts_as_absent() -> None:
     assert parse([], {"FEDSTACK_MAX_SESSIONS": "", "FEDSTACK_INSECURE": " "}) == parse([], {})
 
 
+def test_what_kubernetes_says_of_a_service_is_no_option() -> None:
+    assert parse([], {"FEDSTACK_MAX_SESSIONS": "tcp://10.0.0.1:8000"}) == parse([], {})
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -81,6 +85,15 @@ def test_a_wrong_value_of_an_option_does_not_speak_of_variables(capsys: pytest.C
     with pytest.raises(SystemExit):
         parse(["--log-format", "xml"], {})
     assert capsys.readouterr().err.endswith("expected one of text, json, found 'xml'\n")
+
+
+def test_help_tells_the_defaults_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    text = " ".join(capsys.readouterr().out.split())
+    assert "how many [FEDSTACK_MAX_SESSIONS] (default: 8)" in text
+    assert "what goes; may be repeated [FEDSTACK_ALLOW_MODULE]" in text
+    assert text.count("(default") == 3
 
 
 def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:

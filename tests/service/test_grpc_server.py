@@ -5,13 +5,14 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from calling import WALL, call, on_loop, path_of
 from echo_service import ECHO, EchoService
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
@@ -23,21 +24,10 @@ from fedstack.service.grpc_server import GrpcServer
 from fedstack.service.health import HEALTH_SERVICE
 from fedstack.service.server_thread import ServerThread
 from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
 from fedstack.transport.status import Code, StatusError, error_from_status
 from fedstack.transport.targets import parse_target
 
-WALL = 20.0
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
-
-
-def on_loop(work: Callable[[], Awaitable[Any]], seconds: float = WALL) -> Any:
-    """Runs a test's coroutine where all of gRPC runs, within a wall limit."""
-
-    async def bounded() -> Any:
-        return await asyncio.wait_for(work(), seconds)
-
-    return io_loop.run_sync(bounded())
 
 
 @pytest.fixture
@@ -49,23 +39,6 @@ def echo() -> EchoService:
 def server(echo: EchoService) -> Iterator[GrpcServer]:
     with ServerThread(GrpcServer([echo])) as thread:
         yield thread.server
-
-
-def path_of(method: str) -> str:
-    return f"/{ECHO}/{method}"
-
-
-def call(target: str, method: str, request: bytes = b"", timeout: float | None = WALL) -> bytes:
-    """Makes one call over a connection of its own."""
-
-    async def work() -> bytes:
-        connection = GrpcConnection(parse_target(target))
-        try:
-            return await connection.unary(path_of(method), request, timeout)
-        finally:
-            await connection.close()
-
-    return on_loop(work)
 
 
 def test_a_call_of_each_kind_reaches_its_method(server: GrpcServer) -> None:

@@ -104,3 +104,14 @@ def whole_number(least: int) -> Callable[[str], int]:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
 
     return parse
+
+
+def seconds(text: str) -> float:
+    """The `type` of an option that is a length of time."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, found {text!r}")
+    return number

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 PREFIX = "FEDSTACK_"
+# To a pod beside a service that is called fedstack, Kubernetes says FEDSTACK_PORT=tcp://10.0.0.1:8000.
+_OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -45,7 +47,7 @@ class EnvironmentOptions:
             metavar=metavar,
             type=_naming_the_variable(type),
             default=default if found is None else found,
-            help=f"{description} [{variable}]",
+            help=_help(description, variable, default if found is None else found),
         )
 
     def add_switch(self, option: str, description: str) -> None:
@@ -57,7 +59,7 @@ class EnvironmentOptions:
             action=_Switch,
             type=_naming_the_variable(_yes_or_no),
             default=False if found is None else found,
-            help=f"{description} [{variable}]",
+            help=_help(description, variable, found),
         )
 
     def add_repeatable(self, option: str, metavar: str, description: str) -> None:
@@ -69,13 +71,13 @@ class EnvironmentOptions:
             metavar=metavar,
             type=_naming_the_variable(_parts),
             default=() if found is None else found,
-            help=f"{description}; may be repeated [{variable}]",
+            help=_help(f"{description}; may be repeated", variable, found),
         )
 
     def _look_up(self, option: str) -> tuple[str, _FromEnvironment | None]:
         variable = PREFIX + option.removeprefix("--").replace("-", "_").upper()
         value = self._environment.get(variable, "").strip()
-        if not value:
+        if not value or value.startswith(_OF_KUBERNETES):
             return variable, None
         found = _FromEnvironment(value)
         found.variable = variable
@@ -112,6 +114,11 @@ class _Repeated(argparse.Action):
         setattr(namespace, self.dest, (*(() if before is self.default else before), *(values or ())))
 
 
+def _help(description: str, variable: str, default: object) -> str:
+    # argparse tells each default that the text does not. Of one that is nothing it tells nothing with this.
+    return f"{description} [{variable}]" + ("%(default).0s" if default is None else "")
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     """Returns the `type` of an option with a few possible values; argparse's own `choices` lets any default pass."""
 
@@ -121,17 +128,6 @@ def one_of(*choices: str) -> Callable[[str], str]:
         raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, found {text!r}")
 
     return parse
-
-
-def seconds(text: str) -> float:
-    """The `type` of an option that is a length of time."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, found {text!r}")
-    return number
 
 
 def _yes_or_no(text: str) -> bool:

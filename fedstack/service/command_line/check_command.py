@@ -1,0 +1,102 @@
+"""The subcommand `fedstack check`."""
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, TypedDict
+
+from fedstack.errors import FedstackError
+from fedstack.service.command_line.command import SUCCESS
+from fedstack.service.command_line.peer_options import add_peer_options, ask, failed, not_ours, peer_of
+
+if TYPE_CHECKING:
+    from fedstack.transport.credentials import ClientCredentials
+    from fedstack.transport.executor_stub import ExecutorStub
+    from fedstack.transport.targets import Target
+
+NAME = "check"
+SUMMARY = "Check that a server can be reached and used, and say what is wrong if not."
+
+_ROUND_TRIPS = 5
+
+
+class Answer(TypedDict):
+    """What is found out about a server."""
+
+    target: str
+    encryption: str
+    token: str
+    version: str
+    python_version: str
+    leaf_runtimes: list[str]
+    allowed_modules: list[str]
+    max_value_bytes: int
+    round_trip_ms: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the check."""
+    add_peer_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks a server: what it is goes to standard output, what is wrong to standard error."""
+    target, credentials = peer_of(options)
+
+    async def look(stub: "ExecutorStub") -> Answer:
+        handshake = await stub.handshake()
+        if handshake is None:
+            raise not_ours(target)
+        times: list[float] = []
+        for _ in range(_ROUND_TRIPS):
+            begin = time.perf_counter()
+            await stub.handshake()
+            times.append(time.perf_counter() - begin)
+        return Answer(
+            target=str(target),
+            encryption=_encryption(target, credentials),
+            token="none" if credentials.token is None else "accepted",
+            version=handshake.version,
+            python_version=handshake.python_version,
+            leaf_runtimes=list(handshake.leaf_runtimes),
+            allowed_modules=list(handshake.allowed_modules),
+            max_value_bytes=handshake.max_value_bytes,
+            round_trip_ms=round(1000 * min(times), 3),
+        )
+
+    try:
+        answer = ask(target, credentials, options.timeout, look)
+    except FedstackError as error:
+        return failed(target, error, as_json=options.json)
+    if options.json:
+        print(json.dumps({"ok": True, **answer}))
+    else:
+        _print(answer)
+    return SUCCESS
+
+
+def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
+    if not (credentials.uses_tls if target.secure is None else target.secure):
+        return "none"
+    return "TLS" if credentials.certificate is None else "TLS, with our certificate"
+
+
+def _print(answer: Answer) -> None:
+    print(f"{answer['target']} is up: fedstack {answer['version']}, Python {answer['python_version']}")
+    rows = [
+        ("encryption", answer["encryption"]),
+        ("token", answer["token"]),
+        ("leaf runtimes", ", ".join(answer["leaf_runtimes"]) or "none"),
+        ("allowed modules", ", ".join(answer["allowed_modules"]) or "none"),
+        ("largest value", f"{answer['max_value_bytes'] / 2**30:.3g} GiB"),
+        ("round trip", f"{answer['round_trip_ms']:.2f} ms"),
+    ]
+    for name, value in rows:
+        print(f"  {name:<16} {value}")
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if answer["python_version"] != mine and any("Pickled" in name for name in answer["leaf_runtimes"]):
+        print(
+            f"Functions go there by reference only: by value they need one Python on both sides, and here is {mine}.",
+            file=sys.stderr,
+        )

@@ -1,0 +1,121 @@
+"""What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
+
+import argparse
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from fedstack.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    FedstackError,
+    InvalidValueError,
+    RemoteError,
+    WorkerUnavailableError,
+)
+from fedstack.service.command_line.command import FAILURE, UsageError, seconds
+
+if TYPE_CHECKING:
+    from fedstack.transport.credentials import ClientCredentials
+    from fedstack.transport.executor_stub import ExecutorStub
+    from fedstack.transport.targets import Target
+
+_T = TypeVar("_T")
+# What an error on the way to a server may show up as.
+_NO_WAY = (WorkerUnavailableError, DeadlineExceededError, AuthenticationError, RemoteError)
+
+
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the address of a server, and what it may want to see."""
+    parser.add_argument("target", metavar="ADDRESS", help="host:port, grpcs://host:port or unix:/path of the server")
+    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority that signed the server's (PEM)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="our own certificate (PEM), for servers that ask for one")
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of our own certificate (PEM)")
+    parser.add_argument("--server-name", metavar="NAME", help="name in the server's certificate, if it is another one")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token that the server asks for")
+    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="how long an answer may take")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
+    """Returns the server and what to dial it with.
+
+    Raises:
+      UsageError: If the options do not fit each other, or name files that cannot be read.
+    """
+    from fedstack.transport.credentials import ClientCredentials
+    from fedstack.transport.targets import parse_target
+
+    try:
+        credentials = ClientCredentials.from_files(
+            root_certificates=options.tls_ca,
+            certificate=options.tls_cert,
+            private_key=options.tls_key,
+            token_file=options.token_file,
+            server_name=options.server_name,
+        )
+        return parse_target(options.target), credentials
+    except InvalidValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def ask(
+    target: "Target",
+    credentials: "ClientCredentials",
+    timeout: float,
+    work: "Callable[[ExecutorStub], Awaitable[_T]]",
+) -> _T:
+    """Dials a server, and returns what `work` finds out from it.
+
+    Raises:
+      FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
+    """
+    # gRPC would write the failures that are explained below to standard error, in its own words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from fedstack.service.diagnosis import diagnose
+    from fedstack.transport.executor_stub import ExecutorStub
+    from fedstack.transport.grpc_connection import GrpcConnection
+    from fedstack.transport.io_loop import io_loop
+
+    async def dial() -> _T:
+        connection = GrpcConnection(target, credentials)
+        try:
+            return await work(ExecutorStub(connection, control_seconds=timeout))
+        finally:
+            await connection.close()
+
+    try:
+        return io_loop.run_sync(dial())
+    except _NO_WAY as error:
+        found = diagnose(target, credentials)
+        if found is not None:
+            raise type(error)(found) from error
+        if isinstance(error, AuthenticationError):
+            raise AuthenticationError(_about_token(target, credentials)) from error
+        raise
+
+
+def not_ours(target: "Target") -> RemoteError:
+    """Returns the error for a server that does not know fedstack's services."""
+    return RemoteError(
+        f"Expected a fedstack server at {target}, found a gRPC server without its services; correct host and port"
+    )
+
+
+def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:
+    """Ends a subcommand with an error; returns the exit code.
+
+    Raises:
+      FedstackError: The error, if it is not to be printed as JSON.
+    """
+    if not as_json:
+        raise error
+    print(json.dumps({"ok": False, "target": str(target), "error": str(error)}))
+    return FAILURE
+
+
+def _about_token(target: "Target", credentials: "ClientCredentials") -> str:
+    if credentials.token is None:
+        return f"Expected a server at {target} that asks for no token, found one that does; give it with --token-file"
+    return f"Expected our token to be accepted at {target}, found that it is not; give the server's with --token-file"

@@ -1,0 +1,150 @@
+"""The subcommand `fedstack serve`."""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedstack._version import __version__
+from fedstack.errors import InvalidValueError
+from fedstack.service.command_line.command import SUCCESS, UsageError, seconds, whole_number
+from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of
+from fedstack.service.command_line.log_format import FORMATS, LEVELS, configure_logging
+from fedstack.service.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
+
+if TYPE_CHECKING:
+    from fedstack.service.grpc_server import GrpcServer
+    from fedstack.transport.credentials import ServerCredentials
+
+NAME = "serve"
+SUMMARY = "Run computations of other processes: a worker for remote executors."
+
+_logger = logging.getLogger(__name__)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the server, each with its environment variable."""
+    parser.epilog = "Each option can be given as the environment variable in brackets; the command line wins."
+    options = EnvironmentOptions(parser)
+    add, switch = options.add, options.add_switch
+    add("--host", "HOST", "name or address to listen at; others than loopback need TLS", default="127.0.0.1")
+    add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0), default=8000)
+    add("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path)
+    add("--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0)
+    add("--tls-cert", "FILE", "certificate of the server (PEM)")
+    add("--tls-key", "FILE", "key of the certificate (PEM)")
+    add("--tls-client-ca", "FILE", "authority (PEM) that must have signed the certificates of clients")
+    add("--token-file", "FILE", "file with tokens, one a line; clients must know one of them")
+    switch("--insecure", "let other machines in without TLS")
+    options.add_repeatable("--allow-module", "MODULE", "installed module whose functions clients may call, * for any")
+    switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca")
+    add("--max-sessions", "N", "most sessions at a time", type=whole_number(1), default=1000)
+    add("--max-value-bytes", "BYTES", "largest value or phase", type=whole_number(1), default=16 << 30)
+    add("--max-message-bytes", "BYTES", "largest message, if not any that protobuf can have", type=whole_number(1024))
+    add("--lease-seconds", "SECONDS", "how long a client may be silent", type=seconds, default=60.0)
+    add("--threads", "N", "most threads that run functions", type=whole_number(1))
+    add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
+    add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
+    add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds, default=30.0)
+    switch("--exit-with-parent", "stop when standard input ends")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until told to stop: one line goes to standard output, once the server can be dialled, and no more."""
+    configure_logging(options.log_level, options.log_format)
+    if options.log_level != "debug":
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say is in no format, and we say it too
+    from fedstack.service.server_thread import ServerThread
+
+    requests = ShutdownRequests()
+    if options.exit_with_parent:
+        requests.from_parent()
+    with requests.from_signals():
+        server = make_server(options)
+        thread = ServerThread(server)
+        thread.start()
+        print(ready_line(server.target, options), flush=True)
+        # What functions print is not for whoever waits for that line.
+        with contextlib.redirect_stdout(sys.stderr):
+            who = requests.wait()
+            _logger.info("Asked to stop by %s", who)
+            thread.stop(0.0 if who == PARENT_GONE else None)
+    return SUCCESS
+
+
+def make_server(options: argparse.Namespace) -> "GrpcServer":
+    """Returns the server that the options ask for, not started yet.
+
+    Raises:
+      UsageError: If the options do not fit each other, or name files that cannot be read.
+    """
+    from fedstack.computations.carriers import CarrierPolicy
+    from fedstack.executors.factories import local_executor_factory
+    from fedstack.service.executor_service import ExecutorService
+    from fedstack.service.grpc_server import GrpcServer
+    from fedstack.service.limits import ServiceLimits
+
+    try:
+        credentials = _credentials(options)
+        if options.allow_python_code and not (_is_private(options) or credentials.client_root_certificates):
+            raise UsageError(
+                f"Expected certificates of all who may send Python code, found that {options.host} lets in others; "
+                "give --tls-client-ca, listen at 127.0.0.1, or leave --allow-python-code out"
+            )
+        service = ExecutorService(
+            local_executor_factory(options.clients, max_threads=options.threads),
+            limits=ServiceLimits(
+                max_sessions=options.max_sessions,
+                max_value_bytes=options.max_value_bytes,
+                lease_seconds=options.lease_seconds,
+            ),
+            policy=CarrierPolicy(modules=options.allow_module, python_code=options.allow_python_code),
+        )
+        return GrpcServer(
+            [service],
+            host=options.host,
+            port=options.port,
+            unix_socket=options.unix_socket,
+            credentials=credentials,
+            insecure=options.insecure,
+            max_message_bytes=options.max_message_bytes,
+            grace_seconds=options.grace_seconds,
+        )
+    except InvalidValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def ready_line(target: str, options: argparse.Namespace) -> str:
+    """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
+    traits = ["TLS" if options.tls_cert else "insecure"]
+    if options.tls_client_ca:
+        traits.append("client certificates")
+    if options.token_file:
+        traits.append("token")
+    if options.unix_socket:
+        traits.append("this user only")
+    elif _is_private(options):
+        traits.append("loopback only")
+    code = "allowed" if options.allow_python_code else "refused"
+    modules = f"; modules {', '.join(options.allow_module)}" if options.allow_module else ""
+    return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); python code {code}{modules}"
+
+
+def _credentials(options: argparse.Namespace) -> "ServerCredentials":
+    from fedstack.transport.credentials import ServerCredentials
+
+    return ServerCredentials.from_files(
+        certificate=options.tls_cert,
+        private_key=options.tls_key,
+        client_root_certificates=options.tls_client_ca,
+        token_file=options.token_file,
+    )
+
+
+def _is_private(options: argparse.Namespace) -> bool:
+    from fedstack.service.listening import TcpListener
+
+    return options.unix_socket is not None or TcpListener(options.host, options.port).is_private

@@ -1,0 +1,60 @@
+"""Waits until somebody wants a process to end: a signal, or the end of the process that started it."""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+from collections.abc import Generator
+
+PARENT_GONE = "the parent process"
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How long a server without a parent may take to stop; what it works on is of no use to anybody.
+_ORPHAN_SECONDS = 3.0
+# On Windows a wait without an end does not notice Ctrl-C.
+_POLL_SECONDS = None if os.name == "posix" else 0.5
+
+
+class ShutdownRequests:
+    """Says who asked for an end; whoever asks a second time gets it at once."""
+
+    def __init__(self) -> None:
+        # The one queue into which a signal handler may put something, whatever it has interrupted.
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._asked = False
+
+    @contextlib.contextmanager
+    def from_signals(self) -> Generator[None, None, None]:
+        """Takes SIGTERM and SIGINT for requests inside of the block; for the main thread."""
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def from_parent(self) -> None:
+        """Takes the end of standard input for a request: the parent holds its other end, and lets go of it at last."""
+        threading.Thread(target=self._watch_parent, name="fedstack-parent", daemon=True).start()
+
+    def wait(self) -> str:
+        """Returns who asked, once somebody has."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._requests.get(timeout=_POLL_SECONDS)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = True
+        self._requests.put(signal.Signals(number).name)
+
+    def _watch_parent(self) -> None:
+        # Not through sys.stdin: a thread that holds its lock when the process ends makes Python abort.
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._requests.put(PARENT_GONE)
+        threading.Event().wait(_ORPHAN_SECONDS)
+        os._exit(1)

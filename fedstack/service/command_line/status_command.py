@@ -1,0 +1,113 @@
+"""The subcommand `fedstack status`."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedstack.errors import FedstackError, RemoteError
+from fedstack.service.command_line.command import SUCCESS
+from fedstack.service.command_line.peer_options import add_peer_options, ask, failed, not_ours, peer_of
+
+if TYPE_CHECKING:
+    from fedstack.proto.extensions_pb2 import GetStatusResponse
+    from fedstack.transport.executor_stub import ExecutorStub
+
+NAME = "status"
+SUMMARY = "Show what a server holds and has done."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the status."""
+    add_peer_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints sessions and calls of a server, as tables or as JSON."""
+    target, credentials = peer_of(options)
+
+    async def look(stub: "ExecutorStub") -> "GetStatusResponse":
+        try:
+            return await stub.get_status()
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            raise not_ours(target) from error
+
+    try:
+        status = ask(target, credentials, options.timeout, look)
+    except FedstackError as error:
+        return failed(target, error, as_json=options.json)
+    if options.json:
+        print(json.dumps({"ok": True, "target": str(target), **_as_object(status)}))
+    else:
+        _print(str(target), status)
+    return SUCCESS
+
+
+def _as_object(status: "GetStatusResponse") -> dict[str, object]:
+    return {
+        "version": status.version,
+        "uptime_seconds": round(status.uptime_seconds, 3),
+        "running": status.running,
+        "values": status.values,
+        "bytes": status.bytes,
+        "sessions": [
+            {
+                "id": session.id,
+                "clients": session.clients,
+                "values": session.values,
+                "bytes": session.bytes,
+                "lease_seconds_left": round(session.lease_seconds_left, 3),
+            }
+            for session in status.session
+        ],
+        "calls": [{"method": call.method, "code": call.code, "count": call.count} for call in status.calls],
+    }
+
+
+def _print(target: str, status: "GetStatusResponse") -> None:
+    print(f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}")
+    print(
+        f"sessions {len(status.session)}, values {status.values}, bytes {_size(status.bytes)}, running {status.running}"
+    )
+    if status.session:
+        print()
+        _print_table(
+            ("session", "clients", "values", "bytes", "lease left"),
+            [
+                (s.id, f"{s.clients}", f"{s.values}", _size(s.bytes), f"{s.lease_seconds_left:.0f} s")
+                for s in status.session
+            ],
+        )
+    if status.calls:
+        print()
+        _print_table(
+            ("method", "code", "calls"), [(call.method, call.code, f"{call.count}") for call in status.calls], words=2
+        )
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> None:
+    """Prints rows under a header; the first columns, so many as `words` says, are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"

@@ -1,0 +1,259 @@
+"""`fedstack check` and `fedstack status`, run against real servers of this process."""
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import federated_language as fl
+import pytest
+
+pytest.importorskip("cryptography")
+
+from calling import on_loop
+from echo_service import EchoService
+
+import fedstack
+from fedstack.__main__ import main
+from fedstack.computations.carriers import CarrierPolicy
+from fedstack.executors.factories import local_executor_factory
+from fedstack.proto.executor_pb2 import Cardinality
+from fedstack.proto.extensions_pb2 import OpenSessionRequest
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.executor_service import ExecutorService
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.server_thread import ServerThread
+from fedstack.transport.credentials import ServerCredentials
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.targets import parse_target
+
+
+def new_server(credentials: ServerCredentials | None = None, unix_socket: Path | None = None) -> ServerThread:
+    service = ExecutorService(local_executor_factory(), policy=CarrierPolicy(modules=("numpy",)))
+    return ServerThread(GrpcServer([service], credentials=credentials, unix_socket=unix_socket))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    with new_server() as thread:
+        yield thread.target
+
+
+def tls(files: CertificateFiles, *, mutual: bool = False, tokens: tuple[str, ...] = ()) -> ServerCredentials:
+    return ServerCredentials(
+        certificate=files.server_cert.read_bytes(),
+        private_key=files.server_key.read_bytes(),
+        client_root_certificates=files.ca.read_bytes() if mutual else None,
+        tokens=tokens,
+    )
+
+
+def test_check_says_what_a_server_is(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", target]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    first, *rows = out.splitlines()
+    assert first.startswith(f"{target} is up: fedstack {fedstack.__version__}, Python 3.")
+    found = dict(re.split(r"  +", row.strip(), maxsplit=1) for row in rows)
+    assert found.pop("round trip").endswith(" ms")
+    assert "PythonReference" in found.pop("leaf runtimes")
+    assert found == {"encryption": "none", "token": "none", "allowed modules": "numpy", "largest value": "16 GiB"}
+
+
+def test_check_can_print_json(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", target, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["target"], found["version"]) == (True, target, fedstack.__version__)
+    assert 0 < found["round_trip_ms"] < 10_000
+
+
+def test_check_uses_all_that_a_server_may_ask_for(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("secret\n")
+    options = ["--tls-ca", files.ca, "--tls-cert", files.client_cert, "--tls-key", files.client_key]
+    options += ["--token-file", token_file]
+    with new_server(tls(files, mutual=True, tokens=("secret",))) as thread:
+        assert main(["check", thread.target, *map(str, options), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["encryption"], found["token"]) == ("TLS, with our certificate", "accepted")
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
+def test_check_reaches_a_unix_socket_and_says_when_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "socket"
+    assert main(["check", f"unix:{path}"]) == 1
+    assert f"Expected a socket at {path}, found no file" in capsys.readouterr().err
+    with new_server(unix_socket=path):
+        assert main(["check", f"unix:{path}"]) == 0
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert main(["check", f"unix:{path}"]) == 1
+    assert "found a socket that its server left behind" in capsys.readouterr().err
+
+
+def complaint(capsys: pytest.CaptureFixture[str], target: str, *options: object) -> str:
+    """Checks a server that cannot be used; returns the reason given, which is one line."""
+    assert main(["check", target, *map(str, options)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err.removeprefix("fedstack check: error: ").rstrip()
+
+
+def test_check_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert "found none: connection refused; start one with `fedstack serve`" in complaint(capsys, f"127.0.0.1:{port}")
+
+
+def test_check_says_when_there_is_no_such_host(capsys: pytest.CaptureFixture[str]) -> None:
+    found = complaint(capsys, "no-such-host.invalid:8000")
+    assert found.startswith("Expected a host that can be found from here, found none named 'no-such-host.invalid'")
+
+
+def test_check_tells_tls_from_plaintext_both_ways(
+    target: str, files: CertificateFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with new_server(tls(files)) as thread:
+        found = complaint(capsys, thread.target)
+        assert found == (
+            f"Expected a server without TLS at {thread.target}, found one with; give the certificate of its authority "
+            "with --tls-ca"
+        )
+    found = complaint(capsys, target, "--tls-ca", files.ca)
+    assert found == f"Expected a server with TLS at {target}, found one without; leave the TLS options out"
+
+
+def test_check_says_what_is_wrong_with_a_certificate(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = make_test_certificates(tmp_path, ["other.example"])
+    with new_server(tls(files)) as thread:
+        found = complaint(capsys, thread.target, "--tls-ca", others.ca)
+        assert "an authority that we trust" in found
+        assert "unable to get local issuer certificate" in found
+    with new_server(tls(others)) as thread:
+        found = complaint(capsys, thread.target, "--tls-ca", others.ca)
+        assert "not valid for '127.0.0.1'" in found
+        assert "--server-name" in found
+        assert main(["check", thread.target, "--tls-ca", str(others.ca), "--server-name", "other.example"]) == 0
+        capsys.readouterr()
+    with new_server(tls(files, mutual=True)) as thread:
+        found = complaint(capsys, thread.target, "--tls-ca", files.ca)
+        assert "found one that does; give --tls-cert and --tls-key" in found
+        keys = ["--tls-cert", others.client_cert, "--tls-key", others.client_key]
+        found = complaint(capsys, thread.target, "--tls-ca", files.ca, *keys)
+        assert found.startswith(f"Expected our certificate to be accepted at {thread.target}, found that it is not")
+
+
+def test_check_says_when_the_token_is_missing_or_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("wrong")
+    with new_server(ServerCredentials(tokens=("secret",))) as thread:
+        assert "asks for no token, found one that does" in complaint(capsys, thread.target)
+        assert "Expected our token to be accepted" in complaint(capsys, thread.target, "--token-file", token_file)
+
+
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_a_grpc_server_of_another_kind_is_told_apart(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with ServerThread(GrpcServer([EchoService()])) as thread:
+        assert main([command, thread.target]) == 1
+        expected = f"Expected a fedstack server at {thread.target}, found a gRPC server without its services"
+        assert expected in capsys.readouterr().err
+
+
+def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    def greet(listening: socket.socket) -> None:
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                if connection.recv(1) == b"q":
+                    return
+                connection.sendall(b"220 mail.example ESMTP ready\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=greet, args=[listening])
+        thread.start()
+        port = listening.getsockname()[1]
+        try:
+            found = complaint(capsys, f"127.0.0.1:{port}", "--timeout", "3")
+        finally:
+            with socket.create_connection(("127.0.0.1", port)) as last:
+                last.sendall(b"q")
+            thread.join()
+    assert found.startswith(f"Expected a gRPC server at 127.0.0.1:{port}, found one that talks something else")
+
+
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_a_failure_can_be_json_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "no-such-host.invalid:8000", "--json"]) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["ok"], found["target"], err) == (False, "no-such-host.invalid:8000", "")
+    assert "found none named" in found["error"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["localhost"],
+        ["http://localhost:80"],
+        ["localhost:1", "--token-file", "/no/such"],
+        ["localhost:1", "--timeout", "x"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_what_cannot_be_dialled_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["check", *arguments])
+    assert exit_info.value.code == 2
+    assert "xpected" in capsys.readouterr().err
+
+
+def open_session(target: str, clients: int) -> None:
+    async def work() -> None:
+        connection = GrpcConnection(parse_target(target))
+        cardinality = Cardinality(cardinality=clients)
+        cardinality.placement.uri = fl.CLIENTS.uri
+        await ExecutorStub(connection).open_session(OpenSessionRequest(cardinalities=[cardinality], lease_seconds=30))
+        await connection.close()
+
+    on_loop(work)
+
+
+def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    open_session(target, 7)
+    assert main(["status", target]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, up for ")
+    assert lines[1] == "sessions 1, values 0, bytes 0 B, running 0"
+    assert lines[3].split() == ["session", "clients", "values", "bytes", "lease", "left"]
+    assert lines[4].split()[1:4] == ["7", "0", "0"]
+    assert lines[6].split() == ["method", "code", "calls"]
+    assert lines[7].split() == ["fedstack.v1.ExecutorExtensions/OpenSession", "OK", "1"]
+    assert len({len(line) for line in lines[3:5]} | {len(line) for line in lines[6:8]}) == 2
+
+
+def test_status_can_print_json(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    open_session(target, 7)
+    assert main(["status", target, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["version"], found["values"]) == (True, fedstack.__version__, 0)
+    assert [session["clients"] for session in found["sessions"]] == [7]
+    assert 0 < found["sessions"][0]["lease_seconds_left"] <= 30
+    assert found["calls"] == [{"method": "fedstack.v1.ExecutorExtensions/OpenSession", "code": "OK", "count": 1}]

@@ -1,0 +1,169 @@
+"""Servers with certificates and tokens: who gets in, and who does not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+pytest.importorskip("cryptography")
+
+from calling import WALL, call, on_loop
+from echo_service import ECHO, EchoService
+
+from fedstack import errors
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.server_thread import ServerThread
+from fedstack.transport.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.targets import parse_target
+
+HEALTH = "/grpc.health.v1.Health/Check"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+# A refusal is final only when gRPC has tried again for a while; tests need not wait for that.
+SOON = 5.0
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    """Certificates of another authority, for another host."""
+    return make_test_certificates(tmp_path_factory.mktemp("others"), ["other.example"])
+
+
+def server_credentials(files: CertificateFiles, *, mutual: bool = False) -> ServerCredentials:
+    return ServerCredentials.from_files(
+        certificate=files.server_cert,
+        private_key=files.server_key,
+        client_root_certificates=files.ca if mutual else None,
+    )
+
+
+def client_credentials(files: CertificateFiles, *, mutual: bool = False) -> ClientCredentials:
+    return ClientCredentials.from_files(
+        root_certificates=files.ca,
+        certificate=files.client_cert if mutual else None,
+        private_key=files.client_key if mutual else None,
+    )
+
+
+@pytest.fixture
+def tls_server(files: CertificateFiles) -> Iterator[GrpcServer]:
+    with ServerThread(GrpcServer([EchoService()], credentials=server_credentials(files))) as thread:
+        yield thread.server
+
+
+@pytest.fixture
+def mutual_server(files: CertificateFiles) -> Iterator[GrpcServer]:
+    with ServerThread(GrpcServer([EchoService()], credentials=server_credentials(files, mutual=True))) as thread:
+        yield thread.server
+
+
+def is_refused(target: str, credentials: ClientCredentials | None) -> bool:
+    try:
+        call(target, "Unary", b"x", SOON, credentials)
+    except (errors.AuthenticationError, errors.WorkerUnavailableError, errors.DeadlineExceededError):
+        return True
+    return False
+
+
+def test_tls_lets_in_whoever_knows_the_authority(tls_server: GrpcServer, files: CertificateFiles) -> None:
+    assert call(tls_server.target, "Unary", b"x", credentials=client_credentials(files)) == b"x"
+    name = tls_server.target.replace("127.0.0.1", "localhost")
+    assert call(name, "Unary", b"x", credentials=client_credentials(files)) == b"x"
+
+
+def test_tls_refuses_plaintext_and_strangers(
+    tls_server: GrpcServer, files: CertificateFiles, others: CertificateFiles
+) -> None:
+    assert is_refused(tls_server.target, None)
+    assert is_refused(tls_server.target, client_credentials(others))
+
+
+def test_a_certificate_is_good_only_for_its_own_names(others: CertificateFiles) -> None:
+    with ServerThread(GrpcServer([EchoService()], credentials=server_credentials(others))) as thread:
+        assert is_refused(thread.target, client_credentials(others))
+        known = attrs.evolve(client_credentials(others), server_name="other.example")
+        assert call(thread.target, "Unary", b"x", credentials=known) == b"x"
+
+
+def test_mutual_tls_lets_in_only_clients_with_a_certificate_of_the_authority(
+    mutual_server: GrpcServer, files: CertificateFiles, others: CertificateFiles
+) -> None:
+    mine = client_credentials(files, mutual=True)
+    assert call(mutual_server.target, "Unary", b"x", credentials=mine) == b"x"
+    assert is_refused(mutual_server.target, client_credentials(files))
+    theirs = attrs.evolve(client_credentials(others, mutual=True), root_certificates=files.ca.read_bytes())
+    assert is_refused(mutual_server.target, theirs)
+    assert is_refused(mutual_server.target, None)
+
+
+def test_with_tls_any_address_may_be_listened_at(files: CertificateFiles) -> None:
+    with ServerThread(GrpcServer([EchoService()], host="0.0.0.0", credentials=server_credentials(files))) as thread:
+        assert call(thread.target, "Unary", b"x", credentials=client_credentials(files)) == b"x"
+
+
+def test_a_token_alone_does_not_make_an_address_safe() -> None:
+    with pytest.raises(errors.InvalidValueError, match="Expected TLS"):
+        GrpcServer([EchoService()], host="0.0.0.0", credentials=ServerCredentials(tokens=("secret",)))
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "secre", "secrets", "SECRET"])
+@pytest.mark.parametrize("method", ["Unary", "Download", "Upload", "Exchange", "Nothing", HEALTH, REFLECTION])
+def test_without_the_token_there_is_no_answer_from_any_method(method: str, token: str | None) -> None:
+    echo = EchoService()
+    with ServerThread(GrpcServer([echo], credentials=ServerCredentials(tokens=("secret", "other")))) as thread:
+        with pytest.raises(errors.AuthenticationError) as raised:
+            call(thread.target, method, b"", SOON, ClientCredentials(token=token))
+        counts = list(thread.server.call_counts)
+    assert counts == [("(other)", "UNAUTHENTICATED", 1)]
+    assert "secret" not in str(raised.value)
+    assert ECHO not in str(raised.value)
+
+
+def test_each_of_the_tokens_lets_in_whatever_the_method() -> None:
+    async def stream(target: str, credentials: ClientCredentials) -> list[bytes]:
+        connection = GrpcConnection(parse_target(target), credentials)
+        found = [m async for m in connection.exchange(f"/{ECHO}/Exchange", [b"a", b"b"])]
+        await connection.close()
+        return found
+
+    with ServerThread(GrpcServer([EchoService()], credentials=ServerCredentials(tokens=("secret", "other")))) as thread:
+        for token in ("secret", "other"):
+            credentials = ClientCredentials(token=token)
+            assert call(thread.target, "Unary", b"x", credentials=credentials) == b"x"
+            assert call(thread.target, HEALTH, b"", credentials=credentials)
+            assert on_loop(lambda: stream(thread.target, credentials)) == [b"a", b"b"]  # noqa: B023
+
+
+def test_tokens_and_certificates_go_together(files: CertificateFiles) -> None:
+    credentials = attrs.evolve(server_credentials(files), tokens=("secret",))
+    with ServerThread(GrpcServer([EchoService()], credentials=credentials)) as thread:
+        known = client_credentials(files)
+        with pytest.raises(errors.AuthenticationError):
+            call(thread.target, "Unary", b"", WALL, known)
+        assert call(thread.target, "Unary", b"x", WALL, attrs.evolve(known, token="secret")) == b"x"
+
+
+def test_certificates_that_cannot_be_used_are_told_apart(files: CertificateFiles, others: CertificateFiles) -> None:
+    pem = b"-----BEGIN %s-----\nAAAA\n-----END %s-----\n"
+    broken, broken_key = pem % (b"CERTIFICATE", b"CERTIFICATE"), pem % (b"PRIVATE KEY", b"PRIVATE KEY")
+    good = server_credentials(files, mutual=True)
+    for credentials, complaint in (
+        (attrs.evolve(good, private_key=others.server_key.read_bytes()), "found the key of another certificate"),
+        (attrs.evolve(good, certificate=broken), "the key without a password, found that they cannot be read"),
+        (attrs.evolve(good, private_key=broken_key), "the key without a password, found that they cannot be read"),
+        (attrs.evolve(good, client_root_certificates=broken), "Expected certificates of the clients' authorities"),
+    ):
+        with pytest.raises(errors.InvalidValueError, match=complaint):
+            ServerThread(GrpcServer([EchoService()], credentials=credentials)).start()
+
+
+def test_a_key_that_cannot_be_read_is_told_with_its_name(tmp_path: Path, files: CertificateFiles) -> None:
+    with pytest.raises(errors.InvalidValueError, match="Expected a file at .*nothing.key"):
+        ServerCredentials.from_files(certificate=files.server_cert, private_key=tmp_path / "nothing.key")
