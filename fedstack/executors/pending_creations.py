@@ -84,13 +84,15 @@ class PendingCreations:
         """Forgets values that nobody refers to any more.
 
         Returns:
-          Those that the peer has, and those that are on their way to it and have to wait.
+          Those that the peer has, and those that have to wait: they are on their way to it, or are needed to create
+          something that is kept back.
         """
         there: list[str] = []
         waiting: list[str] = []
         with self._lock:
+            needed = {need for _, needs, _ in self._pending.values() for need in needs}
             for value in values:
-                if value in self._on_their_way:
+                if value in self._on_their_way or value in needed:
                     waiting.append(value)
                 elif value in self._pending:
                     self.bytes -= self._pending.pop(value)[2]

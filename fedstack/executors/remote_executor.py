@@ -166,7 +166,7 @@ class RemoteExecutor(Executor):
         keeper = await self._session()
         session = keeper.session
         if streamed:
-            value_id = await io_loop.run(self._watched(keeper, put_streamed(session, payload, declared)))
+            value_id = await io_loop.run(self._watched(keeper, put_streamed(session, payload, declared, keeper.forget)))
         else:
             packing = session.pack(payload, declared)
             value_id = await io_loop.run(self._watched(keeper, session.put(packing)))
@@ -177,7 +177,9 @@ class RemoteExecutor(Executor):
         keeper = await self._session()
         session = keeper.session
         if self._stream_structs:
-            value_id = await io_loop.run(self._watched(keeper, put_streamed(session, payload, type_spec)))
+            value_id = await io_loop.run(
+                self._watched(keeper, put_streamed(session, payload, type_spec, keeper.forget))
+            )
         else:
             value_id = await io_loop.run(self._watched(keeper, session.put(session.pack(payload, type_spec))))
         return RemoteValue(self, keeper, value_id, type_spec)
@@ -260,7 +262,7 @@ class RemoteExecutor(Executor):
         if isinstance(type_spec, FunctionType):
             raise TypeMismatchError(f"Expected a value to compute, found a function of type {type_spec}; call it first")
         compute = compute_streamed if self._stream_structs else compute_whole
-        return await io_loop.run(self._watched(keeper, compute(session, value.id, type_spec)))
+        return await io_loop.run(self._watched(keeper, compute(session, value.id, type_spec, keeper.forget)))
 
     async def has_phases(self) -> bool:
         """Tells whether the peer runs client phases; it is asked at most once."""

@@ -5,8 +5,8 @@ mapped out at the peer.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 from fedstack.computations.columns import Column, StructColumn
 from fedstack.computations.language import (
@@ -22,28 +22,40 @@ from fedstack.computations.type_structure import fields_of, is_client_valued
 from fedstack.executors.remote_sessions import RemoteSession
 
 _T = TypeVar("_T")
+Forget: TypeAlias = Callable[[str], None]
 _AT_ONCE = 16
 
 
-async def compute_whole(session: RemoteSession, value: str, type_spec: Type) -> object:
+async def compute_whole(session: RemoteSession, value: str, type_spec: Type, forget: Forget) -> object:
     """Fetches a value in one go."""
     return await session.compute(value, type_spec)
 
 
-async def put_streamed(session: RemoteSession, payload: object, type_spec: Type) -> str:
-    """Creates a value leaf by leaf and returns its id."""
+async def put_streamed(session: RemoteSession, payload: object, type_spec: Type, forget: Forget) -> str:
+    """Creates a value leaf by leaf and returns its id.
+
+    Args:
+      session: The session.
+      payload: The payload.
+      type_spec: Its type.
+      forget: Called with the ids of values that were only steps on the way.
+    """
     streamer = _Streamer(session)
-    value = await streamer.put(payload, type_spec)
-    await streamer.let_go(except_for=value)
-    return value
+    value = ""
+    try:
+        value = await streamer.put(payload, type_spec)
+        return value
+    finally:
+        streamer.let_go(forget, except_for=value)
 
 
-async def compute_streamed(session: RemoteSession, value: str, type_spec: Type) -> object:
+async def compute_streamed(session: RemoteSession, value: str, type_spec: Type, forget: Forget) -> object:
     """Fetches a value leaf by leaf and returns its payload."""
     streamer = _Streamer(session)
-    payload = await streamer.compute(value, type_spec)
-    await streamer.let_go()
-    return payload
+    try:
+        return await streamer.compute(value, type_spec)
+    finally:
+        streamer.let_go(forget)
 
 
 class _Streamer:
@@ -60,11 +72,11 @@ class _Streamer:
         self._made.append(value)
         return value
 
-    async def let_go(self, except_for: str = "") -> None:
-        """Disposes of the values that were only steps on the way."""
-        steps = [value for value in self._made if value != except_for]
-        if steps:
-            await self._session.dispose(steps)
+    def let_go(self, forget: Forget, except_for: str = "") -> None:
+        """Hands over the values that were only steps on the way."""
+        for value in self._made:
+            if value != except_for:
+                forget(value)
 
     async def put(self, payload: object, type_spec: Type) -> str:
         """Creates a value."""
