@@ -73,7 +73,7 @@ class ExtendedSession(RemoteSession):
         return self._peer.same_process, self._takes_code
 
     def pack(self, payload: object, type_spec: Type) -> Packing:
-        return pack_value(payload, type_spec, self._peer.max_value_bytes)
+        return pack_value(payload, type_spec, self._peer.max_value_bytes, self.stub.chunking)
 
     async def put(self, packing: Packing) -> str:
         value_id = uuid.uuid4().hex

@@ -31,7 +31,7 @@ async def run_remote_phase(
     peer = session.peer
     if peer is None:
         raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
-    packer = Packer()
+    packer = Packer(session.stub.chunking.large_bytes)
     request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, session.travel_key)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase")
@@ -44,7 +44,7 @@ async def run_remote_phase(
     report = _Report(current_progress.get(), len(clients) if phase.program.steps else 0)
 
     async def call() -> ReceivedResult:
-        frames = session.stub.run_phase(frames_of(request, packer.segments))
+        frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
         return await receive(frames, messages.PhaseResponse, read, unpacker, peer.heartbeat_seconds, report.heard)
 
     received = await io_loop.run(call())

@@ -11,7 +11,16 @@ from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import Data, Header, Heartbeat, SegmentReader, data_frames, header_frame, parse_frame
+from fedstack.transport.frames import (
+    Chunking,
+    Data,
+    Header,
+    Heartbeat,
+    SegmentReader,
+    data_frames,
+    header_frame,
+    parse_frame,
+)
 from fedstack.transport.heartbeat import watch
 from fedstack.transport.packing import Packer, Unpacker
 
@@ -41,13 +50,13 @@ class Packing:
     segments: list[memoryview] = attrs.field(factory=lambda: list[memoryview]())
 
 
-def pack_value(payload: object, type_spec: Type, max_bytes: int) -> Packing:
+def pack_value(payload: object, type_spec: Type, max_bytes: int, chunking: Chunking) -> Packing:
     """Packs a value for one of fedstack's own services.
 
     Raises:
       ResourceLimitError: If it has more bytes than the peer takes.
     """
-    packer = Packer()
+    packer = Packer(chunking.large_bytes)
     typed = extended.TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
@@ -67,13 +76,13 @@ def check_size(size: int, limit: int, what: str) -> None:
 async def upload(stub: ExecutorStub, header: extended.Upload, segments: Sequence[memoryview]) -> None:
     """Sends a value."""
     size = sum(map(len, segments))
-    await stub.upload_value(frames_of(header, segments), _UPLOAD_SECONDS + size / 1e6)
+    await stub.upload_value(frames_of(header, segments, stub.chunking), _UPLOAD_SECONDS + size / 1e6)
 
 
-def frames_of(header: Message, segments: Sequence[memoryview]) -> Iterator[bytes]:
+def frames_of(header: Message, segments: Sequence[memoryview], chunking: Chunking) -> Iterator[bytes]:
     """Yields a message and the bytes that go with it as frames."""
     yield header_frame(header)
-    yield from data_frames(segments)
+    yield from data_frames(segments, chunking.chunk_bytes)
 
 
 async def download(

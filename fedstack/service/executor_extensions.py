@@ -157,7 +157,7 @@ class ExecutorExtensions:
         value_id = request.value_ref.id
         known = held_values.known_payload(session.find(value_id))
         if known is not None:
-            response = _packed_response(known[0], known[1])
+            response = self._packed(known[0], known[1])
             return messages.ComputeNowResponse() if response.ByteSize() > request.max_bytes else response
         return await self._core.run(session, self._compute_now(session, request))
 
@@ -166,11 +166,18 @@ class ExecutorExtensions:
         pull = session.pull(value_id)
         if not await pull.wait(min(max(request.wait_seconds, 0.0), self._core.limits.heartbeat_seconds)):
             return messages.ComputeNowResponse()
-        response = _packed_response(pull.result(), session.find(value_id).type_signature)
+        response = self._packed(pull.result(), session.find(value_id).type_signature)
         if response.ByteSize() > request.max_bytes:
             return messages.ComputeNowResponse()
         session.delivered(value_id)
         return response
+
+    def _packed(self, payload: object, type_spec: Type) -> messages.ComputeNowResponse:
+        """Returns a small value as a response, and an empty one for a value that is large."""
+        packer = Packer(self._core.limits.chunking.large_bytes)
+        response = messages.ComputeNowResponse()
+        packer.pack(response.value, payload, type_spec, "result")
+        return messages.ComputeNowResponse() if packer.segments else response
 
     async def download_value(self, content: bytes) -> AsyncIterator[bytes]:
         """Computes a value of any size."""
@@ -186,11 +193,11 @@ class ExecutorExtensions:
         work = asyncio.ensure_future(self._core.run(session, compute()))
         async for beat in self._beats(work, ProgressCounts()):
             yield beat
-        packer = Packer()
+        packer = Packer(self._core.limits.chunking.large_bytes)
         response = messages.Download()
         packer.pack(response.value, work.result(), session.find(value_id).type_signature, "result")
         yield header_frame(response)
-        for frame in data_frames(packer.segments):
+        for frame in data_frames(packer.segments, self._core.limits.chunking.chunk_bytes):
             yield frame
         session.delivered(value_id)
 
@@ -209,7 +216,7 @@ class ExecutorExtensions:
             yield beat
         response, packer = work.result()
         yield header_frame(response)
-        for frame in data_frames(packer.segments):
+        for frame in data_frames(packer.segments, self._core.limits.chunking.chunk_bytes):
             yield frame
 
     async def _beats(self, work: "asyncio.Future[_T]", progress: ProgressCounts) -> AsyncIterator[bytes]:
@@ -246,14 +253,6 @@ class ExecutorExtensions:
         for method, code, count in self.call_counts or ():
             response.calls.add(method=method, code=code, count=count)
         return response
-
-
-def _packed_response(payload: object, type_spec: Type) -> messages.ComputeNowResponse:
-    """Returns a small value as a response, and an empty one for a value that is large."""
-    packer = Packer()
-    response = messages.ComputeNowResponse()
-    packer.pack(response.value, payload, type_spec, "result")
-    return messages.ComputeNowResponse() if packer.segments else response
 
 
 def _unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:

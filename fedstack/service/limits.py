@@ -2,6 +2,8 @@
 
 import attrs
 
+from fedstack.transport.frames import Chunking
+
 
 @attrs.frozen(kw_only=True)
 class ServiceLimits:
@@ -16,6 +18,7 @@ class ServiceLimits:
       lease_seconds: The longest that a client with a lease may be silent.
       plain_lease_seconds: How long a client without fedstack's extensions, which renews nothing, may be silent.
       heartbeat_seconds: How often a long call shows that it is alive.
+      chunking: What is sent back in chunks.
     """
 
     max_sessions: int = 1000
@@ -26,3 +29,4 @@ class ServiceLimits:
     lease_seconds: float = 60.0
     plain_lease_seconds: float = 3600.0
     heartbeat_seconds: float = 5.0
+    chunking: Chunking = attrs.field(factory=Chunking)

@@ -39,5 +39,5 @@ async def run_phase(
     await read_all(unpacker)
     phase, arguments, clients = received.phase, received.arguments, received.clients
     result = await executor.run_phase(phase, received.inputs, arguments, clients)
-    packer = Packer()
+    packer = Packer(core.limits.chunking.large_bytes)
     return write_result(phase, partial_states(phase, arguments), result, packer), packer

@@ -13,6 +13,7 @@ from fedstack.errors import InvalidValueError, ProtocolVersionError, RemoteError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.connection import Connection
+from fedstack.transport.frames import Chunking
 
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
@@ -31,6 +32,7 @@ class ExecutorStub:
       sends_code: Whether a peer that cannot be asked takes Python functions by value.
       keeps_handles: Whether such a peer is in this process, and finds Python functions here.
       control_seconds: How long a call may take that only hands something over, in seconds.
+      chunking: What is sent in chunks.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class ExecutorStub:
         sends_code: bool = False,
         keeps_handles: bool = False,
         control_seconds: float = CONTROL_SECONDS,
+        chunking: Chunking | None = None,
     ) -> None:
         self.connection = connection
+        self.chunking = chunking or Chunking()
         self.sends_code = sends_code
         self.keeps_handles = keeps_handles
         self._extensions = extensions

@@ -15,6 +15,20 @@ from fedstack.proto import extensions_pb2
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured.
 CHUNK_BYTES = 2 * 1024 * 1024
 
+
+@attrs.frozen
+class Chunking:
+    """What travels in chunks, and how large they are.
+
+    Attributes:
+      large_bytes: From which size on an array travels beside its message.
+      chunk_bytes: The most bytes of arrays in one frame.
+    """
+
+    large_bytes: int = 16 * 1024
+    chunk_bytes: int = CHUNK_BYTES
+
+
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
 _DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
 _MAX_LENGTH_BYTES = 10

@@ -37,9 +37,10 @@ from fedstack.computations.tensor_values import mismatch
 from fedstack.computations.type_structure import fields_of, is_client_valued, is_string, join_path
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
+from fedstack.transport.frames import Chunking
 
 # Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
-LARGE = 16 * 1024
+LARGE_BYTES = Chunking().large_bytes
 _MAX_CLIENTS = 10_000_000
 
 
@@ -50,12 +51,12 @@ class Packer:
       segments: The bytes of the large arrays, in the order in which the message announces them.
 
     Args:
-      beside: Whether large arrays may travel beside the message; without it all is in the message.
+      large_bytes: From which size on arrays travel beside the message.
     """
 
-    def __init__(self, *, beside: bool = True) -> None:
+    def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
         self.segments: list[memoryview] = []
-        self._beside = beside
+        self._large_bytes = large_bytes
 
     @property
     def segment_bytes(self) -> int:
@@ -92,7 +93,7 @@ class Packer:
 
     def _tensor(self, proto: Packed, payload: object, tensor: TensorType, path: str) -> None:
         array = cast("NDArray[Any] | None", payload if isinstance(payload, np.ndarray) else None)
-        if self._beside and array is not None and array.nbytes >= LARGE and not is_string(tensor):
+        if array is not None and array.nbytes >= self._large_bytes and not is_string(tensor):
             self._announce(proto.raw, array.shape, tensor)
             self.segments.append(_bytes_of(array, tensor, path))
         else:
@@ -112,7 +113,7 @@ class Packer:
                 self._column(proto.fields.column.add(), column.field(index), field_type, join_path(path, name, index))
         elif isinstance(column, ScalarColumn):
             vector = TensorType(cast(TensorType, member).dtype, [len(column)])
-            if self._beside and column.values.nbytes >= LARGE:
+            if column.values.nbytes >= self._large_bytes:
                 self._announce(proto.rows, [len(column)], vector)
                 self.segments.append(_bytes_of(column.values, vector, path))
             else:
@@ -130,7 +131,7 @@ class Packer:
             return
         arrays = cast("Sequence[NDArray[Any]]", values)
         whole = (len(arrays), *shape)
-        if self._beside and math.prod(whole) * member.dtype.itemsize >= LARGE:
+        if math.prod(whole) * member.dtype.itemsize >= self._large_bytes:
             self._announce(proto.rows, whole, member)
             self.segments.extend([_bytes_of(array, member, path) for array in arrays])
         else:
