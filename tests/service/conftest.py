@@ -10,12 +10,10 @@ from fedstack.transport.io_loop import io_loop
 
 @pytest.fixture(scope="session", autouse=True)
 def grpc_is_up() -> Iterator[None]:
-    async def start() -> None:
-        grpc.aio.init_grpc_aio()
+    async def start() -> grpc.aio.Channel:
+        # gRPC's threads and pollers are there as long as there is a channel. It is never used.
+        return grpc.aio.insecure_channel("unix:/nowhere")
 
-    async def stop() -> None:
-        grpc.aio.shutdown_grpc_aio()
-
-    io_loop.run_sync(start())
+    channel = io_loop.run_sync(start())
     yield
-    io_loop.run_sync(stop())
+    io_loop.run_sync(channel.close())

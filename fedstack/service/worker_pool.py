@@ -1,0 +1,221 @@
+"""Starts worker processes on this machine, for as long as they are wanted."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from fedstack.errors import InvalidValueError, WorkerUnavailableError
+from fedstack.executors.leaf_threads import CORES
+from fedstack.transport.credentials import ClientCredentials
+
+_READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
+_LINES_KEPT = 40
+_ENDING_SECONDS = 5.0
+# A socket's path has at most 103 bytes; this leaves room for its own name.
+_MAX_FOLDER_BYTES = 90
+# Whatever library does the algebra, together the workers should have as many threads as there are cores.
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+class WorkerPool:
+    """Worker processes, and what to dial them with; made by `local_worker_pool`.
+
+    They end with `close()`, and with this process, however it ends: each waits for the end of its standard input, which
+    this process holds open.
+
+    Attributes:
+      targets: The addresses, one for each worker.
+      credentials: What they want to be dialled with.
+    """
+
+    def __init__(self, workers: Sequence["_Worker"], credentials: ClientCredentials, folder: Path) -> None:
+        self.targets = tuple(worker.target for worker in workers)
+        self.credentials = credentials
+        self._workers = workers
+        self._folder = folder
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The ids of the processes."""
+        return tuple(worker.process.pid for worker in self._workers)
+
+    def close(self) -> None:
+        """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent."""
+        _end(self._workers)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        alive = sum(worker.process.poll() is None for worker in self._workers)
+        return f"<WorkerPool of {len(self._workers)} processes, {alive} of them alive>"
+
+
+def local_worker_pool(
+    n: int,
+    *,
+    modules: Sequence[str] = ("*",),
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    startup_seconds: float = 60.0,
+) -> WorkerPool:
+    """Starts worker processes and returns when all of them can be dialled.
+
+    They import what this process can import, and run its functions by value too. Nobody else can use them: they listen
+    at sockets in a folder of this user's, or on the loopback device where there are no such sockets, and want a token
+    that only they and the pool know.
+
+    Args:
+      n: The number of workers.
+      modules: The modules into which references are followed; `*` for any.
+      options: More options for `fedstack serve`.
+      environment: More environment variables for the workers. By default each may use its share of the cores for linear
+        algebra; `OMP_NUM_THREADS` and the like say otherwise.
+      startup_seconds: How long they may take to start.
+
+    Raises:
+      InvalidValueError: If there is to be no worker.
+      WorkerUnavailableError: If one does not start; the message has the end of what it said.
+    """
+    if n < 1:
+        raise InvalidValueError(f"Expected at least 1 worker, found {n}")
+    folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
+    token_file = folder / "token"
+    token = secrets.token_urlsafe(32)
+    workers: list[_Worker] = []
+    try:
+        with open(os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(token)
+        variables = _environment(n, environment or {})
+        command = [sys.executable, "-m", "fedstack", "serve", "--exit-with-parent", "--allow-python-code"]
+        command += ["--token-file", str(token_file), "--allow-module", ",".join(modules), *options]
+        for number in range(n):
+            workers.append(_Worker(number, [*command, *_listen_options(folder, number)], variables))
+        deadline = time.monotonic() + startup_seconds
+        for worker in workers:
+            worker.wait_ready(deadline, startup_seconds)
+        # They have read it, and nobody else should.
+        token_file.unlink()
+        return WorkerPool(workers, ClientCredentials(token=token), folder)
+    except BaseException:
+        _end(workers)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _listen_options(folder: Path, number: int) -> list[str]:
+    if hasattr(socket, "AF_UNIX") and len(os.fsencode(folder)) <= _MAX_FOLDER_BYTES:
+        return ["--unix-socket", str(folder / f"{number}.sock")]
+    return ["--port", "0"]
+
+
+def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
+    # Options of another server, which are meant for it alone.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("FEDSTACK_")}
+    for name in _THREAD_VARIABLES:
+        variables.setdefault(name, str(max(1, CORES // n)))
+    variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return {**variables, **more}
+
+
+class _Worker:
+    """One process, and a thread that reads what it says and says it again here."""
+
+    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.target = ""
+        self._number = number
+        self._said: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._ready_or_ended = threading.Event()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            encoding="utf-8",
+            errors="replace",
+            # Ctrl-C is for this process, which may want to go on.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+        self._reader = threading.Thread(target=self._read, name=f"fedstack-worker-{number}", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, deadline: float, seconds: float) -> None:
+        """Returns when the worker can be dialled.
+
+        Raises:
+          WorkerUnavailableError: If it has ended, or cannot be dialled by the deadline.
+        """
+        self._ready_or_ended.wait(max(0.0, deadline - time.monotonic()))
+        if self.target:
+            return
+        if self._ready_or_ended.is_set():
+            found = f"that it ended with code {self.process.wait()}"
+        else:
+            found = f"that it takes longer than {seconds:g} s"
+        said = ":" + "".join(f"\n  {line.rstrip()}" for line in self._said) if self._said else " nothing"
+        raise WorkerUnavailableError(f"Expected worker {self._number} to start, found {found}; it said{said}")
+
+    def ask_to_end(self) -> None:
+        """Lets the worker see the end of its standard input."""
+        with contextlib.suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+    def end(self, deadline: float) -> None:
+        """Returns when the worker has ended, by force after the deadline."""
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(_ENDING_SECONDS)
+        if self.process.stdout is not None and not self._reader.is_alive():
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            found = None if self.target else _READY.match(line)
+            if found:
+                self.target = found["target"]
+                self._ready_or_ended.set()
+                continue
+            self._said.append(line)
+            if self.target:
+                sys.stderr.write(line)
+        self._ready_or_ended.set()
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.ask_to_end()
+    deadline = time.monotonic() + _ENDING_SECONDS
+    for worker in workers:
+        worker.end(deadline)

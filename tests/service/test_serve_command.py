@@ -1,0 +1,303 @@
+"""`fedstack serve`: what its options make, and a few real processes."""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+
+pytest.importorskip("cryptography")
+
+from calling import WALL, call, on_loop
+
+import fedstack
+from fedstack import errors
+from fedstack.__main__ import main
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.command_line import serve_command
+from fedstack.service.command_line.command import UsageError
+from fedstack.service.command_line.log_format import JsonFormatter
+from fedstack.transport.credentials import ClientCredentials
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.retry import RetryPolicy
+from fedstack.transport.targets import parse_target
+
+HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
+SERVING, NOT_SERVING = 1, 2
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def options_of(*arguments: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve_command.add_options(parser)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def tls_options(files: CertificateFiles) -> list[object]:
+    return ["--tls-cert", files.server_cert, "--tls-key", files.server_key]
+
+
+def test_the_ready_line_says_who_may_come_and_what_they_may_bring(files: CertificateFiles) -> None:
+    def line(*arguments: object) -> str:
+        found = serve_command.ready_line("h:1", options_of(*arguments))
+        return found.removeprefix(f"fedstack {fedstack.__version__} serving on h:1 ")
+
+    assert line() == "(insecure, loopback only); python code refused"
+    assert line("--host", "0.0.0.0", "--insecure") == "(insecure); python code refused"
+    assert line("--unix-socket", "s") == "(insecure, this user only); python code refused"
+    assert line("--allow-python-code", "--allow-module", "a", "--allow-module", "b") == (
+        "(insecure, loopback only); python code allowed; modules a, b"
+    )
+    everything = [*tls_options(files), "--tls-client-ca", files.ca, "--token-file", "t", "--host", "::"]
+    assert line(*everything) == "(TLS, client certificates, token); python code refused"
+
+
+def test_code_from_other_machines_needs_their_certificates(files: CertificateFiles) -> None:
+    code = ["--allow-python-code", "--host", "0.0.0.0", "--port", 0]
+    for arguments in ([*code, "--insecure"], [*code, *tls_options(files)]):
+        with pytest.raises(UsageError, match="Expected certificates of all who may send Python code"):
+            serve_command.make_server(options_of(*arguments))
+    serve_command.make_server(options_of(*code, *tls_options(files), "--tls-client-ca", files.ca))
+    serve_command.make_server(options_of("--allow-python-code"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--host", "0.0.0.0"], "Expected TLS for an address that other machines can reach"),
+        (["--tls-cert", "no-such.pem"], "no-such.pem"),
+        (["--token-file", os.devnull], "Expected a token on a line"),
+    ],
+)
+def test_options_that_make_no_server_are_wrong_usage(arguments: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        serve_command.make_server(options_of(*arguments))
+
+
+def test_a_log_line_can_be_json() -> None:
+    try:
+        raise ZeroDivisionError("by nothing")
+    except ZeroDivisionError:
+        record = logging.LogRecord("a.b", logging.ERROR, __file__, 1, "failed\n%s", ("twice",), sys.exc_info())
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    found = json.loads(line)
+    assert (found["level"], found["logger"], found["message"]) == ("error", "a.b", "failed\ntwice")
+    assert "by nothing" in found["exception"]
+
+
+class Server:
+    """A process that serves."""
+
+    def __init__(self, process: "subprocess.Popen[str]", line: str) -> None:
+        self.process = process
+        self.line = line
+        self.target = line.split(" serving on ")[1].split(" (")[0]
+
+
+@contextlib.contextmanager
+def served(*arguments: object, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """Runs `fedstack serve` until the block is left."""
+    command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    ) as process:
+        try:
+            yield Server(process, first_line(process))
+        finally:
+            process.kill()
+
+
+def first_line(process: "subprocess.Popen[str]") -> str:
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    assert process.stdout is not None
+    thread = threading.Thread(target=lambda: lines.put(process.stdout.readline()))  # type: ignore[union-attr]
+    thread.start()
+    try:
+        return lines.get(timeout=WALL)
+    except queue.Empty:
+        process.kill()
+        raise AssertionError(f"nothing within {WALL} s") from None
+    finally:
+        thread.join()
+
+
+def ended(server: Server) -> tuple[int, str, str]:
+    """Waits for a process; returns its exit code, and what else it said."""
+    out, err = server.process.communicate(timeout=WALL)
+    return server.process.returncode, out, err
+
+
+def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    environment = {
+        "FEDSTACK_TOKEN_FILE": str(tmp_path / "token"),
+        "FEDSTACK_ALLOW_MODULE": "numpy,math",
+        "FEDSTACK_LOG_FORMAT": "json",
+        "FEDSTACK_LOG_LEVEL": "info",
+    }
+    with served(environment=environment) as server:
+        assert server.line.endswith("(insecure, token, loopback only); python code refused; modules numpy, math\n")
+        assert call(server.target, HANDSHAKE, credentials=ClientCredentials(token="secret"))
+        server.process.send_signal(signal.SIGINT)
+        code, out, err = ended(server)
+    assert (code, out) == (0, "")
+    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    assert messages == [f"Listening at {server.target}", "Asked to stop by SIGINT"]
+
+
+class HeldCall:
+    """A computation that a client runs on a server, and that does not end before the test says so."""
+
+    def __init__(self, target: str, listening: socket.socket) -> None:
+        port = listening.getsockname()[1]
+
+        @fedstack.python_computation(np.int32, np.int32)
+        def hold(value: int) -> int:
+            import socket
+
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                return value if connection.recv(1) else -1
+
+        @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+        def hold_everywhere(values: Any) -> Any:
+            return fl.federated_sum(fl.federated_map(hold, values))
+
+        def run() -> None:
+            context = fedstack.create_sync_remote_execution_context(target, retry_policy=RetryPolicy.none())
+            try:
+                with fedstack.use_context(context):
+                    self.outcome = hold_everywhere([41])
+            except errors.FedstackError as error:
+                self.outcome = type(error)  # the error itself would keep all that it has passed through
+            finally:
+                context.close()
+
+        self.outcome: object = None
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+        listening.settimeout(WALL)
+        self.connection, _ = listening.accept()
+
+    def release(self) -> object:
+        """Lets the computation end, if it can; returns its result, or the class of the error that it ended with."""
+        with self.connection:
+            with contextlib.suppress(OSError):
+                self.connection.sendall(b"!")
+            self.thread.join(WALL)
+        assert not self.thread.is_alive()
+        return self.outcome
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def wait_until_it_is_draining(target: str) -> None:
+    async def watch() -> None:
+        connection = GrpcConnection(parse_target(target))
+        last = SERVING
+        async for answer in connection.exchange("/grpc.health.v1.Health/Watch", [b""]):
+            last = health_pb2.HealthCheckResponse.FromString(answer).status
+        await connection.close()
+        assert last == NOT_SERVING
+
+    on_loop(watch)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
+def test_a_call_in_flight_comes_to_its_end_after_sigterm(listening: socket.socket) -> None:
+    with served("--allow-python-code", "--log-level", "info") as server:
+        held = HeldCall(server.target, listening)
+        server.process.terminate()
+        wait_until_it_is_draining(server.target)
+        assert server.process.poll() is None
+        assert held.release() == 41
+        code, _, err = ended(server)
+    assert code == 0
+    assert "Asked to stop by SIGTERM" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
+def test_a_second_signal_ends_the_process_at_once(listening: socket.socket) -> None:
+    with served("--allow-python-code") as server:
+        held = HeldCall(server.target, listening)
+        server.process.terminate()
+        wait_until_it_is_draining(server.target)
+        server.process.terminate()
+        code, _, _ = ended(server)
+        assert held.release() is errors.RetryLimitError
+    assert code == 128 + signal.SIGTERM
+
+
+def test_a_server_ends_with_its_parent_whatever_it_is_doing(listening: socket.socket) -> None:
+    with served("--allow-python-code", "--exit-with-parent") as server:
+        held = HeldCall(server.target, listening)
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.stdin = None
+        code, _, _ = ended(server)
+        assert held.release() is errors.RetryLimitError
+    assert code == 0
+
+
+def test_what_functions_print_does_not_follow_the_ready_line() -> None:
+    @fedstack.python_computation(np.int32, np.int32)
+    def chatter(value: int) -> int:
+        print("chatter")
+        return value
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def chatter_everywhere(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(chatter, values))
+
+    with served("--allow-python-code", "--exit-with-parent") as server:
+        context = fedstack.create_sync_remote_execution_context(server.target)
+        with fedstack.use_context(context):
+            assert chatter_everywhere([1, 2]) == 3
+        context.close()
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.stdin = None
+        code, out, err = ended(server)
+    assert (code, out) == (0, "")
+    assert err.count("chatter\n") == 2
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve_command, "configure_logging", lambda level, form: None)
+    port = listening.getsockname()[1]
+    assert main(["serve", "--port", str(port)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        f"fedstack serve: error: Expected port {port} of 127.0.0.1 to be free, found it in use; stop what listens "
+        "there, or choose another port (0 for any that is free)\n"
+    )

@@ -1,0 +1,177 @@
+"""Worker processes of this machine: what they can do, who can use them, and that none is left over."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import federated_language as fl
+import numpy as np
+import psutil
+import pytest
+from calling import WALL, call
+
+import fedstack
+from fedstack import errors
+from fedstack.service.worker_pool import WorkerPool, local_worker_pool
+
+HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
+CLIENT_INTS = fl.FederatedType(np.int64, fl.CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with local_worker_pool(2) as found:
+        yield found
+
+
+def at_clients(pool: WorkerPool, function: Callable[[int], int], values: list[int]) -> list[int]:
+    """Runs a function at clients, by value."""
+    leaf = fedstack.python_computation(np.int64, np.int64)(function)
+
+    @fl.federated_computation(CLIENT_INTS)
+    def everywhere(values: Any) -> Any:
+        return fl.federated_map(leaf, values)
+
+    context = fedstack.create_sync_remote_execution_context(pool.targets, credentials=pool.credentials)
+    try:
+        with fedstack.use_context(context):
+            return [int(value) for value in everywhere(values)]
+    finally:
+        context.close()
+
+
+def test_each_worker_of_a_pool_takes_its_share(pool: WorkerPool) -> None:
+    def process_id(value: int) -> int:
+        import os
+
+        return os.getpid()
+
+    assert set(at_clients(pool, process_id, list(range(64)))) == set(pool.pids)
+
+
+def variable(name: str) -> Callable[[int], int]:
+    def value_of(value: int) -> int:
+        import os
+
+        return int(os.environ.get(name, "-1"))
+
+    return value_of
+
+
+@pytest.mark.skipif("OMP_NUM_THREADS" in os.environ, reason="says otherwise")
+def test_the_workers_share_the_cores(pool: WorkerPool) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    assert at_clients(pool, variable("OMP_NUM_THREADS"), [0]) == [max(1, cores // 2)]
+
+
+def test_workers_have_the_environment_of_their_parent_but_for_the_options_of_other_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("FEDSTACK_TLS_CERT", "/no/such/file")
+    with local_worker_pool(1, environment={"ONE_MORE": "5"}) as pool:
+        assert at_clients(pool, variable("OMP_NUM_THREADS"), [0]) == [7]
+        assert at_clients(pool, variable("ONE_MORE"), [0]) == [5]
+
+
+def test_workers_import_what_this_process_can_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("def twice(value: int) -> int:\n    return 2 * value\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    with local_worker_pool(1) as pool:
+        assert at_clients(pool, only_here.twice, [1, 2]) == [2, 4]
+
+
+def test_what_functions_print_is_seen_here(pool: WorkerPool, capsys: pytest.CaptureFixture[str]) -> None:
+    def chatter(value: int) -> int:
+        print(f"chatter {value}")
+        return value
+
+    at_clients(pool, chatter, [5])
+    # It comes by a pipe, and there is nothing to wait on but the text.
+    deadline = time.monotonic() + WALL
+    err = ""
+    while "chatter 5\n" not in err and time.monotonic() < deadline:
+        err += capsys.readouterr().err
+    assert "chatter 5\n" in err
+
+
+def test_nobody_else_can_use_the_workers(pool: WorkerPool) -> None:
+    assert pool.credentials.token is not None
+    for stranger in (None, attrs.evolve(pool.credentials, token="guess")):
+        with pytest.raises(errors.AuthenticationError):
+            call(pool.targets[0], HANDSHAKE, credentials=stranger)
+    assert call(pool.targets[0], HANDSHAKE, credentials=pool.credentials)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no Unix sockets")
+def test_the_token_is_nowhere_to_be_seen(pool: WorkerPool) -> None:
+    token = pool.credentials.token
+    assert token is not None
+    assert token not in repr(pool)
+    folder = Path(pool.targets[0].removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in folder.iterdir()) == ["0.sock", "1.sock"]
+    for pid in pool.pids:
+        process = psutil.Process(pid)
+        assert token not in " ".join(process.cmdline())
+        assert token not in process.environ().values()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no process groups")
+def test_ctrl_c_is_not_for_the_workers(pool: WorkerPool) -> None:
+    assert os.getpgid(0) not in {os.getpgid(pid) for pid in pool.pids}
+
+
+def test_closing_ends_the_workers_and_removes_their_files() -> None:
+    pool = local_worker_pool(2, options=["--log-level", "error"])
+    processes = [psutil.Process(pid) for pid in pool.pids]
+    assert "2 of them alive" in repr(pool)
+    pool.close()
+    pool.close()
+    assert [process for process in processes if process.is_running()] == []
+    assert "0 of them alive" in repr(pool)
+    if pool.targets[0].startswith("unix:"):
+        assert not Path(pool.targets[0].removeprefix("unix:")).parent.exists()
+
+
+def test_a_worker_that_does_not_start_says_why() -> None:
+    with pytest.raises(errors.WorkerUnavailableError) as raised:
+        local_worker_pool(1, options=["--dance"])
+    assert str(raised.value).startswith("Expected worker 0 to start, found that it ended with code 2; it said:\n")
+    assert "unrecognized arguments: --dance" in str(raised.value)
+
+
+def test_workers_that_take_too_long_are_given_up() -> None:
+    with pytest.raises(errors.WorkerUnavailableError, match="found that it takes longer than 0 s; it said nothing"):
+        local_worker_pool(1, startup_seconds=0)
+
+
+def test_a_pool_has_at_least_one_worker() -> None:
+    with pytest.raises(errors.InvalidValueError, match="Expected at least 1 worker, found 0"):
+        local_worker_pool(0)
+
+
+def test_workers_end_with_their_parent_however_it_ends() -> None:
+    program = (
+        "import sys\n"
+        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "pool = local_worker_pool(2)\n"
+        "print(*pool.pids, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(workers, timeout=WALL)
+    assert alive == []
