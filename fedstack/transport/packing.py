@@ -78,7 +78,7 @@ class Packer:
             self._tensor(proto, payload, type_spec, path)
         elif isinstance(type_spec, StructType):
             proto.struct.SetInParent()
-            members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec), strict=True)
+            members = zip(_members(payload, type_spec, path), fields_of(type_spec))
             for index, (member, (name, member_type)) in enumerate(members):
                 self.pack(proto.struct.member.add(), member, member_type, join_path(path, name, index))
         elif isinstance(type_spec, SequenceType):
@@ -135,7 +135,8 @@ class Packer:
             self._announce(proto.rows, whole, member)
             self.segments.extend([_bytes_of(array, member, path) for array in arrays])
         else:
-            write_array(proto.column, np.stack(arrays), member.dtype, path=path)
+            rows = None if member.shape is None else (None, *member.shape)
+            write_array(proto.column, np.stack(arrays), member.dtype, rows, path=path)
 
 
 class Unpacker:
@@ -226,16 +227,13 @@ class Unpacker:
         column = self._column_of(kind, proto, member, path)
         if column is None:
             mismatch(f"a column of {member}", kind or "an empty message", path)
-        if self._clients is not None and len(column) != self._clients:
-            raise CardinalityError(
-                f"Expected a value for each of {self._clients} clients, found {len(column)}; at {path}"
-            )
         return column
 
     def _column_of(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
         if kind == "same":
             return ConstantColumn(self.unpack(proto.same.member, member, path), self._size(proto.same.clients, path))
         if kind == "clients":
+            self._size(len(proto.clients.member), path)
             values = enumerate(proto.clients.member)
             return column_from_payloads([self.unpack(v, member, f"{path}, client {i}") for i, v in values], member)
         if kind == "fields" and isinstance(member, StructType):
@@ -256,6 +254,8 @@ class Unpacker:
         clients = self._size(len(rows), path)
         if member.shape is not None and not _fits(rows.shape[1:], member.shape):
             mismatch(f"rows of {member}", f"the shape {list(rows.shape)}", path)
+        if rows.ndim > 1 and clients and not rows.size:
+            return ConstantColumn(rows[0], clients)  # a few bytes may say so of millions of clients
         if rows.ndim > 1:
             return ListColumn([rows[client] for client in range(clients)])
         if not is_string(member):
@@ -278,8 +278,13 @@ class Unpacker:
         return StructColumn(tuple(columns), size)
 
     def _size(self, clients: int, path: str) -> int:
+        """Returns a number of clients that there may be, before anything is made for each of them."""
         if clients > _MAX_CLIENTS:
             raise ResourceLimitError(f"Expected at most {_MAX_CLIENTS} clients, found {clients}; at {path}")
+        if self._clients is not None and clients != self._clients:
+            raise CardinalityError(
+                f"Expected a value for each of {self._clients} clients, found {clients}; at {path}; send one for each"
+            )
         return clients
 
     def finish(self) -> None:
@@ -319,6 +324,14 @@ def _column(payload: object, type_spec: FederatedType, path: str) -> Column:
     if isinstance(payload, (list, tuple)):
         return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
     mismatch(type_spec, f"`{type(payload).__name__}`", path, "give a column")
+
+
+def _members(payload: object, struct: StructType, path: str) -> tuple[object, ...]:
+    if not isinstance(payload, tuple):
+        mismatch(struct, f"`{type(payload).__name__}`", path, "give a tuple of the members in the type's order")
+    members = cast("tuple[object, ...]", payload)
+    _check_count(len(members), len(fields_of(struct)), struct, path)
+    return members
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
