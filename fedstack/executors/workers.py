@@ -88,7 +88,7 @@ class Workers:
             hopeless = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
             if len(hopeless) == len(self._workers):
                 raise hopeless[0]  # a wrong token will not become right by waiting
-            fresh = any(worker.cause is None for worker in self._workers)
+            fresh = any(worker.cause is None and not worker.ready for worker in self._workers)
             left = (min(_SETTLE_SECONDS, patience) if ready else patience) - (loop.time() - begun)
             if left <= 0 or (ready and not fresh):
                 break
