@@ -85,6 +85,10 @@ class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
     """No worker can be reached; the message names addresses and last causes."""
 
 
+class NoWorkersError(WorkerUnavailableError):
+    """None of the workers is there; a context that has tried for long enough raises this as it is."""
+
+
 class StaleSessionError(FedstackError, RetryableError, ConnectionError):
     """A worker is there but has lost this client's session; everything must be created again."""
 

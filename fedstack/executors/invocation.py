@@ -22,7 +22,7 @@ from fedstack.computations.language import (
 )
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.trace import check_takes_values
-from fedstack.errors import InvalidComputationError, RetryLimitError
+from fedstack.errors import InvalidComputationError, NoWorkersError, RetryLimitError
 from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.progress import ProgressCounts, current_progress
@@ -62,7 +62,7 @@ class Invoker:
         Raises:
           TypeMismatchError: If the argument does not fit.
           RetryLimitError: If every attempt failed with a retryable error.
-          WorkerUnavailableError: If that was because there are no workers.
+          NoWorkersError: If the last of them found no worker at all.
         """
         if not isinstance(comp, ConcreteComputation):
             raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
@@ -102,6 +102,8 @@ class Invoker:
             except RetryableError as error:
                 pause = next(pauses, None)
                 if pause is None:
+                    if isinstance(error, NoWorkersError):
+                        raise  # it says all there is to say
                     limits = self._retry_policy.limits
                     raise RetryLimitError(
                         f"Expected the computation to succeed within {limits}, found a retryable error each time; the "

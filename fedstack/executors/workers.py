@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from fedstack.computations.language import RetryableError
-from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.errors import FedstackError, InvalidValueError, NoWorkersError
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop
 
@@ -69,7 +69,7 @@ class Workers:
         """Returns the workers that are ready, one at least; waits for it if need be.
 
         Raises:
-          WorkerUnavailableError: If none is, within the time to connect; the message has all addresses and causes.
+          NoWorkersError: If none is, within the time to connect; the message has all addresses and causes.
         """
         return await io_loop.run(self._ready())
 
@@ -100,7 +100,7 @@ class Workers:
         self._gave_up = not ready
         if not ready:
             causes = "; ".join(f"{worker.address}: {worker.cause or 'no answer'}" for worker in self._workers)
-            raise WorkerUnavailableError(
+            raise NoWorkersError(
                 f"Expected at least one of {len(self._workers)} workers to be ready within {patience:g} s, found none: "
                 f"{causes}; start them with `fedstack serve`, and ask one with `fedstack check`"
             )

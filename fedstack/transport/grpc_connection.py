@@ -8,7 +8,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from fedstack.errors import WorkerUnavailableError
+from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
 from fedstack.transport.channels import open_channel
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.status import error_from_status
@@ -18,6 +18,7 @@ _DETAILS_KEY = "grpc-status-details-bin"
 # A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
 _MAX_CALLS = 256
 _MAX_STREAMS = 4096
+_ASK_SECONDS = 0.25
 
 
 class GrpcConnection:
@@ -92,10 +93,24 @@ class GrpcConnection:
         try:
             await asyncio.wait_for(channel.channel_ready(), timeout)
         except asyncio.TimeoutError:
+            if await self._answers():
+                return
             raise WorkerUnavailableError(
                 f"Expected a server at {self.address}, found none within {timeout:g} s; start one with `fedstack "
                 "serve`, and look with `fedstack check`"
             ) from None
+
+    async def _answers(self) -> bool:
+        """Tells whether a peer that is not ready answers a call; raises why not, which gRPC tells to calls only."""
+        try:
+            await self.unary("/grpc.health.v1.Health/Check", b"", _ASK_SECONDS)
+        except (WorkerUnavailableError, AuthenticationError):
+            raise
+        except DeadlineExceededError:
+            return False
+        except FedstackError:
+            return True
+        return True
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
