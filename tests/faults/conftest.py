@@ -1,0 +1,79 @@
+"""Starts what tests of faults share, before the check for leaks looks."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import grpc.aio
+import pytest
+from fault_stacks import WALL, Background, Door
+from tcp_proxy import TcpProxy
+from worker_processes import Fleet, WorkerForker
+
+from fedstack.transport.io_loop import io_loop
+
+if not hasattr(os, "fork"):
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_is_up() -> Iterator[None]:
+    """Keeps a channel whose connection broke: gRPC's threads and pollers, of which it then has more, stay with it."""
+
+    async def start(target: str) -> grpc.aio.Channel:
+        channel = grpc.aio.insecure_channel(target)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/no/Method")(b"", timeout=WALL)
+        return channel
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        started = Background(lambda: io_loop.run_sync(start(f"127.0.0.1:{listener.getsockname()[1]}")))
+        connection, _ = listener.accept()
+        connection.close()
+        channel = started.result()
+    yield
+    io_loop.run_sync(channel.close())
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[WorkerForker]:
+    made = WorkerForker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fleet(forker: WorkerForker) -> Iterator[Fleet]:
+    made = Fleet(forker)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def proxies() -> Iterator["Proxies"]:
+    made = Proxies()
+    yield made
+    made.close()
+
+
+class Proxies:
+    """The proxies of one test."""
+
+    def __init__(self) -> None:
+        self._made: list[TcpProxy] = []
+
+    def before(self, target: str) -> TcpProxy:
+        """Returns a new proxy that forwards to a server."""
+        self._made.append(TcpProxy(target))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for proxy in self._made:
+            proxy.close()
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    made = Door()
+    yield made
+    made.close()

@@ -1,0 +1,86 @@
+"""Computations for tests of faults. Workers import this module, so its functions travel by reference."""
+
+import os
+import socket
+import struct
+
+import federated_language as fl
+import numpy as np
+
+import fedstack
+
+WALL = 60.0
+FLOATS = fl.TensorType(np.float32, [None])
+MODEL = fl.TensorType(np.float32, [1_000_000])
+PID = struct.Struct("<i")
+
+
+@fedstack.python_computation([np.float32], np.float32)
+def wobble(x):
+    return np.float32(np.sin(x) * np.float32(1e3))
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def double(x):
+    return x * 2
+
+
+@fedstack.python_computation([np.int32, np.float32], np.float32)
+def visit(port, x):
+    """Waits at a door of the test; see `Door`."""
+    with socket.create_connection(("127.0.0.1", int(port))) as connection:
+        connection.settimeout(WALL)
+        connection.sendall(PID.pack(os.getpid()))
+        connection.recv(1)
+    return np.float32(np.sin(x) * np.float32(1e3))
+
+
+@fedstack.python_computation([MODEL], np.float32)
+def length_of(model):
+    return np.float32(np.sum(model * model))
+
+
+@fedstack.python_computation([np.float32], MODEL)
+def model_of(x):
+    return np.arange(MODEL.shape[0], dtype=np.float32) * x
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def fail(x):
+    raise ZeroDivisionError(f"by {x}")
+
+
+CLIENT_FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
+
+
+@fl.federated_computation(CLIENT_FLOATS)
+def mean_wobble(xs):
+    """Sums in float32, where the order shows in the last bits."""
+    return fl.federated_mean(fl.federated_map(wobble, xs))
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def doubled_sum(xs):
+    return fl.federated_sum(fl.federated_map(double, xs))
+
+
+@fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.float32]), fl.CLIENTS))
+def mean_visit(clients):
+    return fl.federated_mean(fl.federated_map(visit, clients))
+
+
+@fl.federated_computation(fl.FederatedType(MODEL, fl.CLIENTS))
+def mean_length(models):
+    """Sends much and gets little back."""
+    return fl.federated_mean(fl.federated_map(length_of, models))
+
+
+@fl.federated_computation(CLIENT_FLOATS)
+def models(xs):
+    """Sends little and gets much back."""
+    return fl.federated_map(model_of, xs)
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def failing_sum(xs):
+    return fl.federated_sum(fl.federated_map(fail, xs))

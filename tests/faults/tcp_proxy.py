@@ -1,0 +1,171 @@
+"""A way between a client and a server that a test can cut, hold up and let fall silent."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import Literal, TypeAlias
+
+WALL = 30.0
+Direction: TypeAlias = Literal["up", "down"]
+_CHUNK = 64 * 1024
+_RESET = struct.pack("ii", 1, 0)
+
+
+class _Lane:
+    """One direction of all connections: counts bytes, and is open or not."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.limit: int | None = None
+        self.swallows = False
+        self.reached = threading.Event()
+        self.open = asyncio.Event()
+        self.open.set()
+
+
+class TcpProxy:
+    """Forwards connections to a server. Its methods may be called from any thread.
+
+    Args:
+      target: The server, as `host:port`.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._host, self._port = host, int(port)
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: set[asyncio.StreamWriter] = set()
+        self._lanes: dict[Direction, _Lane] = {"up": _Lane(), "down": _Lane()}
+        self._refuses = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tcp-proxy")
+        self._thread.start()
+        self._server = self._run(self._listen())
+        self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def hold_after(self, direction: Direction, count: int) -> threading.Event:
+        """Lets so many more bytes pass in a direction and then none; the event is set when they have passed."""
+        lane = self._lanes[direction]
+        lane.reached.clear()
+
+        def hold() -> None:
+            lane.limit = lane.bytes + count
+
+        self._call(hold)
+        return lane.reached
+
+    def release(self) -> None:
+        """Lets everything pass again."""
+
+        def release() -> None:
+            for lane in self._lanes.values():
+                lane.limit = None
+                lane.swallows = False
+                lane.open.set()
+            self._refuses = False
+
+        self._call(release)
+
+    def fall_silent(self) -> None:
+        """Takes what either side sends and passes nothing on, as when a cable has been pulled far away."""
+
+        def swallow() -> None:
+            for lane in self._lanes.values():
+                lane.swallows = True
+
+        self._call(swallow)
+
+    def cut(self, *, refuse: bool = False) -> None:
+        """Resets all connections; new ones are taken, unless they are to be refused."""
+
+        def cut() -> None:
+            self._refuses = refuse
+            for lane in self._lanes.values():
+                lane.limit = None
+                lane.open.set()
+            for writer in self._streams:
+                connection: socket.socket = writer.get_extra_info("socket")
+                with contextlib.suppress(OSError):
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                writer.transport.abort()
+
+        self._call(cut)
+
+    def bytes(self, direction: Direction) -> int:
+        """How many bytes have passed."""
+        return self._lanes[direction].bytes
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._streams.add(writer)
+        beyond: asyncio.StreamWriter | None = None
+        try:
+            if self._refuses:
+                return
+            back, beyond = await asyncio.open_connection(self._host, self._port)
+            self._streams.add(beyond)
+            pumps = [
+                asyncio.ensure_future(self._pump(reader, beyond, self._lanes["up"])),
+                asyncio.ensure_future(self._pump(back, writer, self._lanes["down"])),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+        except OSError:
+            pass  # the server is gone, and so is the connection to it
+        finally:
+            self._tasks.discard(task)
+            for stream in (writer, beyond):
+                if stream is not None:
+                    self._streams.discard(stream)
+                    stream.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lane: _Lane) -> None:
+        while True:
+            await lane.open.wait()
+            room = _CHUNK if lane.limit is None else min(_CHUNK, lane.limit - lane.bytes)
+            if room <= 0:
+                lane.open.clear()
+                lane.reached.set()
+                continue
+            content = await reader.read(room)
+            if not content:
+                return
+            lane.bytes += len(content)
+            if not lane.swallows:
+                writer.write(content)
+                await writer.drain()
+
+    def _call(self, work: Callable[[], None]) -> None:
+        async def call() -> None:
+            work()
+
+        self._run(call())
+
+    def _run(self, coroutine):  # type: ignore[no-untyped-def]
+        future: futures.Future[object] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(WALL)
+
+    def close(self) -> None:
+        async def end() -> None:
+            self._server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        self._run(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WALL)
+        self._loop.close()

@@ -1,0 +1,186 @@
+"""Workers that die or freeze in the midst of a round, and those that come back."""
+
+import logging
+import time
+
+import numpy as np
+import pytest
+from conftest import Proxies
+from fault_leaves import MODEL, doubled_sum, mean_length, mean_visit, mean_wobble, models
+from fault_stacks import Background, Door, context_over, eventually, locally, status_of
+from worker_processes import Fleet, WorkerProcess, command_line_worker
+
+import fedstack
+from fedstack.errors import NoWorkersError, RetryLimitError, WorkerUnavailableError
+
+ENDINGS = pytest.mark.parametrize("end", [WorkerProcess.kill, WorkerProcess.stop], ids=["SIGKILL", "SIGSTOP"])
+NUMBERS = [0.1 * number for number in range(37)]
+
+
+def bits(value: object) -> bytes:
+    return b"".join(np.asarray(part).tobytes() for part in (value if isinstance(value, list) else [value]))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def check_one_retry(caplog: pytest.LogCaptureFixture, lost: WorkerProcess) -> None:
+    (warning,) = warnings(caplog)
+    assert warning.startswith("Trying a computation again in ")
+    assert "WorkerUnavailableError: Expected the worker at " in warning
+    assert "to finish its part, found it gone" in warning
+
+
+@ENDINGS
+def test_a_round_is_run_on_the_worker_that_is_left_if_one_ends_before_it_begins(fleet: Fleet, caplog, end) -> None:
+    lost, left = fleet.start(), fleet.start()
+    expected = locally(mean_wobble, NUMBERS)
+    with context_over([lost.target, left.target]):
+        assert bits(mean_wobble(NUMBERS)) == bits(expected)
+        end(lost)
+        assert bits(Background(lambda: mean_wobble(NUMBERS)).result()) == bits(expected)
+        check_one_retry(caplog, lost)
+        assert bits(mean_wobble(NUMBERS)) == bits(expected)
+    assert len(warnings(caplog)) == 1
+
+
+@ENDINGS
+def test_a_round_is_run_again_if_a_worker_ends_while_inputs_are_sent(
+    fleet: Fleet, proxies: Proxies, caplog, end
+) -> None:
+    lost, left = fleet.start(), fleet.start()
+    proxy = proxies.before(lost.target)
+    inputs = [np.full(MODEL.shape, 0.001 * number, np.float32) for number in range(6)]
+    expected = locally(mean_length, inputs)
+    with context_over([proxy.target, left.target]):
+        doubled_sum([1, 2])
+        is_sending = proxy.hold_after("up", 5_000_000)
+        running = Background(lambda: mean_length(inputs))
+        assert is_sending.wait(20)
+        end(lost)
+        assert bits(running.result()) == bits(expected)
+    check_one_retry(caplog, lost)
+
+
+@ENDINGS
+def test_a_round_is_run_again_if_a_worker_ends_while_clients_run(fleet: Fleet, door: Door, caplog, end) -> None:
+    lost, left = fleet.start(), fleet.start()
+    arguments = [(door.port, number) for number in NUMBERS[:6]]
+    with context_over([lost.target, left.target]):
+        running = Background(lambda: mean_visit(arguments))
+        door.wait_for(running, lost.pid, left.pid)
+        end(lost)
+        eventually(lambda: len(warnings(caplog)) == 1)
+        door.open()
+        assert bits(running.result()) == bits(locally(mean_visit, arguments))
+    check_one_retry(caplog, lost)
+
+
+@ENDINGS
+def test_a_round_is_run_again_if_a_worker_ends_while_results_come_back(
+    fleet: Fleet, proxies: Proxies, caplog, end
+) -> None:
+    lost, left = fleet.start(), fleet.start()
+    proxy = proxies.before(lost.target)
+    arguments = [0.1, 0.2, 0.3, 0.4]
+    expected = locally(models, arguments)
+    with context_over([proxy.target, left.target]):
+        doubled_sum([1, 2])
+        is_receiving = proxy.hold_after("down", 3_000_000)
+        running = Background(lambda: models(arguments))
+        assert is_receiving.wait(20)
+        end(lost)
+        assert bits(running.result()) == bits(expected)
+    check_one_retry(caplog, lost)
+
+
+def test_without_workers_the_retry_ends_and_names_them_and_why(fleet: Fleet) -> None:
+    workers = [fleet.start(), fleet.start()]
+    with context_over([worker.target for worker in workers], connect_seconds=0.5):
+        assert doubled_sum([1, 2, 3]) == 12
+        for worker in workers:
+            worker.kill()
+        begun = time.monotonic()
+        with pytest.raises(NoWorkersError, match="Expected at least one of 2 workers to be ready") as caught:
+            Background(lambda: doubled_sum([1, 2, 3])).result()
+        assert time.monotonic() - begun < 10
+    for worker in workers:
+        assert f"{worker.target}: Expected an answer from {worker.target}, found UNAVAILABLE" in str(caught.value)
+    assert str(caught.value).count("Connection refused") == 2
+    assert isinstance(caught.value, WorkerUnavailableError)
+    assert "fedstack serve" in str(caught.value)
+
+
+def test_a_worker_that_dies_at_the_last_attempt_is_the_cause_of_its_failure(fleet: Fleet, door: Door) -> None:
+    worker = fleet.start()
+    with context_over([worker.target], retry_policy=fedstack.RetryPolicy.none()):
+        running = Background(lambda: mean_visit([(door.port, 1.0)]))
+        door.wait_for(running, worker.pid)
+        worker.kill()
+        with pytest.raises(RetryLimitError, match=f"the worker at {worker.target} to finish its part") as caught:
+            running.result()
+    assert isinstance(caught.value.__cause__, WorkerUnavailableError)
+
+
+def test_the_only_worker_may_come_back_on_its_address_while_a_round_is_tried_again(fleet: Fleet, door: Door) -> None:
+    worker = fleet.start()
+    arguments = [(door.port, number) for number in NUMBERS[:3]]
+    with context_over([worker.target], connect_seconds=20.0):
+        running = Background(lambda: mean_visit(arguments))
+        door.wait_for(running, worker.pid)
+        anew = fleet.restart(worker)
+        door.wait_for(running, anew.pid)
+        door.open()
+        assert bits(running.result()) == bits(locally(mean_visit, arguments))
+
+
+def test_a_worker_that_comes_back_on_its_address_is_used_again(fleet: Fleet, door: Door) -> None:
+    lost, left = fleet.start(), fleet.start()
+    door.open()
+    with context_over([lost.target, left.target]):
+        assert doubled_sum([1, 2, 3]) == 12
+        anew = fleet.restart(lost)
+
+        def is_used() -> bool:
+            mean_visit([(door.port, 1.0), (door.port, 2.0)])
+            return anew.pid in door.visitors
+
+        eventually(is_used)
+        before = len(door.visitors)
+        mean_visit([(door.port, 1.0), (door.port, 2.0)])
+        assert sorted(door.visitors[before:]) == sorted([anew.pid, left.pid])
+
+
+def test_a_worker_that_was_frozen_is_used_again_when_it_thaws(fleet: Fleet, door: Door) -> None:
+    frozen, other = fleet.start(), fleet.start()
+    door.open()
+    arguments = [(door.port, 1.0), (door.port, 2.0)]
+    with context_over([frozen.target, other.target], control_seconds=1.0):
+        mean_visit(arguments)
+        frozen.stop()
+        mean_visit(arguments)
+        assert door.visitors[-2:] == [other.pid] * 2
+        frozen.wake()
+
+        def is_used() -> bool:
+            before = len(door.visitors)
+            mean_visit(arguments)
+            return frozen.pid in door.visitors[before:]
+
+        eventually(is_used)
+    # What it did not get to before it froze was not done afterwards, and nothing was left behind.
+    eventually(lambda: status_of(frozen.target).running == 0)
+
+
+def test_a_worker_that_fedstack_serve_runs_may_be_killed_like_any_other(door: Door, caplog) -> None:
+    with command_line_worker() as lost, command_line_worker() as left:
+        arguments = [(door.port, number) for number in NUMBERS[:4]]
+        with context_over([lost.target, left.target]):  # type: ignore[attr-defined]
+            running = Background(lambda: mean_visit(arguments))
+            door.wait_for(running, lost.pid, left.pid)
+            lost.kill()
+            eventually(lambda: warnings(caplog))
+            door.open()
+            assert bits(running.result()) == bits(locally(mean_visit, arguments))
+    assert len(warnings(caplog)) == 1
