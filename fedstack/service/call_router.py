@@ -135,12 +135,14 @@ class CallRouter(grpc.GenericRpcHandler):
         """Surrounds the run of a method: counts it, and ends the call with a status if it raises."""
         task = cast("Task", asyncio.current_task())
         code = Code.UNKNOWN
-        running.add(task)
-        task.add_done_callback(running.discard)  # not before gRPC has sent the outcome
+        is_one_too_many = running is self._foreground and len(running) >= self._max_calls
+        if not is_one_too_many:
+            running.add(task)
+            task.add_done_callback(running.discard)  # not before gRPC has sent the outcome
         try:
             if self._stopping:
                 raise WorkerUnavailableError(_STOPPING)
-            if running is self._foreground and len(running) > self._max_calls:
+            if is_one_too_many:
                 raise ResourceLimitError(
                     f"Expected at most {self._max_calls} calls at a time, found one more; call again when others are "
                     "done, or raise the server's limit"
