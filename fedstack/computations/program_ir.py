@@ -26,7 +26,7 @@ from fedstack.computations.program import (
     pick,
 )
 from fedstack.computations.render import call, call_intrinsic, function_of, literal, reference, selection, struct
-from fedstack.computations.type_structure import fields_of, type_from_proto
+from fedstack.computations.type_structure import contains_federated, fields_of, type_from_proto
 from fedstack.errors import InvalidComputationError
 
 Computation = computation_pb2.Computation
@@ -42,6 +42,9 @@ def program_to_ir(program: Program, inputs: Sequence[Type], results: Sequence[Ty
 
     Returns:
       A function of a struct of the inputs, in order; one without a parameter if there are none.
+
+    Raises:
+      InvalidComputationError: If it holds a constant that the language has no literal for.
     """
     writer = _Writer()
     if not inputs:
@@ -57,13 +60,16 @@ def program_from_ir(function: Function, inputs: int) -> Program:
     It is made once and kept with the function.
 
     Raises:
-      InvalidComputationError: If the function does not take so many inputs, or does not return a struct.
+      InvalidComputationError: If the function does not take so many inputs, takes federated ones, or does not return a
+        struct.
     """
     found = function.memo.get("program of inputs")
     if isinstance(found, Program) and len(found.inputs) == inputs:
         return found
     parameter = function.parameter
     takes = 0 if parameter is None else len(_struct_fields(parameter.type, "a function of a struct of its inputs"))
+    if parameter is not None and contains_federated(parameter.type):
+        raise InvalidComputationError(f"Expected a function of local values, found one of {parameter.type}")
     results = len(_struct_fields(type_of(function.result), "a function that returns a struct of its results"))
     if takes != inputs:
         raise InvalidComputationError(f"Expected a function of {inputs} inputs, found one of {takes}")
@@ -181,6 +187,12 @@ def _type_of(payload: object) -> Type:
     """Returns the type of a literal's payload."""
     if isinstance(payload, tuple):
         return StructType([_type_of(member) for member in cast("tuple[object, ...]", payload)])
+    if isinstance(payload, bytes):
+        return TensorType(np.str_)
+    if not isinstance(payload, (np.generic, np.ndarray)):
+        raise InvalidComputationError(
+            f"Expected a constant that can be written as a literal, found `{type(payload).__name__}`; compute it in a "
+            "leaf function instead"
+        )
     array = np.asarray(cast(np.ndarray, payload))
-    is_text = isinstance(payload, bytes) or array.dtype == np.object_
-    return TensorType(np.str_ if is_text else array.dtype, () if isinstance(payload, bytes) else array.shape)
+    return TensorType(np.str_ if array.dtype == np.object_ else array.dtype, array.shape)

@@ -5,12 +5,17 @@ refuses what a service does not let its clients send, before anything is loaded.
 """
 
 from collections.abc import Iterator
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.carriers import PROCESS, CarrierPolicy, portable_carrier
 from fedstack.computations.language import computation_pb2
 from fedstack.computations.leaf_runtimes import carrier_of
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
+
+_M = TypeVar("_M", bound=Message)
 
 Computation = computation_pb2.Computation
 _HANDLE = carriers_pb2.PythonHandle.DESCRIPTOR.full_name
@@ -76,22 +81,29 @@ def check_received(computation: Computation, policy: CarrierPolicy) -> None:
                 "fedstack.python_computation"
             )
         if carrier == _HANDLE:
-            handle = carriers_pb2.PythonHandle.FromString(leaf.data.content.value)
+            handle = _content(leaf, carriers_pb2.PythonHandle)
             if handle.process != PROCESS:
                 raise CarrierError(
                     f"Expected a function that can travel, found a handle to {handle.name!r} in another process; send "
                     "it by reference or by value"
                 )
         elif carrier == _REFERENCE:
-            reference = carriers_pb2.PythonReference.FromString(leaf.data.content.value)
+            reference = _content(leaf, carriers_pb2.PythonReference)
             if not policy.allows_module(reference.module):
                 raise CarrierError(
                     f"Expected a function of an allowed module ({', '.join(policy.modules) or 'none'}), found "
                     f"{reference.module}:{reference.qualname}; start the worker with --allow-module {reference.module}"
                 )
         elif carrier == _PICKLED and not policy.python_code:
-            pickled = carriers_pb2.PickledPython.FromString(leaf.data.content.value)
+            pickled = _content(leaf, carriers_pb2.PickledPython)
             raise CarrierError(
                 f"Expected no Python code by value, found the function {pickled.name!r}; define it in an installed "
                 "module, or start the worker with --allow-python-code"
             )
+
+
+def _content(leaf: Computation, message: type[_M]) -> _M:
+    try:
+        return message.FromString(leaf.data.content.value)
+    except DecodeError as error:
+        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
