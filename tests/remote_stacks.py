@@ -1,24 +1,125 @@
-"""The stacks with services in them that the conformance suites run over, by name."""
+"""The stacks with services in them that the conformance suites run over.
+
+The services run in this process, on the transport's loop, so leaf functions travel as handles and a test sees what they
+do. Everything else is real: servers, sockets, certificates.
+"""
 
 import functools
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import fedstack
 from fedstack.computations.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.executor_service import ExecutorService
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.limits import ServiceLimits
+from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.frames import Chunking
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.io_loop import io_loop
+from fedstack.transport.targets import parse_target
+
+# Nothing is small, so all arrays travel beside their messages, in many frames.
+CHUNKED = Chunking(large_bytes=1, chunk_bytes=7)
+PLAIN = {"extensions": False, "keeps_handles": True}
+
+_servers: list[GrpcServer] = []
+_services: list[ExecutorService] = []
+
+
+def start_servers() -> None:
+    """Starts what the stacks share, so that no single test is blamed for it."""
+    for target in (loopback_target(), mtls_target()):
+        stub(target)
+    service()
+
+
+def stop_servers() -> None:
+    """Ends what `start_servers` started."""
+    while _servers:
+        io_loop.run_sync(_servers.pop().stop(0))
+    while _services:
+        io_loop.run_sync(_services.pop().close())
+
+
+def wait_for_no_sessions(seconds: float) -> None:
+    """Returns when no service holds anything for a client any more.
+
+    Raises:
+      AssertionError: If one still does after so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while left := [service for service in _services if service.status().session]:
+        assert time.monotonic() < deadline, f"{left} still hold sessions after {seconds} s"
+        threading.Event().wait(0.01)
+
+
+def new_service(factory: ExecutorFactory | None = None, **options: Any) -> ExecutorService:
+    _services.append(ExecutorService(factory or fedstack.local_executor_factory(), **options))
+    return _services[-1]
 
 
 @functools.cache
-def shared_service() -> ExecutorService:
-    """A service that all tests of a run share: what one leaves behind shows in another."""
-    return ExecutorService(fedstack.local_executor_factory())
+def service(chunking: Chunking | None = None) -> ExecutorService:
+    return new_service(limits=ServiceLimits(chunking=chunking or Chunking()))
 
 
-def in_memory_stub(**options: Any) -> ExecutorStub:
-    return ExecutorStub(InMemoryConnection(shared_service()), **options)
+def start_server(**options: Any) -> str:
+    server = GrpcServer([new_service()], **options)
+    io_loop.run_sync(server.start())
+    _servers.append(server)
+    return server.target
+
+
+@functools.cache
+def loopback_target() -> str:
+    return start_server()
+
+
+@functools.cache
+def certificates() -> CertificateFiles:
+    return make_test_certificates(Path(tempfile.mkdtemp(prefix="fedstack-tests-")))
+
+
+@functools.cache
+def mtls_target() -> str:
+    files = certificates()
+    credentials = ServerCredentials.from_files(
+        certificate=files.server_cert,
+        private_key=files.server_key,
+        client_root_certificates=files.ca,
+    )
+    return start_server(credentials=credentials)
+
+
+@functools.cache
+def mtls_credentials() -> ClientCredentials:
+    files = certificates()
+    return ClientCredentials.from_files(
+        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
+    )
+
+
+@functools.cache
+def stub(target: str) -> ExecutorStub:
+    return ExecutorStub(GrpcConnection(parse_target(target), credentials_for(target)))
+
+
+def credentials_for(target: str) -> ClientCredentials | None:
+    return mtls_credentials() if target == mtls_target() else None
+
+
+def in_memory_stub(chunking: Chunking | None = None, **options: Any) -> ExecutorStub:
+    return ExecutorStub(InMemoryConnection(service(chunking)), chunking=chunking, **options)
 
 
 def remote(num_clients: int, stub: ExecutorStub, **options: Any) -> Executor:
@@ -27,6 +128,22 @@ def remote(num_clients: int, stub: ExecutorStub, **options: Any) -> Executor:
     return executor
 
 
-def in_memory_factory(workers: int, stub_options: Any = None, **options: Any) -> ExecutorFactory:
-    stubs = [in_memory_stub(**(stub_options or {})) for _ in range(workers)]
-    return fedstack.remote_executor_factory(stubs, **options)
+def workers(targets: Sequence[str], **options: Any) -> ExecutorFactory:
+    return fedstack.remote_executor_factory(list(targets), credentials=credentials_for(targets[0]), **options)
+
+
+def in_memory_workers(count: int, stub_options: Mapping[str, Any] | None = None) -> ExecutorFactory:
+    return fedstack.remote_executor_factory([in_memory_stub(**(stub_options or {})) for _ in range(count)])
+
+
+@functools.cache
+def faulty_service() -> ExecutorService:
+    """A service whose clients are slow, fail and get lost; its plan goes on from test to test."""
+    plan = FaultPlan(seed=11, latency=0.002, error_rate=0.03, drop_rate=0.03, failures_in_a_row=2)
+    factory = fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
+    return new_service(factory)
+
+
+def faulty_workers(count: int) -> ExecutorFactory:
+    stubs = [ExecutorStub(InMemoryConnection(faulty_service())) for _ in range(count)]
+    return fedstack.remote_executor_factory(stubs)

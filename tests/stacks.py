@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import attrs
+import remote_stacks
 
 import fedstack
 from fedstack.computations.language import CLIENTS, Executor, ExecutorFactory
@@ -78,6 +79,10 @@ def composed_twice(num_clients: int) -> Executor:
     return ReferenceResolvingExecutor(ComposingExecutor(SequenceExecutor(LeafExecutor()), children, counts))
 
 
+def remote_executor(make: Callable[[int], Executor]) -> ExecutorStack:
+    return ExecutorStack("remote", make, without=["lazy arguments"])
+
+
 EXECUTORS = {
     "local": ExecutorStack("local", federating),
     "one thread": ExecutorStack("local", lambda n: federating(n, max_threads=1), without=["concurrency"]),
@@ -93,6 +98,22 @@ EXECUTORS = {
         "wrapped", lambda n: wrapped_clients(n, lambda target: FaultInjectingExecutor(target, FaultPlan.none()))
     ),
     "traced": ExecutorStack("wrapped", lambda n: TracingExecutor(federating(n))),
+    "remote in memory": remote_executor(lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub())),
+    "remote over loopback": remote_executor(
+        lambda n: remote_stacks.remote(n, remote_stacks.stub(remote_stacks.loopback_target()))
+    ),
+    "remote over mTLS": remote_executor(
+        lambda n: remote_stacks.remote(n, remote_stacks.stub(remote_stacks.mtls_target()))
+    ),
+    "remote, structs streamed": remote_executor(
+        lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub(), stream_structs=True)
+    ),
+    "remote in chunks": remote_executor(
+        lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub(remote_stacks.CHUNKED))
+    ),
+    "remote, plain verbs": remote_executor(
+        lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub(**remote_stacks.PLAIN))
+    ),
 }
 
 
@@ -103,6 +124,10 @@ def composing_factory(parts: int) -> ExecutorFactory:
 def faulty_factory() -> ExecutorFactory:
     plan = FaultPlan(seed=11, latency=0.002, error_rate=0.03, drop_rate=0.03, failures_in_a_row=2)
     return fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
+
+
+def remote_factory(make: Callable[[], ExecutorFactory]) -> FactoryStack:
+    return FactoryStack("remote", make, without=["lazy arguments"])
 
 
 FACTORIES = {
@@ -122,6 +147,20 @@ FACTORIES = {
         "wrapped",
         faulty_factory,
         without=["one attempt"],
+        options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
+    ),
+    "1 worker": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()])),
+    "2 workers": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()] * 2)),
+    "5 workers": remote_factory(lambda: remote_stacks.in_memory_workers(5)),
+    "2 workers over mTLS": remote_factory(lambda: remote_stacks.workers([remote_stacks.mtls_target()] * 2)),
+    "2 workers in chunks": remote_factory(
+        lambda: remote_stacks.in_memory_workers(2, {"chunking": remote_stacks.CHUNKED})
+    ),
+    "2 workers, plain verbs": remote_factory(lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN)),
+    "2 workers with faults and retries": FactoryStack(
+        "remote",
+        lambda: remote_stacks.faulty_workers(2),
+        without=["lazy arguments", "one attempt"],
         options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
     ),
 }

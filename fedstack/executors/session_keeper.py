@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote_sessions import RemoteSession
@@ -51,7 +52,9 @@ class SessionKeeper:
     async def end(self) -> None:
         """Disposes of what is left, and ends the session at the peer. Never raises."""
         self._ending = True
-        if self._task is not None and not self._task.done() and self._task is not asyncio.current_task():
+        current = cast("asyncio.Task[None]", asyncio.current_task())
+        self.session.stub.before_closing(current)
+        if self._task is not None and not self._task.done() and self._task is not current:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task

@@ -7,9 +7,17 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.carriers import CarrierPolicy, service_policy
-from fedstack.computations.language import CLIENTS, CardinalitiesType, ExecutorFactory, computation_pb2
+from fedstack.computations.language import (
+    CLIENTS,
+    CardinalitiesType,
+    ExecutorFactory,
+    computation_pb2,
+    get_context_stack,
+)
 from fedstack.computations.travel import check_received
 from fedstack.errors import ClosedError, ResourceLimitError
+from fedstack.executors.contexts import SyncExecutionContext
+from fedstack.executors.leaf_threads import leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.limits import ServiceLimits
 from fedstack.service.sessions import Clock, Session, SessionTable
@@ -38,6 +46,7 @@ class ServiceCore:
         self.clock = clock
         self.started = clock()
         self.sessions = SessionTable(factory, limits, clock)
+        self._inside_leaves = SyncExecutionContext(factory)  # for computations that are called in leaf functions
         self._sweeper: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -87,7 +96,9 @@ class ServiceCore:
             return await session.run(self._under_policy(work))
 
     async def _under_policy(self, work: Coroutine[Any, Any, _T]) -> _T:
-        service_policy.set(self.policy)  # this is a task of its own, so it concerns nobody else
+        # This is a task of its own, so what is set here concerns nobody else.
+        service_policy.set(self.policy)
+        leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
         return await work
 
     async def _sweep(self) -> None:
@@ -106,6 +117,4 @@ class ServiceCore:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
             self._sweeper = None
-        close = getattr(self.factory, "close", None)
-        if callable(close):
-            close()
+        self._inside_leaves.close()  # and the factory with it

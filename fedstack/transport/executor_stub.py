@@ -1,5 +1,6 @@
 """Speaks the executor service and its extensions: a method per call, messages in and messages out."""
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Iterable
@@ -19,6 +20,7 @@ PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
 CONTROL_SECONDS = 10.0
+_GOODBYE_SECONDS = 5.0
 
 _M = TypeVar("_M", bound=Message)
 
@@ -47,6 +49,7 @@ class ExecutorStub:
     ) -> None:
         self.connection = connection
         self.chunking = chunking or Chunking()
+        self._goodbyes: set[asyncio.Task[None]] = set()
         self.sends_code = sends_code
         self.keeps_handles = keeps_handles
         self._extensions = extensions
@@ -172,8 +175,15 @@ class ExecutorStub:
             ) from error
         return response
 
+    def before_closing(self, task: "asyncio.Task[None]") -> None:
+        """Lets a task that says goodbye to the peer come to its end before the connection is closed."""
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
+        if self._goodbyes:
+            await asyncio.wait(set(self._goodbyes), timeout=_GOODBYE_SECONDS)
         await self.connection.close()
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ none. What must not wait for a user's own code, such as renewing leases, goes on
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 THREAD_NAME = "fedstack-transport"
+_CANCEL_SECONDS = 1.0
 
 
 class IoLoop:
@@ -40,10 +42,28 @@ class IoLoop:
             return False
 
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it."""
+        """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
         if self.is_current():
             return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+        outcome = concurrent.futures.Future[_T]()
+        started: list[asyncio.Task[_T]] = []
+
+        def start() -> None:
+            started.append(asyncio.ensure_future(coroutine))
+            started[0].add_done_callback(lambda task: _copy(task, outcome))
+
+        loop = self.loop
+        loop.call_soon_threadsafe(start)
+        waiter = asyncio.wrap_future(outcome)
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            if not outcome.done():
+                loop.call_soon_threadsafe(lambda: started[0].cancel())
+                await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
+                if waiter.done() and not waiter.cancelled():
+                    waiter.exception()  # nobody waits for it any more, and asyncio would complain
+            raise
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Runs a coroutine on the loop and waits for it, from a thread without a loop or with another one.
@@ -82,6 +102,17 @@ class IoLoop:
         """Makes a new loop when one is needed: the thread of this one is not in this process (after a fork)."""
         self._lock = threading.Lock()
         self._loop = None
+
+
+def _copy(task: "asyncio.Task[_T]", outcome: "concurrent.futures.Future[_T]") -> None:
+    """Copies the outcome of a task that has ended."""
+    if task.cancelled():
+        outcome.cancel()
+        outcome.set_running_or_notify_cancel()
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 io_loop = IoLoop()
