@@ -144,6 +144,6 @@ def faulty_service() -> ExecutorService:
     return new_service(factory)
 
 
-def faulty_workers(count: int) -> ExecutorFactory:
-    stubs = [ExecutorStub(InMemoryConnection(faulty_service())) for _ in range(count)]
-    return fedstack.remote_executor_factory(stubs)
+def faulty_workers() -> ExecutorFactory:
+    """One worker with faults and one without: with two, both would seldom succeed in the same attempt."""
+    return fedstack.remote_executor_factory([ExecutorStub(InMemoryConnection(faulty_service())), in_memory_stub()])

@@ -159,7 +159,7 @@ FACTORIES = {
     "2 workers, plain verbs": remote_factory(lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN)),
     "2 workers with faults and retries": FactoryStack(
         "remote",
-        lambda: remote_stacks.faulty_workers(2),
+        remote_stacks.faulty_workers,
         without=["lazy arguments", "one attempt"],
         options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
     ),

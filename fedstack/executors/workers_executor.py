@@ -19,6 +19,7 @@ from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sync_driver import need_event_loop
 from fedstack.executors.workers import Worker, Workers
 from fedstack.executors.wrapper_executor import WrapperExecutor
+from fedstack.transport.status import RemoteTraceback
 
 NewState = Callable[[Fold, FoldArgument, int], FoldState]
 
@@ -156,6 +157,8 @@ class _WorkerSlice:
                 return await self._remote.run_phase(phase, inputs, arguments, clients)
             return await self._value_by_value(phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
+            if isinstance(error.__cause__, RemoteTraceback):
+                raise  # the worker says so itself, of something behind it: it is there
             self._workers.failed(self._worker, error)
             raise WorkerUnavailableError(
                 f"Expected the worker at {self._worker.address} to finish its part, found it gone: {error}"

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from fedstack._version import __version__
 from fedstack.computations.language import Type
 from fedstack.computations.leaf_runtimes import known_carriers
-from fedstack.computations.type_structure import type_from_proto
+from fedstack.computations.type_structure import contains_function, type_from_proto
 from fedstack.errors import InvalidValueError
 from fedstack.executors.progress import ProgressCounts, current_progress
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
@@ -107,8 +107,8 @@ class ExecutorExtensions:
         executor = session.executor
         kind = creation.WhichOneof("kind")
         if kind == "value":
-            unpacker = self._core.unpacker()
-            type_spec = type_from_proto(creation.value.type)
+            unpacker = self._core.unpacker(held_values.clients_of(executor))
+            type_spec = _type_of_value(creation.value)
             payload = unpacker.unpack(creation.value.value, type_spec)
             if unpacker.buffers:
                 raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
@@ -137,8 +137,8 @@ class ExecutorExtensions:
             raise InvalidValueError("Expected an id of 1 to 100 characters for a new value, found another")
 
         async def receive() -> None:
-            type_spec = type_from_proto(upload.value.type)
-            unpacker = self._core.unpacker()
+            type_spec = _type_of_value(upload.value)
+            unpacker = self._core.unpacker(held_values.clients_of(session.executor))
             payload = unpacker.unpack(upload.value.value, type_spec)
             size = upload.ByteSize() + sum(map(len, unpacker.buffers))
             session.check_room(size)
@@ -164,7 +164,8 @@ class ExecutorExtensions:
     async def _compute_now(self, session: Session, request: messages.ComputeNowRequest) -> messages.ComputeNowResponse:
         value_id = request.value_ref.id
         pull = session.pull(value_id)
-        if not await pull.wait(min(max(request.wait_seconds, 0.0), self._core.limits.heartbeat_seconds)):
+        seconds = request.wait_seconds if request.wait_seconds > 0 else 0.0  # NaN is not
+        if not await pull.wait(min(seconds, self._core.limits.heartbeat_seconds)):
             return messages.ComputeNowResponse()
         response = self._packed(pull.result(), session.find(value_id).type_signature)
         if response.ByteSize() > request.max_bytes:
@@ -184,9 +185,9 @@ class ExecutorExtensions:
         request = parsed(messages.DownloadRequest, content)
         session = self._core.find(request.executor)
         value_id = request.value_ref.id
-        pull = session.pull(value_id)
 
         async def compute() -> object:
+            pull = session.pull(value_id)
             await pull.wait()
             return pull.result()
 
@@ -221,6 +222,7 @@ class ExecutorExtensions:
 
     async def _beats(self, work: "asyncio.Future[_T]", progress: ProgressCounts) -> AsyncIterator[bytes]:
         """Yields a heartbeat now and then until work is done, and cancels it when nobody listens any more."""
+        work.add_done_callback(held_values.look_at)
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=self._core.limits.heartbeat_seconds)
@@ -253,6 +255,16 @@ class ExecutorExtensions:
         for method, code, count in self.call_counts or ():
             response.calls.add(method=method, code=code, count=count)
         return response
+
+
+def _type_of_value(value: messages.TypedValue) -> Type:
+    type_spec = type_from_proto(value.type)
+    if contains_function(type_spec):
+        raise InvalidValueError(
+            f"Expected a value without functions in it, found one of type {type_spec}; create the functions as "
+            "computations, and put them and the rest into a struct"
+        )
+    return type_spec
 
 
 def _unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedstack.computations.columns import with_columns
 from fedstack.computations.containers import to_result
-from fedstack.computations.federated_values import normalize_argument
+from fedstack.computations.federated_values import count_clients, normalize_argument
 from fedstack.computations.intrinsics import same_without_names
 from fedstack.computations.language import (
     Executor,
@@ -15,7 +15,7 @@ from fedstack.computations.language import (
     Type,
     computation_pb2,
 )
-from fedstack.errors import UnsupportedIntrinsicError
+from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.delegating_executor import DelegatingExecutor
 from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.lazy_values import KnownValue, LazyValue
@@ -23,8 +23,18 @@ from fedstack.executors.placed_executor import PlacedExecutor
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Creates a value of a payload that fits its type; columns may be lists."""
+    """Creates a value of a payload that fits its type; columns may be lists.
+
+    Raises:
+      CardinalityError: If it has values for another number of clients than the executor has.
+    """
     payload = with_columns(payload, type_spec)
+    found, clients = count_clients(payload, type_spec, "value"), clients_of(executor)
+    if found is not None and clients is not None and found != clients:
+        raise CardinalityError(
+            f"Expected a value for each of {clients} clients, found {found}; create the executor with the number of "
+            "clients that the values are for"
+        )
     if isinstance(executor, LazyExecutor):
         return executor.known(payload, type_spec)
     return await executor.create_value(to_result(payload, type_spec), type_spec)
@@ -46,8 +56,19 @@ async def create_call(executor: Executor, function: ExecutorValue, argument: Exe
 
 
 async def create_struct(executor: Executor, members: Sequence[tuple[str, ExecutorValue]]) -> ExecutorValue:
-    """Packs values into a struct; an empty name is none."""
-    return await executor.create_struct(Struct([(name or None, value) for name, value in members]))
+    """Packs values into a struct; an empty name is none.
+
+    Raises:
+      InvalidValueError: If a name comes twice, or is one that the language keeps for itself.
+    """
+    try:
+        return await executor.create_struct(Struct([(name or None, value) for name, value in members]))
+    except FedstackError:
+        raise
+    except ValueError as error:
+        raise InvalidValueError(
+            f"Expected a struct with names that the language allows, found {error}; leave the names out, or change them"
+        ) from error
 
 
 async def compute(value: ExecutorValue) -> object:
@@ -76,6 +97,12 @@ def phase_executor(executor: Executor) -> PlacedExecutor:
     return found
 
 
+def clients_of(executor: Executor) -> int | None:
+    """Returns how many clients an executor has, if that can be told."""
+    placed = find_phase_executor(executor)
+    return None if placed is None else placed.clients
+
+
 def find_phase_executor(executor: Executor) -> PlacedExecutor | None:
     """Returns the executor of client phases in a stack, if there is one."""
     while isinstance(executor, DelegatingExecutor):
@@ -96,7 +123,7 @@ class Pull:
 
     def __init__(self, value: ExecutorValue, grace_seconds: float) -> None:
         self._task = asyncio.ensure_future(compute(value))
-        self._task.add_done_callback(_look_at)
+        self._task.add_done_callback(look_at)
         self._grace = grace_seconds
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -140,7 +167,7 @@ class Pull:
         self._task.cancel()
 
 
-def _look_at(task: "asyncio.Task[object]") -> None:
+def look_at(task: "asyncio.Task[object]") -> None:
     """Takes note of an outcome that nobody may ask for: asyncio would complain."""
     if not task.cancelled():
         task.exception()

@@ -92,8 +92,11 @@ class ServiceCore:
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs work for a session: under its lease, under this service's policy, until the session ends."""
-        with self.sessions.hold(session):
-            return await session.run(self._under_policy(work))
+        try:
+            with self.sessions.hold(session):
+                return await session.run(self._under_policy(work))
+        finally:
+            work.close()  # it may have been cancelled before it began
 
     async def _under_policy(self, work: Coroutine[Any, Any, _T]) -> _T:
         # This is a task of its own, so what is set here concerns nobody else.
