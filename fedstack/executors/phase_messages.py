@@ -129,9 +129,10 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker) -> ReceivedPhase:
       InvalidComputationError: If it is malformed.
       TypeMismatchError: If parts of it do not fit each other.
     """
-    function = plans.plan_content(request.program)
-    program = program_from_ir(function, len(request.input))
-    signature = cast(FunctionType, type_from_proto(request.program.type))
+    signature = type_from_proto(request.program.type)
+    if not isinstance(signature, FunctionType):
+        raise InvalidComputationError(f"Expected a function as the program of a phase, found one of type {signature}")
+    program = program_from_ir(plans.plan_content(request.program), len(request.input))
     results = [member for _, member in fields_of(cast(StructType, signature.result))]
     inputs: list[Column] = []
     input_types: list[Type] = []

@@ -6,7 +6,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.codec import value_from_proto, value_to_proto
-from fedstack.computations.language import CLIENTS, SERVER, PlacementLiteral
+from fedstack.computations.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral
+from fedstack.computations.type_structure import contains_function
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service import held_values
@@ -53,16 +54,21 @@ class ExecutorGroup:
     async def create_value(self, request: messages.CreateValueRequest) -> messages.CreateValueResponse:
         """Creates a value."""
         session = self._core.find(request.executor)
-        value = request.value
-        size = value.ByteSize()
+        size = request.value.ByteSize()
         session.check_room(size)
+        created = await self._created(session.executor, request.value)
+        return messages.CreateValueResponse(value_ref=_ref(session.add(created, size)))
+
+    async def _created(self, executor: Executor, value: messages.Value) -> ExecutorValue:
         if value.WhichOneof("kind") == "computation":
             self._core.check_computation(value.computation)
-            created = await held_values.create_computation(session.executor, value.computation)
-        else:
-            type_spec = type_of_value(value)
-            created = await held_values.create_known(session.executor, value_from_proto(value, type_spec), type_spec)
-        return messages.CreateValueResponse(value_ref=_ref(session.add(created, size)))
+            return await held_values.create_computation(executor, value.computation)
+        type_spec = type_of_value(value)
+        if not contains_function(type_spec):
+            return await held_values.create_known(executor, value_from_proto(value, type_spec), type_spec)
+        # Only structs have functions in them; these have to be found by whoever calls them.
+        members = [(e.name, await self._created(executor, e.value)) for e in value.struct.element]
+        return await held_values.create_struct(executor, members)
 
     async def create_call(self, request: messages.CreateCallRequest) -> messages.CreateCallResponse:
         """Calls a function."""
@@ -108,9 +114,12 @@ class ExecutorGroup:
     async def dispose(self, request: messages.DisposeRequest) -> messages.DisposeResponse:
         """Lets go of values."""
         session = self._core.find_if_there(request.executor)
-        for ref in request.value_ref if session is not None else ():
-            if session is not None and not session.remove(ref.id):
-                raise StatusError(Code.NOT_FOUND, f"Expected the id of a value, found {ref.id[:80]!r}")
+        unknown = [] if session is None else [ref.id for ref in request.value_ref if not session.remove(ref.id)]
+        if unknown:
+            raise StatusError(
+                Code.NOT_FOUND,
+                f"Expected the ids of values, found {unknown[0][:80]!r}, which there is none of; all others are gone",
+            )
         return messages.DisposeResponse()
 
     async def dispose_executor(self, request: messages.DisposeExecutorRequest) -> messages.DisposeExecutorResponse:

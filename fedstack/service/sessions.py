@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from fedstack.computations.language import CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import ResourceLimitError, StaleSessionError
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
-from fedstack.service.held_values import Pull
+from fedstack.service.held_values import Pull, clients_of
 from fedstack.service.limits import ServiceLimits
 from fedstack.transport.leases import Leases
 from fedstack.transport.status import Code, StatusError
@@ -191,7 +191,8 @@ class SessionTable:
           ResourceLimitError: If there are too many.
         """
         executor, close = self._executor(cardinalities)
-        session = Session(executor, clients, self._limits, close)
+        found = clients_of(executor)  # a factory may have a default
+        session = Session(executor, clients if found is None else found, self._limits, close)
         try:
             self._leases.open(session.id, lease_seconds)
         except ResourceLimitError:

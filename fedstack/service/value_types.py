@@ -1,5 +1,7 @@
 """Finds the type of a value that a peer has sent without one."""
 
+from collections.abc import Callable, Iterable, Sequence
+
 from fedstack.computations.arrays import dtype_of_number
 from fedstack.computations.language import (
     CLIENTS,
@@ -12,7 +14,7 @@ from fedstack.computations.language import (
     array_pb2,
 )
 from fedstack.computations.type_structure import type_from_proto
-from fedstack.errors import InvalidValueError
+from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.proto.executor_pb2 import Value
 
 
@@ -20,7 +22,8 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     """Returns the type of a value: what it says, and where it says nothing, what its content shows.
 
     Raises:
-      InvalidValueError: If it neither says nor shows a type.
+      InvalidValueError: If it neither says nor shows a type, or shows one that the language does not have.
+      TypeMismatchError: If the elements of a sequence have no type in common.
     """
     kind = value.WhichOneof("kind")
     if kind == "array":
@@ -29,11 +32,12 @@ def type_of_value(value: Value, path: str = "value") -> Type:
         return type_from_proto(value.computation.type)
     if kind == "struct":
         members = [(e.name, type_of_value(e.value, f"{path}[{i}]")) for i, e in enumerate(value.struct.element)]
-        return StructType([(name, member) if name else member for name, member in members])
+        return _allowed(lambda: StructType([(name, member) if name else member for name, member in members]), path)
     if kind == "sequence" and value.sequence.HasField("element_type"):
-        return SequenceType(type_from_proto(value.sequence.element_type))
+        element = type_from_proto(value.sequence.element_type)
+        return _allowed(lambda: SequenceType(element), path)
     if kind == "sequence" and value.sequence.element:
-        leaves = [_type_of_array(array, path) for array in value.sequence.element[0].flat_value]
+        leaves = _leaves_of_elements(value.sequence.element, path)
         return SequenceType(leaves[0] if len(leaves) == 1 else StructType(leaves))
     if kind == "federated":
         return _type_of_federated(value.federated, path)
@@ -42,11 +46,50 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     )
 
 
-def _type_of_array(array: array_pb2.Array, path: str) -> Type:
+def _allowed(make: Callable[[], Type], path: str) -> Type:
+    """Makes a type; the language refuses some, such as placed ones inside of placed ones."""
+    try:
+        return make()
+    except ValueError as error:
+        raise InvalidValueError(
+            f"Expected a type that the language has, found that it refuses: {error}; at {path}"
+        ) from error
+
+
+def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
     dtype = dtype_of_number(array.dtype)
     if dtype is None or any(size < 0 for size in array.shape.dim) or array.shape.unknown_rank:
         raise InvalidValueError(f"Expected an array with a dtype and a shape, found neither; at {path}")
     return TensorType(dtype.type, tuple(array.shape.dim))
+
+
+def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -> list[TensorType]:
+    """Returns the types of the tensors in each of some elements; a dimension is open where they differ."""
+    leaves: list[TensorType] = []
+    for index, element in enumerate(elements):
+        where = f"{path}[{index}]"
+        found = [_type_of_array(array, where) for array in element.flat_value]
+        if not index:
+            leaves = found
+        elif len(found) != len(leaves):
+            raise TypeMismatchError(
+                f"Expected {len(leaves)} arrays in each element of a sequence, found {len(found)}; at {where}"
+            )
+        elif found != leaves:
+            leaves = [_common(left, right, where) for left, right in zip(leaves, found)]
+    return leaves
+
+
+def _common(left: TensorType, right: TensorType, path: str) -> TensorType:
+    if left.dtype != right.dtype:
+        raise TypeMismatchError(f"Expected elements of {left}, found one of {right}; at {path}")
+    return TensorType(left.dtype.type, _common_shape(left.shape, right.shape))
+
+
+def _common_shape(left: Sequence[int | None] | None, right: Sequence[int | None] | None) -> list[int | None] | None:
+    if left is None or right is None or len(left) != len(right):
+        return None
+    return [size if size == other else None for size, other in zip(left, right)]
 
 
 def _type_of_federated(federated: Value.Federated, path: str) -> Type:
@@ -63,4 +106,4 @@ def _type_of_federated(federated: Value.Federated, path: str) -> Type:
         member = type_of_value(federated.value[0], path)
     else:
         raise InvalidValueError(f"Expected a federated value that tells its member type, found none; at {path}")
-    return FederatedType(member, placement, declared.all_equal or placement is SERVER)
+    return _allowed(lambda: FederatedType(member, placement, declared.all_equal or placement is SERVER), path)
