@@ -166,10 +166,10 @@ class RemoteExecutor(Executor):
         keeper = await self._session()
         session = keeper.session
         if streamed:
-            value_id = await io_loop.run(self._watched(keeper, put_streamed(session, payload, declared, keeper.forget)))
+            value_id = await self._call(keeper, put_streamed(session, payload, declared, keeper.forget))
         else:
             packing = session.pack(payload, declared)
-            value_id = await io_loop.run(self._watched(keeper, session.put(packing)))
+            value_id = await self._call(keeper, session.put(packing))
         return RemoteValue(self, keeper, value_id, declared)
 
     async def known(self, payload: object, type_spec: Type) -> RemoteValue:
@@ -177,11 +177,9 @@ class RemoteExecutor(Executor):
         keeper = await self._session()
         session = keeper.session
         if self._stream_structs:
-            value_id = await io_loop.run(
-                self._watched(keeper, put_streamed(session, payload, type_spec, keeper.forget))
-            )
+            value_id = await self._call(keeper, put_streamed(session, payload, type_spec, keeper.forget))
         else:
-            value_id = await io_loop.run(self._watched(keeper, session.put(session.pack(payload, type_spec))))
+            value_id = await self._call(keeper, session.put(session.pack(payload, type_spec)))
         return RemoteValue(self, keeper, value_id, type_spec)
 
     async def _create_computation(
@@ -197,7 +195,7 @@ class RemoteExecutor(Executor):
             )
         keeper = await self._session()
         travelling = keeper.session.travelling(computation)
-        value_id = await io_loop.run(self._watched(keeper, keeper.session.put_computation(travelling)))
+        value_id = await self._call(keeper, keeper.session.put_computation(travelling))
         return RemoteValue(self, keeper, value_id, type_spec, source)
 
     async def create_call(self, comp: object, arg: object = None) -> RemoteValue:
@@ -216,7 +214,7 @@ class RemoteExecutor(Executor):
         check_argument(declared.parameter, argument)
         keeper = function.keeper
         call = keeper.session.call(function.id, None if argument is None else argument.id)
-        value_id = await io_loop.run(self._watched(keeper, call))
+        value_id = await self._call(keeper, call)
         return RemoteValue(self, keeper, value_id, declared.result, (function, argument))
 
     async def create_struct(self, elements: object) -> RemoteValue:
@@ -233,7 +231,7 @@ class RemoteExecutor(Executor):
         types = [(n, m.type_signature) if n is not None else m.type_signature for n, m in zip(names, members)]
         keeper = await self._session()
         struct = keeper.session.struct([(name, member.id) for name, member in zip(names, members)])
-        value_id = await io_loop.run(self._watched(keeper, struct))
+        value_id = await self._call(keeper, struct)
         return RemoteValue(self, keeper, value_id, StructType(types), members)
 
     async def create_selection(self, source: object, index: object) -> RemoteValue:
@@ -251,7 +249,7 @@ class RemoteExecutor(Executor):
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(fields):
             raise TypeMismatchError(f"Expected an index from 0 to {len(fields) - 1} into {struct}, found {index!r}")
         keeper = value.keeper
-        value_id = await io_loop.run(self._watched(keeper, keeper.session.selection(value.id, index)))
+        value_id = await self._call(keeper, keeper.session.selection(value.id, index))
         return RemoteValue(self, keeper, value_id, fields[index][1], value)
 
     async def fetch(self, value: RemoteValue) -> object:
@@ -262,7 +260,7 @@ class RemoteExecutor(Executor):
         if isinstance(type_spec, FunctionType):
             raise TypeMismatchError(f"Expected a value to compute, found a function of type {type_spec}; call it first")
         compute = compute_streamed if self._stream_structs else compute_whole
-        return await io_loop.run(self._watched(keeper, compute(session, value.id, type_spec, keeper.forget)))
+        return await self._call(keeper, compute(session, value.id, type_spec, keeper.forget))
 
     async def has_phases(self) -> bool:
         """Tells whether the peer runs client phases; it is asked at most once."""
@@ -281,8 +279,7 @@ class RemoteExecutor(Executor):
           clients: The indices of the clients, counted over the whole federation.
         """
         keeper = await self._session()
-        running = run_remote_phase(keeper.session, phase, inputs, arguments, clients)
-        return await self._watched(keeper, running)
+        return await self._watched(keeper, run_remote_phase(keeper.session, phase, inputs, arguments, clients))
 
     async def _session(self) -> SessionKeeper:
         """Returns the session, opened if there is none."""
@@ -318,6 +315,12 @@ class RemoteExecutor(Executor):
         # The keeper does not know the executor: when nobody refers to that any more, the session ends too.
         weakref.finalize(self, keeper.give_up).atexit = False
         return keeper
+
+    async def _call(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a call on the transport's loop."""
+        # The inner one goes to the loop as it is: inside of another it would never be awaited if that were cancelled
+        # before its first step.
+        return await self._watched(keeper, io_loop.run(work))
 
     async def _watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits a call, and takes note if it tells that the session is lost."""

@@ -67,8 +67,11 @@ class _Streamer:
         self._made: list[str] = []
 
     async def _call(self, work: Coroutine[Any, Any, str]) -> str:
-        async with self._slots:
-            value = await work
+        try:
+            async with self._slots:
+                value = await work
+        finally:
+            work.close()  # it may have been cancelled before it began
         self._made.append(value)
         return value
 
