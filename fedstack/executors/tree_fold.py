@@ -180,26 +180,28 @@ def fold_held(operation: np.ufunc, arrays: Sequence[np.ndarray], out: np.ndarray
       high: The element after the last.
     """
     count = len(arrays)
-    width = max(1, min(high - low, _SCRATCH_BYTES // out.itemsize))
-    scratch = [np.empty(width, out.dtype) for _ in range(count.bit_length())]
+    blocks = max(1, -(-(high - low) * out.itemsize // _SCRATCH_BYTES))
+    width = max(1, -(-(high - low) // blocks))
+    # One partial result per level above the lowest; `out` is the buffer of one of them.
+    scratch = [np.empty(width, out.dtype) for _ in range(count.bit_length() - 2)]
     for begin in range(low, high, width):
         end = min(begin + width, high)
-        _fold_block(
-            operation, [array[begin:end] for array in arrays], [s[: end - begin] for s in scratch], out[begin:end]
-        )
+        _fold_block(operation, arrays, slice(begin, end), [s[: end - begin] for s in scratch], out[begin:end])
 
 
-def _fold_block(operation: np.ufunc, rows: list[np.ndarray], scratch: list[np.ndarray], out: np.ndarray) -> None:
-    """Walks the tree over short rows.
+def _fold_block(
+    operation: np.ufunc, arrays: Sequence[np.ndarray], block: slice, scratch: list[np.ndarray], out: np.ndarray
+) -> None:
+    """Walks the tree over one block of elements.
 
     Results go into the buffer that became free last, and into the newer one of two: those are the likeliest to be in
     the cache still.
     """
-    count = len(rows)
-    free, waiting = scratch, list[np.ndarray]()
+    count = len(arrays)
+    free, waiting = [out, *scratch], list[np.ndarray]()
     for index in range(1, count, 2):
         carry = free.pop()
-        operation(rows[index - 1], rows[index], carry)
+        operation(arrays[index - 1][block], arrays[index][block], carry)
         # A binary counter: each level at which the bit of the count overflows has a left sibling waiting.
         position = (index + 1) >> 1
         while not position & 1:
@@ -209,12 +211,9 @@ def _fold_block(operation: np.ufunc, rows: list[np.ndarray], scratch: list[np.nd
             position >>= 1
         waiting.append(carry)
     # What remains, from the smallest block up.
-    remaining = [rows[-1]] if count & 1 else []
-    remaining += reversed(waiting)
-    if len(remaining) == 1:
-        out[...] = remaining[0]
-        return
-    total = remaining[0]
-    for left in remaining[1:]:
-        operation(left, total, out)
-        total = out
+    total = arrays[-1][block] if count & 1 else waiting.pop()
+    for left in reversed(waiting):
+        operation(left, total, left)
+        total = left
+    if total is not out:
+        out[...] = total
