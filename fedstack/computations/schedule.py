@@ -14,6 +14,7 @@ from fedstack.computations.graph import Constant, Function, IntrinsicCall, Node,
 from fedstack.computations.intrinsics import INTRINSICS
 from fedstack.computations.language import FederatedType, Type
 from fedstack.computations.program import Expression, Join, Pick, Program, ProgramBuilder, Slot, closed_program
+from fedstack.computations.sole_ownership import read_by_one
 from fedstack.computations.type_structure import is_placed_at_clients
 
 _TRANSPARENT = {
@@ -50,6 +51,7 @@ class Fold:
       functions: Programs of its functional arguments; their inputs are the parameter, then the captures.
       captures: For each function, its captures.
       type: The result's member type.
+      reads_alone: Whether the program makes what the fold reads, and nothing else reads that.
     """
 
     uri: str
@@ -61,6 +63,7 @@ class Fold:
     functions: tuple[Program, ...]
     captures: tuple[tuple[Expression, ...], ...]
     type: Type
+    reads_alone: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -283,7 +286,10 @@ class _Cutter:
             self.place[node] = Slot(held_targets[-1])
         for node, target in zip((n for n in phase if _is_barrier(n)), fold_targets):
             self.place[node] = Slot(target)
-        work = Phase(builder.finish(results), tuple(folds), tuple(held))
+        program = builder.finish(results)
+        alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
+        folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
+        work = Phase(program, tuple(folds), tuple(held))
         reads = _slots_read([*inputs, *(e for fold in folds for e in _fold_reads(fold))])
         self.tasks.append(PhaseTask(work, tuple(inputs), (*fold_targets, *held_targets), reads))
 
