@@ -105,15 +105,33 @@ class Batches:
         return whole + (rest > 0 and not self._drop_remainder)
 
     def __iter__(self) -> Iterator[Any]:
+        for rows in self._rows():
+            yield _take(self._arrays, rows)
+
+    def _rows(self) -> Iterator["slice | NDArray[np.intp]"]:
+        """Yields the rows of each batch."""
         starts = range(0, len(self) * self._batch_size, self._batch_size)
         if self._shuffle_seed is None:
             for start in starts:
-                yield _take(self._arrays, slice(start, start + self._batch_size))
+                yield slice(start, start + self._batch_size)
         else:
             # Drawn again for each iteration: the order is the same, and nothing is held between iterations.
             order = np.random.default_rng(self._shuffle_seed).permutation(self._num_rows)
             for start in starts:
-                yield _take(self._arrays, order[start : start + self._batch_size])
+                yield order[start : start + self._batch_size]
+
+    def named_arrays(self) -> Mapping[str, NDArray[Any]] | None:
+        """Returns the arrays if they are one dictionary, all their rows together; else `None`."""
+        arrays = self._arrays
+        if not isinstance(arrays, dict):
+            return None
+        named = cast("dict[str, Any]", arrays)
+        return named if all(type(array) is np.ndarray for array in named.values()) else None
+
+    def tuples(self, arrays: Sequence[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """Yields the batches of some of the arrays, as tuples: quicker than dictionaries that are looked into again."""
+        for rows in self._rows():
+            yield tuple([_take(array, rows) for array in arrays])
 
     def __repr__(self) -> str:
         return (
@@ -341,6 +359,8 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
 
 
 def _take(arrays: Any, rows: "slice | NDArray[np.intp]") -> Any:
+    if type(arrays) is dict:
+        return {key: _take(value, rows) for key, value in cast("dict[Any, Any]", arrays).items()}
     if isinstance(arrays, dict):
         parts = cast("dict[Any, Any]", arrays)
         return type(parts)((key, _take(value, rows)) for key, value in parts.items())
@@ -349,7 +369,8 @@ def _take(arrays: Any, rows: "slice | NDArray[np.intp]") -> Any:
         make = getattr(cast("Any", arrays), "_make", None)
         return tuple(taken) if make is None else make(taken)
     batch = cast("NDArray[Any]", arrays)[rows]
-    batch.flags.writeable = False
+    if type(rows) is not slice:  # a view is as read-only as what it shows
+        batch.flags.writeable = False
     return batch
 
 

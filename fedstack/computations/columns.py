@@ -69,12 +69,18 @@ class ScalarColumn(Column):
 
 
 class ListColumn(Column):
-    """Payloads of any kind, one by one: arrays, strings, sequences."""
+    """Payloads of any kind, one by one: arrays, strings, sequences.
 
-    __slots__ = ("values",)
+    Attributes:
+      values: The payloads.
+      list_is_own: Whether `values` is a list that only this column has.
+    """
 
-    def __init__(self, values: Sequence[object]) -> None:
+    __slots__ = ("list_is_own", "values")
+
+    def __init__(self, values: Sequence[object], *, list_is_own: bool = False) -> None:
         self.values = values
+        self.list_is_own = list_is_own
 
     def __len__(self) -> int:
         return len(self.values)

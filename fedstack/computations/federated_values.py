@@ -146,17 +146,17 @@ def _array_column(values: Sequence[object], member: TensorType, where: Where) ->
         # The quick way is the common one: an array of exactly this dtype, and of a shape that fits.
         if (
             type(value) is np.ndarray
-            and value.dtype == dtype
+            and (value.dtype is dtype or value.dtype == dtype)
             and (value.shape == fitting or shape_fits(value.shape, shape))
         ):
             fitting = value.shape
             if value.flags.writeable:
                 value = value.view()
-                value.flags.writeable = False
+                value.setflags(write=False)
             append(value)
         else:
             append(normalize_tensor(value, member, where(index)))
-    return ListColumn(payloads)
+    return ListColumn(payloads, list_is_own=True)
 
 
 def _struct_column(values: Sequence[object], member: StructType, where: Where) -> Column:

@@ -28,6 +28,8 @@ class Leaf(abc.ABC):
     name: str
     parameter: Type | None
     result: Type
+    # Whether `call_column` does more than to call one by one: then it is used even where results are large.
+    prefers_columns: bool = False
 
     @abc.abstractmethod
     def call(self, argument: object) -> object:
@@ -45,6 +47,10 @@ class Leaf(abc.ABC):
         """
         arguments = [None] * size if argument is None else argument.items()
         return column_from_payloads([self.call(item) for item in arguments], self.result)
+
+    def call_client(self, argument: object, client: int) -> object:
+        """Runs the function for one client: `call`, with the client's index in messages."""
+        return self.call(argument)
 
     def linked(self, link: "Callable[[Program], Program]") -> "Leaf":
         """Returns the operation with the programs inside of it linked; a leaf computation has none."""

@@ -120,7 +120,7 @@ class Program:
       slots: The number of slots.
       seconds_per_call: What one run took on one thread when last measured; executors plan with it. `None` before the
         first.
-      large_results: Whether what one client yields was large when last measured.
+      result_bytes: The size of the arrays that one client yields, when last measured.
       runs_without_helpers: For how many more runs a second thread is not tried, because it did not pay.
     """
 
@@ -130,7 +130,7 @@ class Program:
     results: tuple[Expression, ...]
     slots: int
     seconds_per_call: float | None = None
-    large_results: bool = False
+    result_bytes: int = 0
     runs_without_helpers: int = 0
     memo: dict[object, "Program"] = attrs.field(factory=cast("Callable[[], dict[object, Program]]", dict))
 

@@ -17,7 +17,7 @@ from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
 from fedstack.computations.leaf_runtimes import Leaf
 from fedstack.computations.type_structure import fields_of
-from fedstack.computations.values import normalize
+from fedstack.computations.values import normalize, quick_reader
 from fedstack.errors import FedstackError, LeafError
 
 Convert = Callable[[object], object]
@@ -83,6 +83,7 @@ class PythonLeaf(Leaf):
         self.parameter = parameter
         self.result = result
         self._call_once = _bind(function, parameter)
+        self._quick = quick_reader(result)
 
     def evaluate(self, argument: object) -> object:
         """Calls the function and returns what it returned, unchecked."""
@@ -93,6 +94,16 @@ class PythonLeaf(Leaf):
 
     def call(self, argument: object) -> object:
         return normalize(self.evaluate(argument), self.result, f"the result of {self.name!r}")
+
+    def call_client(self, argument: object, client: int) -> object:
+        try:
+            value = self._call_once(argument)
+        except _LEAF_ERRORS as error:
+            raise_leaf_error(error, self.name, client)
+        payload = self._quick(value)
+        if payload is None:
+            payload = normalize(value, self.result, f"the result of {self.name!r}[client {client}]")
+        return payload
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         arguments = [None] * size if argument is None else argument.items()

@@ -8,10 +8,13 @@ aggregations of lower levels gave.
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
+import attrs
+
 from fedstack.computations.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
 from fedstack.computations.intrinsics import INTRINSICS
 from fedstack.computations.language import FederatedType, StructType, Type
 from fedstack.computations.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
+from fedstack.computations.sole_ownership import read_by_one
 from fedstack.computations.tasks import (
     Fold,
     Phase,
@@ -204,7 +207,10 @@ class _Cutter:
             self.place[node] = Slot(held_targets[-1])
         for node, target in zip((n for n in phase if _is_barrier(n)), fold_targets):
             self.place[node] = Slot(target)
-        work = Phase(builder.finish(results), tuple(input_types), tuple(folds), tuple(held))
+        program = builder.finish(results)
+        alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
+        folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
+        work = Phase(program, tuple(input_types), tuple(folds), tuple(held))
         reads = _slots_read([*inputs, *(e for fold in folds for e in _fold_reads(fold))])
         self.tasks.append(PhaseTask(work, tuple(inputs), (*fold_targets, *held_targets), reads))
 

@@ -44,6 +44,7 @@ class Fold:
       signatures: For each function, the types of its program.
       captures: For each function, its captures.
       type: The result's member type.
+      reads_alone: Whether the program makes what the fold reads, and nothing else reads that.
     """
 
     uri: str
@@ -56,6 +57,7 @@ class Fold:
     signatures: tuple[Signature, ...]
     captures: tuple[tuple[Expression, ...], ...]
     type: Type
+    reads_alone: bool = False
 
 
 @attrs.frozen(eq=False)

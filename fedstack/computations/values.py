@@ -9,7 +9,7 @@
 Federated values are built out of these in `federated_values`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from typing import Any, TypeGuard, cast
@@ -17,6 +17,7 @@ from typing import Any, TypeGuard, cast
 import attrs
 import numpy as np
 
+from fedstack.computations.client_data import Batches
 from fedstack.computations.language import (
     RetryableError,
     SequenceType,
@@ -27,8 +28,8 @@ from fedstack.computations.language import (
     struct_elements,
 )
 from fedstack.computations.records import Record
-from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, read_only, shape_fits
-from fedstack.computations.type_structure import fields_of, join_path
+from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, shape_fits
+from fedstack.computations.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.errors import FedstackError, InvalidValueError
 
 
@@ -136,6 +137,10 @@ class SequenceView:
         self.path = path
 
     def __iter__(self) -> Iterator[object]:
+        source: object = self.source
+        if type(source) is Batches and (arrays := _fitting_arrays(source, self.element)):
+            yield from source.tuples(arrays)
+            return
         quick = quick_reader(self.element)
         try:
             for index, value in enumerate(self.source):
@@ -153,25 +158,88 @@ class SequenceView:
         return f"<SequenceView of {type(self.source).__name__}>"
 
 
-def quick_reader(element: Type) -> Callable[[object], object]:
-    """Returns a function that gives the payload of the usual element, and `None` for any other.
-
-    The usual element of a sequence is a dictionary of arrays of exactly the declared dtypes: a batch.
-    """
+def _fitting_arrays(batches: Batches, element: Type) -> list[np.ndarray] | None:
+    """Returns the arrays of `batches` in the order of a struct type that any batch of them fits, else `None`."""
+    arrays = batches.named_arrays()
     fields = fields_of(element) if isinstance(element, StructType) else ()
-    tensors = [(name, t.dtype, t.shape) for name, t in fields if isinstance(t, TensorType) and name is not None]
-    if not fields or len(tensors) < len(fields):
+    if arrays is None or len(arrays) != len(fields):
+        return None
+    found: list[np.ndarray] = []
+    for name, member in fields:
+        array = arrays.get(cast(str, name))
+        if array is None:
+            return None
+        found.append(array)
+        if not isinstance(member, TensorType) or array.dtype != member.dtype:
+            return None
+        # A batch may be of any size: only a type that leaves the number of rows open fits them all.
+        if member.shape is not None and (not member.shape or member.shape[0] is not None):
+            return None
+        if not shape_fits(array.shape, member.shape):
+            return None
+    return found
+
+
+def quick_reader(type_spec: Type) -> Callable[[object], object]:
+    """Returns a function that gives the payload of a usual value of a type, and `None` for any other.
+
+    Usual are NumPy scalars and arrays of exactly the declared dtypes, alone, in tuples or in dictionaries: what a
+    function of one batch, or of one client, takes and gives.
+    """
+    if isinstance(type_spec, StructType) and fields_of(type_spec):
+        return _struct_reader(type_spec)
+    if not isinstance(type_spec, TensorType) or is_string(type_spec):
         return lambda _: None
+    return _scalar_reader(type_spec) if is_scalar(type_spec) else _array_reader(type_spec)
+
+
+def _scalar_reader(tensor: TensorType) -> Callable[[object], object]:
+    kind = tensor.dtype.type
+    return lambda value: value if type(value) is kind else None
+
+
+def _array_reader(tensor: TensorType) -> Callable[[object], object]:
+    dtype, shape = tensor.dtype, tensor.shape
+    fitting = shape  # with unknown dimensions, the last shape that fitted
 
     def read(value: object) -> object:
-        if not isinstance(value, dict) or len(cast("dict[str, object]", value)) != len(tensors):
+        nonlocal fitting
+        if type(value) is not np.ndarray or (value.dtype is not dtype and value.dtype != dtype):
+            return None
+        found = value.shape
+        if found != fitting or found == ():
+            if found == () or not shape_fits(found, shape):
+                return None
+            fitting = found
+        if value.flags.writeable:
+            value = value.view()
+            value.setflags(write=False)
+        return value
+
+    return read
+
+
+def _struct_reader(struct: StructType) -> Callable[[object], object]:
+    readers = [(name, quick_reader(member)) for name, member in fields_of(struct)]
+    size = len(readers)
+    named = all(name is not None for name, _ in readers)
+
+    def read(value: object) -> object:
+        if type(value) is tuple or type(value) is list:
+            members = cast("Sequence[object]", value)
+        elif named and isinstance(value, dict):
+            get = cast("dict[object, object]", value).get
+            members = [get(name) for name, _ in readers]
+        else:
+            return None
+        if len(cast("Sized", value)) != size:
             return None
         payload: list[object] = []
-        for name, dtype, shape in tensors:
-            array = cast("dict[str, object]", value).get(name)
-            if type(array) is not np.ndarray or array.dtype != dtype or not shape_fits(array.shape, shape):
+        for (_, reader), member in zip(readers, members):
+            found = reader(member)
+            if found is None:
                 return None
-            payload.append(read_only(array) if array.ndim else array[()])
+            payload.append(found)
         return tuple(payload)
 
     return read

@@ -1,7 +1,7 @@
 """Runs a program for many clients, block by block, on one thread or on as many as pay.
 
 A block is an aligned range of clients, a node of the folds' tree. Blocks start with one client, which is timed, and
-grow until one takes a few milliseconds, unless what the clients yield is large. The calling thread works through them;
+grow until one takes a few milliseconds. The calling thread works through them;
 helpers join only when the work lasts, so that a cheap function never pays for a thread.
 """
 
@@ -13,14 +13,19 @@ from typing import Protocol
 import numpy as np
 
 from fedstack.computations.columns import Column, ConstantColumn, ListColumn, StructColumn
-from fedstack.computations.interpreter import run_columns
+from fedstack.computations.interpreter import bound, run_client, run_columns
 from fedstack.computations.program import Program
 from fedstack.executors.blas_threads import one_blas_thread
 from fedstack.executors.leaf_threads import CORES, LeafThreads
 from fedstack.executors.progress import current_progress
 
 _BLOCK_SECONDS = 0.004
-_BLOCK_BYTES = 1 << 20
+# Results from this size on go into the folds client by client: they leave the cache before a block is done.
+_LARGE_BYTES = 64 * 1024
+# With results of this size more threads than cores would take memory, not time.
+_TOO_LARGE_TO_WAIT = 1 << 20
+# Where results are large threads fold neighbours, so that partial results do not wander from one core to the other.
+_STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
 _HELPER_MIN_SECONDS = 0.0002
 # Below this part of one core the workers wait for something. A core that others keep busy gives more than that.
@@ -31,6 +36,18 @@ _CLIENTS_TO_JUDGE = 8
 _RUNS_UNTIL_TRIED_AGAIN = 50
 
 
+class Stream(Protocol):
+    """Takes what a program yields for one client after the other."""
+
+    def add(self, results: list[object]) -> None:
+        """Takes the results of the next client, one payload per result of the program, out of a list of its own."""
+        ...
+
+    def close(self) -> None:
+        """Says that this were all."""
+        ...
+
+
 class Sink(Protocol):
     """Takes what a program yields for blocks of clients, in any order and from several threads."""
 
@@ -38,6 +55,10 @@ class Sink(Protocol):
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
         """Takes the results of the clients from `start` on, one column per result of the program."""
+        ...
+
+    def stream(self, start: int) -> Stream:
+        """Returns what takes the results of the clients from `start` on one by one."""
         ...
 
 
@@ -64,7 +85,7 @@ class ClientBlocks:
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._next = clients.start
-        self._working: set[int] = set()
+        self._working: dict[int, float] = {}  # the blocks that run, by their start: how many of their clients are done
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
@@ -72,6 +93,7 @@ class ClientBlocks:
         self._done = 0
         self._seconds = 0.0
         self._alone: float | None = None
+        self._streams = bool(inputs) and not any(bound(step.operation).prefers_columns for step in program.steps)
         self._room = threading.Condition(self._lock)
 
     def cancel(self) -> None:
@@ -118,12 +140,13 @@ class ClientBlocks:
         busy = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
         with self._lock:
             workers, done = self._workers, self._done
+            done_by_all = self._done_by_all()
             if self._next >= self.clients.stop or self._error is not None:
                 return
             cheap = done > 0 and self._seconds / done < _HELPER_MIN_SECONDS
             if workers <= 1 and self._alone is None:
                 self._alone = self._seconds / done if done else self.program.seconds_per_call
-        waits = delay > 0 and busy < _WAITING_CPU_SHARE and not self.program.large_results
+        waits = delay > 0 and busy < _WAITING_CPU_SHARE and self.program.result_bytes <= _TOO_LARGE_TO_WAIT
         if (cheap or not pays) and not waits:
             return
         if workers >= self.max_threads or (workers >= CORES and not waits):
@@ -131,11 +154,16 @@ class ClientBlocks:
         threads.submit(lambda: self._help(threads, _HELPER_DELAY_SECONDS, pays))
         begin = time.perf_counter()
         with one_blas_thread():
-            self._work(None if waits else lambda: self._slows_down(done, time.perf_counter() - begin))
+            self._work(None if waits else lambda: self._slows_down(done_by_all, time.perf_counter() - begin))
 
-    def _slows_down(self, done_before: int, seconds: float) -> bool:
+    def _done_by_all(self) -> float:
+        """Counts the clients that are done, those in blocks that still run included."""
+        return self._done + sum(self._working.values())
+
+    def _slows_down(self, done_before: float, seconds: float) -> bool:
         """Tells whether work goes on no quicker with a helper than without: it holds the interpreter lock, then."""
-        done = self._done - done_before
+        with self._lock:
+            done = self._done_by_all() - done_before
         if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
             return False
         if seconds / done < _HELPER_MIN_GAIN * self._alone:
@@ -159,7 +187,7 @@ class ClientBlocks:
 
     def _take(self) -> range | None:
         with self._room:
-            while self.sink.ordered and len(self._working) and self._next - min(self._working) > 4 * self._block_size():
+            while self.sink.ordered and self._working and self._next - min(self._working) > 4 * self._block_size():
                 self._room.wait()
             start = self._next
             if start >= self.clients.stop or self._error is not None or self._cancelled:
@@ -167,7 +195,8 @@ class ClientBlocks:
             size = self._block_size()
             stop = min((start // size + 1) * size, self.clients.stop)
             self._next = stop
-            self._working.add(start)
+            # Half of a block that runs is done, one may suppose, as long as nobody counts.
+            self._working[start] = 0 if self._is_streamed() else (stop - start) / 2
             return range(start, stop)
 
     def _block_size(self) -> int:
@@ -175,15 +204,20 @@ class ClientBlocks:
         per_client = self._seconds / self._done if self._done else self.program.seconds_per_call
         if per_client is None:
             return self.smallest_block
-        wanted = _BLOCK_SECONDS / max(per_client, 1e-9)
-        if self.program.large_results:
-            wanted = 1.0  # what a client yields is combined while it is in the cache
+        seconds = _STREAMED_SECONDS if self._is_streamed() else _BLOCK_SECONDS
+        wanted = seconds / max(per_client, 1e-9)
         if not self._done:
             wanted = max(wanted, 1.0)
         else:
             wanted = min(wanted, 8.0 * self._done)  # one slow first call must not fix the size, nor a quick one
+        if self._workers > 1:
+            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._workers))  # so that all end together
         wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
         return 1 << (int(wanted).bit_length() - 1)
+
+    def _is_streamed(self) -> bool:
+        """Tells whether results go into the sink one by one."""
+        return self._streams and self.program.result_bytes > _LARGE_BYTES
 
     def _run_block(self, block: range) -> None:
         first, size = block.start, len(block)
@@ -194,22 +228,29 @@ class ClientBlocks:
             self.progress.started(size)
         begin = time.perf_counter()
         try:
-            results = run_columns(self.program, columns, first, size)
-            self.sink.feed(first, results)
+            if self._is_streamed():
+                stream = self.sink.stream(first)
+                for first, inputs in zip(block, zip(*(column.items() for column in columns))):
+                    stream.add(run_client(self.program, inputs, first))
+                    self._working[block.start] = first + 1 - block.start
+                stream.close()
+            else:
+                results = run_columns(self.program, columns, first, size)
+                if not self._done:
+                    self.program.result_bytes = sum(map(_bytes_per_client, results))
+                self.sink.feed(first, results)
         except BaseException as error:
             if self.progress is not None:
                 self.progress.failed(size)
             with self._room:
-                self._working.discard(first)
+                del self._working[block.start]
                 if first < self._error_client:
                     self._error, self._error_client = error, first
                 self._room.notify_all()
             return
         seconds = time.perf_counter() - begin
-        if not self._done:
-            self.program.large_results = sum(map(_bytes_per_client, results)) > _BLOCK_BYTES
         with self._room:
-            self._working.discard(first)
+            del self._working[block.start]
             self._done += size
             self._seconds += seconds
             if self.sink.ordered:

@@ -6,19 +6,23 @@ fixed tree of `tree_fold`; the general one folds in client order.
 
 import abc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from fedstack.computations.arrays import float_limits
-from fedstack.computations.columns import Column, ConstantColumn, ScalarColumn
+from fedstack.computations.columns import Column, ConstantColumn, ListColumn, ScalarColumn
 from fedstack.computations.language import StructType, TensorType, Type
+from fedstack.computations.sole_ownership import take_buffer
 from fedstack.computations.tasks import Fold
 from fedstack.computations.tensor_values import kind_of_dtype, read_only
 from fedstack.computations.type_structure import fields_of, flatten, tensor_leaves, unflatten
 from fedstack.errors import InvalidValueError, TypeMismatchError
-from fedstack.executors.tree_fold import Partial, TreeFold, fold_arrays, fold_vector, take_spare
+from fedstack.executors.tree_fold import Partial, TreeFold, fold_arrays, fold_vector
+
+# Arrays of consecutive clients, and whether each may be written into.
+Rows: TypeAlias = Iterator[tuple[np.ndarray, bool]]
 
 
 class FoldState(abc.ABC):
@@ -49,6 +53,13 @@ def leaf_columns(column: Column, member: Type) -> list[Column]:
     return [leaf for i, (_, t) in enumerate(fields) for leaf in leaf_columns(column.field(i), t)]
 
 
+def _take_over(payloads: list[object]) -> Rows:
+    """Yields arrays out of a list that nobody else reads: those that nobody else refers to as buffers."""
+    for index in range(len(payloads)):
+        buffer = take_buffer(payloads, index)
+        yield (cast(np.ndarray, payloads[index]), False) if buffer is None else (buffer, True)
+
+
 class LeafFold:
     """The tree fold of one tensor, in the dtype that the aggregation computes in."""
 
@@ -57,11 +68,14 @@ class LeafFold:
         self.tensor = tensor
         self.path = path
         self.dtype = tensor.dtype if dtype is None else dtype
-        self._open_shape = tensor.shape is None or None in tensor.shape
+        self.open_shape = tensor.shape is None or None in tensor.shape
         self._shape: tuple[int, ...] | None = None
 
-    def feed(self, start: int, column: Column, weights: np.ndarray | None = None) -> None:
-        """Takes in one tensor per client, each times its weight if there are weights."""
+    def feed(self, start: int, column: Column, weights: np.ndarray | None = None, alone: bool = False) -> None:
+        """Takes in one tensor per client, each times its weight if there are weights.
+
+        If nobody else reads the column (`alone`), arrays that nobody else refers to become buffers of the fold.
+        """
         if isinstance(column, ScalarColumn):
             values = column.values.astype(self.dtype, copy=False)
             if weights is not None:
@@ -72,27 +86,32 @@ class LeafFold:
             self.feed(start, ScalarColumn(np.full(len(column), column.value, self.tensor.dtype)), weights)
             return
         arrays = cast("Sequence[np.ndarray]", column.items())
-        if self._open_shape:
+        if self.open_shape:
             for client, array in enumerate(arrays, start):
-                self._check_shape(array.shape, client)
+                self.check_shape(array.shape, client)
+        if alone and isinstance(column, ListColumn) and column.list_is_own:
+            rows = _take_over(cast("list[object]", column.values))
+        else:
+            rows = ((array, False) for array in arrays)
         if self.dtype != self.tensor.dtype:
-            arrays = [array.astype(self.dtype) for array in arrays]
-        values: Iterable[np.ndarray] = arrays
+            rows = ((array.astype(self.dtype), True) for array, _ in rows)
         if weights is not None:
-            # One product at a time, in a buffer that the fold has just let go of: it is still in the cache.
-            factors = weights.astype(self.dtype)
-            values = (np.multiply(a, f, take_spare(self.tree.spare, a)) for a, f in zip(arrays, factors))
-        owned = weights is not None or self.dtype != self.tensor.dtype
-        self.tree.add(fold_arrays(self.tree.operation, values, start, owned, self.tree.spare))
+            rows = self._weighted(rows, weights.astype(self.dtype))
+        self.tree.add(fold_arrays(self.tree.operation, rows, start, self.tree.spare))
+
+    def _weighted(self, rows: "Rows", factors: np.ndarray) -> "Rows":
+        """Yields one product at a time, in a buffer that the fold has just let go of: it is still in the cache."""
+        for (array, owned), factor in zip(rows, factors):
+            yield np.multiply(array, factor, array if owned else self.tree.spare.take(array)), True
 
     def merge(self, partials: Sequence[Partial]) -> None:
         """Takes in the folds of blocks of clients."""
-        if self._open_shape:
+        if self.open_shape:
             for partial in partials:
-                self._check_shape(np.shape(partial.value), partial.position << partial.level)
+                self.check_shape(np.shape(partial.value), partial.position << partial.level)
         self.tree.add(partials)
 
-    def _check_shape(self, shape: tuple[int, ...], client: int) -> None:
+    def check_shape(self, shape: tuple[int, ...], client: int) -> None:
         self._shape = shape if self._shape is None else self._shape
         if shape != self._shape:
             where = f"; at client {client}{', value' + self.path if self.path else ''}"
@@ -123,7 +142,7 @@ class TreeState(FoldState):
     def feed(self, start: int, columns: Sequence[Column]) -> None:
         with np.errstate(all="ignore"):
             for leaf, column in zip(self.leaves, leaf_columns(columns[0], self.fold.member)):
-                leaf.feed(start, column)
+                leaf.feed(start, column, alone=self.fold.reads_alone)
 
     def partials(self) -> object:
         return [leaf.tree.partials() for leaf in self.leaves]
@@ -170,9 +189,13 @@ class MeanState(FoldState):
             if self.weights is not None and weights is not None:
                 self.weights.feed(start, ScalarColumn(weights))
             for leaf, column in zip(self.leaves, leaf_columns(columns[0], self.fold.member)):
-                leaf.feed(start, column, weights)
+                leaf.feed(start, column, weights, self.fold.reads_alone)
+        self.add_clients(len(columns[0]))
+
+    def add_clients(self, clients: int) -> None:
+        """Counts clients."""
         with self._lock:
-            self.count += len(columns[0])
+            self.count += clients
 
     def partials(self) -> object:
         weights = self.weights.tree.partials() if self.weights is not None else None

@@ -58,7 +58,7 @@ def _fold_leaf(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray
 
 
 def _fold_block(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    flat = [array.reshape(-1) for array in arrays]
+    flat = arrays if arrays[0].ndim == 1 else [array.reshape(-1) for array in arrays]
     out = np.empty(arrays[0].shape, leaf.dtype)
     flat_out = out.reshape(-1)
     size = flat_out.size

@@ -1,13 +1,15 @@
 """Leads what a phase's program yields into its folds and into the columns that are kept."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
-from fedstack.computations.columns import Column, concatenate, empty_column
-from fedstack.computations.tasks import Phase
+from fedstack.computations.columns import Column, column_from_payloads, concatenate, empty_column
+from fedstack.computations.language import Type
+from fedstack.computations.tasks import Fold, Phase
 from fedstack.executors.fold_states import AggregateState, FoldState
+from fedstack.executors.fold_streams import FoldStream, open_stream
 
 
 @attrs.define
@@ -36,13 +38,26 @@ class PhaseSink:
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
         """Takes in the results of the clients from `start` on."""
-        for index, (fold, state) in enumerate(zip(self.phase.folds, self.states)):
-            if index not in self._skip:
-                state.feed(start, [results[position] for position in fold.results])
+        for fold, state in self.folded():
+            state.feed(start, [results[position] for position in fold.results])
         if self._kept:
-            with self._lock:
-                for kept, (position, _) in zip(self._kept, self.phase.held):
-                    kept[start] = results[position]
+            self.keep(start, [results[position] for position, _ in self.phase.held])
+
+    def stream(self, start: int) -> "PhaseStream":
+        """Returns what takes in the clients from `start` on one by one."""
+        return PhaseStream(self, start)
+
+    def folded(self) -> Iterator[tuple[Fold, FoldState]]:
+        """Yields the folds that take what clients yield, with their states."""
+        for index, pair in enumerate(zip(self.phase.folds, self.states)):
+            if index not in self._skip:
+                yield pair
+
+    def keep(self, start: int, columns: Sequence[Column]) -> None:
+        """Keeps the columns of the clients from `start` on, one per result that is held."""
+        with self._lock:
+            for kept, column in zip(self._kept, columns):
+                kept[start] = column
 
     def columns(self) -> list[Column]:
         """Returns the kept columns, all clients joined in order."""
@@ -51,3 +66,32 @@ class PhaseSink:
             blocks = [kept[start] for start in sorted(kept)]
             joined.append(concatenate(blocks, member) if blocks else empty_column(member))
         return joined
+
+
+class PhaseStream:
+    """Leads what clients yield one by one, in their order, to where a sink leads whole blocks."""
+
+    def __init__(self, sink: PhaseSink, start: int) -> None:
+        self._sink = sink
+        self._start = start
+        self._folds: list[tuple[tuple[int, ...], FoldStream]] = [
+            (fold.results, open_stream(state, start)) for fold, state in sink.folded()
+        ]
+        self._kept: list[tuple[int, Type, list[object]]] = [(p, member, []) for p, member in sink.phase.held]
+
+    def add(self, results: list[object]) -> None:
+        """Takes in the results of the next client, one payload each, out of a list that nobody else reads."""
+        for positions, stream in self._folds:
+            operands = [results[position] for position in positions]
+            for position in positions:
+                results[position] = None  # the fold may take over what nobody else refers to
+            stream.add(operands)
+        for position, _, kept in self._kept:
+            kept.append(results[position])
+
+    def close(self) -> None:
+        """Hands on what is still here."""
+        for _, stream in self._folds:
+            stream.close()
+        if self._kept:
+            self._sink.keep(self._start, [column_from_payloads(kept, member) for _, member, kept in self._kept])

@@ -10,7 +10,7 @@ import numpy as np
 from fedstack.computations.columns import Column, ConstantColumn, StructColumn
 from fedstack.computations.language import Executor
 from fedstack.computations.program import Program
-from fedstack.executors.client_blocks import Sink
+from fedstack.executors.client_blocks import Sink, Stream
 from fedstack.executors.lazy_values import KnownValue, LazyValue
 from fedstack.executors.leaf_threads import LeafThreads
 from fedstack.executors.wrapper_executor import WrapperExecutor
@@ -146,3 +146,22 @@ class _CountingSink:
             for client, payload in enumerate(column.items(), start):
                 self._sizes.add(client, elements_of(payload), aggregate=True)
         self._sink.feed(start, results)
+
+    def stream(self, start: int) -> Stream:
+        return _CountingStream(self._sink.stream(start), self._sizes, start)
+
+
+class _CountingStream:
+    """Counts what goes by for one client after the other."""
+
+    def __init__(self, stream: Stream, sizes: SizeInfo, start: int) -> None:
+        self.close = stream.close
+        self._stream = stream
+        self._sizes = sizes
+        self._next = start
+
+    def add(self, results: list[object]) -> None:
+        for elements in map(elements_of, results):
+            self._sizes.add(self._next, elements, aggregate=True)
+        self._next += 1
+        self._stream.add(results)

@@ -34,12 +34,37 @@ class Partial(NamedTuple):
     owned: bool
 
 
+class SpareBuffers:
+    """Buffers of one shape and dtype that are no longer needed; several threads may use them.
+
+    To use one again costs less than fresh pages. Nothing is kept before somebody has asked for a buffer: where leaf
+    functions bring their own, those that are done with go back to the allocator, from which leaf functions get theirs.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._wanted = False
+
+    def take(self, like: np.ndarray) -> np.ndarray:
+        """Returns a buffer for the result of an operation on an array like `like`."""
+        self._wanted = True
+        try:
+            return self._free.pop()
+        except IndexError:  # another thread may have been quicker, so there is no looking first
+            return np.empty(like.shape, like.dtype)
+
+    def put(self, buffer: np.ndarray) -> None:
+        """Takes in a buffer that nobody reads any more: another thread may write into it at once."""
+        if self._wanted and len(self._free) < _MAX_SPARE:
+            self._free.append(buffer)
+
+
 class TreeFold:
     """The fold of one tensor over clients. `add` may be called from several threads."""
 
     def __init__(self, operation: np.ufunc) -> None:
         self.operation = operation
-        self.spare: list[np.ndarray] = []
+        self.spare = SpareBuffers()
         self._partials: dict[tuple[int, int], Partial] = {}
         self._lock = threading.Lock()
 
@@ -47,8 +72,7 @@ class TreeFold:
         """Takes in the folds of some blocks."""
         for partial in partials:
             while (other := self._take_sibling(partial)) is not None:
-                left, right = (other, partial) if partial.position & 1 else (partial, other)
-                partial = self._combine(left, right)
+                partial = combine(self.operation, other, partial, self.spare)
 
     def _take_sibling(self, partial: Partial) -> Partial | None:
         """Takes out the sibling of a partial; where there is none, puts the partial in."""
@@ -57,10 +81,6 @@ class TreeFold:
             if other is None:
                 self._partials[partial.level, partial.position] = partial
         return other
-
-    def _combine(self, left: Partial, right: Partial) -> Partial:
-        value = combine(self.operation, left, right, self.spare)
-        return Partial(left.level + 1, left.position >> 1, value, True)
 
     def partials(self) -> list[Partial]:
         """Returns what there is, from the first client to the last."""
@@ -77,33 +97,30 @@ class TreeFold:
             return None
         total = remaining.pop()
         while remaining:
-            total = self._combine(remaining.pop(), total)
+            total = combine(self.operation, remaining.pop(), total, self.spare)
         return total.value if total.owned else np.array(total.value)
 
 
-def combine(operation: np.ufunc, left: Partial, right: Partial, spare: list[np.ndarray]) -> np.ndarray:
-    """Combines two folds, in place where one of them is ours.
+def combine(operation: np.ufunc, older: Partial, newer: Partial, spare: SpareBuffers) -> Partial:
+    """Combines the folds of two neighbouring blocks, in place where one of them is ours.
 
-    A buffer that is no longer needed goes to `spare` and is used again: fresh pages cost more than the addition.
+    Of two that are ours the newer takes the result: it is in the cache still, and the memory that becomes free has an
+    older neighbour above it, so that the allocator does not hand it back to the system at once.
     """
+    if older.position << older.level < newer.position << newer.level:
+        left, right = older, newer
+    else:
+        left, right = newer, older
     if np.ndim(left.value) == 0:
-        return operation(left.value, right.value)
-    if left.owned:
-        total = operation(left.value, right.value, out=left.value)
-        if right.owned and len(spare) < _MAX_SPARE:
-            spare.append(right.value)  # not before it has been read: another thread may write into it at once
-        return total
-    if right.owned:
-        return operation(left.value, right.value, out=right.value)
-    return operation(left.value, right.value, out=take_spare(spare, left.value))
-
-
-def take_spare(spare: list[np.ndarray], like: np.ndarray) -> np.ndarray:
-    """Returns a buffer for the result of an operation on an array like `like`."""
-    try:
-        return spare.pop()
-    except IndexError:  # another thread may have been quicker, so there is no looking first
-        return np.empty(like.shape, like.dtype)
+        value = operation(left.value, right.value)
+    elif newer.owned:
+        value = operation(left.value, right.value, out=newer.value)
+        if older.owned:
+            spare.put(older.value)
+    else:
+        out = older.value if older.owned else spare.take(left.value)
+        value = operation(left.value, right.value, out=out)
+    return Partial(left.level + 1, left.position >> 1, value, True)
 
 
 def fold_vector(operation: np.ufunc, values: np.ndarray, start: int) -> list[Partial]:
@@ -134,35 +151,51 @@ def fold_vector(operation: np.ufunc, values: np.ndarray, start: int) -> list[Par
     return partials
 
 
-def fold_arrays(
-    operation: np.ufunc,
-    arrays: Iterable[np.ndarray],
-    start: int,
-    owned: bool = False,
-    spare: list[np.ndarray] | None = None,
-) -> list[Partial]:
-    """Folds arrays, one per client, keeping at most one partial result per level.
+class BlockFold:
+    """Folds the arrays of consecutive clients as they come, with at most one partial result per level.
 
     Args:
       operation: The associative operation.
-      arrays: The arrays of consecutive clients, all of one shape.
       start: The index of the first client.
-      owned: Whether the arrays are ours to write into.
       spare: Buffers of the arrays' shape to use; those that become free go there.
 
-    Returns:
-      The folds of the aligned blocks that the clients make up.
+    Attributes:
+      partials: The folds of the aligned blocks that the clients so far make up.
     """
-    stack: list[Partial] = []
-    spare = [] if spare is None else spare
-    for index, array in enumerate(arrays, start):
-        partial = Partial(0, index, array, owned)
-        while stack and partial.position & 1 and stack[-1][:2] == (partial.level, partial.position - 1):
-            left = stack.pop()
-            value = combine(operation, left, partial, spare)
-            partial = Partial(left.level + 1, left.position >> 1, value, True)
-        stack.append(partial)
-    return stack
+
+    __slots__ = ("_next", "_operation", "_spare", "partials")
+
+    def __init__(self, operation: np.ufunc, start: int, spare: SpareBuffers) -> None:
+        self.partials: list[Partial] = []
+        self._operation = operation
+        self._next = start
+        self._spare = spare
+
+    def add(self, array: np.ndarray, owned: bool) -> None:
+        """Takes in the array of the next client, of the same shape as the others, and whether we may write into it."""
+        partials = self.partials
+        partial = Partial(0, self._next, array, owned)
+        self._next += 1
+        while partial.position & 1 and partials and partials[-1].level == partial.level:
+            partial = combine(self._operation, partials.pop(), partial, self._spare)
+        partials.append(partial)
+
+
+def fold_arrays(
+    operation: np.ufunc, arrays: Iterable[tuple[np.ndarray, bool]], start: int, spare: SpareBuffers
+) -> list[Partial]:
+    """Folds arrays with a `BlockFold` and returns its partials.
+
+    Args:
+      operation: The associative operation.
+      arrays: The arrays of consecutive clients, and whether each is ours to write into.
+      start: The index of the first client.
+      spare: Buffers of the arrays' shape.
+    """
+    block = BlockFold(operation, start, spare)
+    for array, owned in arrays:
+        block.add(array, owned)
+    return block.partials
 
 
 def fold_held(operation: np.ufunc, arrays: Sequence[np.ndarray], out: np.ndarray, low: int, high: int) -> None:
@@ -180,26 +213,28 @@ def fold_held(operation: np.ufunc, arrays: Sequence[np.ndarray], out: np.ndarray
       high: The element after the last.
     """
     count = len(arrays)
-    width = max(1, min(high - low, _SCRATCH_BYTES // out.itemsize))
-    scratch = [np.empty(width, out.dtype) for _ in range(count.bit_length())]
+    blocks = max(1, -(-(high - low) * out.itemsize // _SCRATCH_BYTES))
+    width = max(1, -(-(high - low) // blocks))
+    # One partial result per level above the lowest; `out` is the buffer of one of them.
+    scratch = [np.empty(width, out.dtype) for _ in range(count.bit_length() - 2)]
     for begin in range(low, high, width):
         end = min(begin + width, high)
-        _fold_block(
-            operation, [array[begin:end] for array in arrays], [s[: end - begin] for s in scratch], out[begin:end]
-        )
+        _fold_block(operation, arrays, slice(begin, end), [s[: end - begin] for s in scratch], out[begin:end])
 
 
-def _fold_block(operation: np.ufunc, rows: list[np.ndarray], scratch: list[np.ndarray], out: np.ndarray) -> None:
-    """Walks the tree over short rows.
+def _fold_block(
+    operation: np.ufunc, arrays: Sequence[np.ndarray], block: slice, scratch: list[np.ndarray], out: np.ndarray
+) -> None:
+    """Walks the tree over one block of elements.
 
     Results go into the buffer that became free last, and into the newer one of two: those are the likeliest to be in
     the cache still.
     """
-    count = len(rows)
-    free, waiting = scratch, list[np.ndarray]()
+    count = len(arrays)
+    free, waiting = [out, *scratch], list[np.ndarray]()
     for index in range(1, count, 2):
         carry = free.pop()
-        operation(rows[index - 1], rows[index], carry)
+        operation(arrays[index - 1][block], arrays[index][block], carry)
         # A binary counter: each level at which the bit of the count overflows has a left sibling waiting.
         position = (index + 1) >> 1
         while not position & 1:
@@ -209,12 +244,9 @@ def _fold_block(operation: np.ufunc, rows: list[np.ndarray], scratch: list[np.nd
             position >>= 1
         waiting.append(carry)
     # What remains, from the smallest block up.
-    remaining = [rows[-1]] if count & 1 else []
-    remaining += reversed(waiting)
-    if len(remaining) == 1:
-        out[...] = remaining[0]
-        return
-    total = remaining[0]
-    for left in remaining[1:]:
-        operation(left, total, out)
-        total = out
+    total = arrays[-1][block] if count & 1 else waiting.pop()
+    for left in reversed(waiting):
+        operation(left, total, left)
+        total = left
+    if total is not out:
+        out[...] = total

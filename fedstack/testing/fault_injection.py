@@ -182,3 +182,12 @@ class _Nowhere:
 
     def feed(self, start: int, results: Sequence[Column]) -> None:
         pass
+
+    def stream(self, start: int) -> "_Nowhere":
+        return self
+
+    def add(self, results: list[object]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

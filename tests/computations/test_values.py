@@ -14,7 +14,7 @@ import fedstack
 from fedstack.computations.columns import Column, ListColumn, ScalarColumn, StructColumn
 from fedstack.computations.federated_values import count_clients, normalize_argument
 from fedstack.computations.records import record_class
-from fedstack.computations.values import normalize
+from fedstack.computations.values import normalize, quick_reader
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, TypeMismatchError
 
 INT, FLOAT, TEXT = fl.TensorType(np.int32), fl.TensorType(np.float32), fl.TensorType(np.str_)
@@ -567,3 +567,85 @@ def test_every_refusal_is_also_a_type_error():
     with pytest.raises(TypeError) as caught:
         normalize(1, FLOAT)
     assert isinstance(caught.value, FedstackError)
+
+
+# The quick way.
+
+
+@pytest.mark.parametrize(
+    ("value", "type_spec"),
+    [
+        (np.float32(2), FLOAT),
+        (2.0, FLOAT),
+        (np.float64(2), FLOAT),
+        (np.array(2, np.float32), FLOAT),
+        (np.zeros((2, 3), np.float32), vector(np.float32, 2, 3)),
+        (np.zeros((2, 3), np.float32), vector(np.float32, None, 3)),
+        (np.zeros((2, 3), np.float32), fl.TensorType(np.float32, None)),
+        (np.array(1, np.float32), fl.TensorType(np.float32, None)),
+        (np.zeros((2, 4), np.float32), vector(np.float32, 2, 3)),
+        (np.zeros((2, 3), np.float64), vector(np.float32, 2, 3)),
+        (np.zeros(3, ">f4"), vector(np.float32, 3)),
+        (np.ma.masked_array(np.zeros(3, np.float32)), vector(np.float32, 3)),
+        ([1.0, 2.0], vector(np.float32, 2)),
+        ("text", TEXT),
+        (None, FLOAT),
+        ({"a": np.float32(1), "b": np.int32(2)}, PAIR),
+        ({"a": np.float32(1), "b": 2}, PAIR),
+        ({"a": np.float32(1), "c": np.int32(2)}, PAIR),
+        ({"a": np.float32(1), "b": np.int32(2), "c": 1}, PAIR),
+        ({"a": np.float32(1)}, PAIR),
+        (collections.OrderedDict(a=np.float32(1), b=np.int32(2)), PAIR),
+        ((np.int32(2), np.float32(1)), PAIR),
+        ([np.int32(2), np.float32(1)], PAIR),
+        ((np.int32(2), np.float32(1), 1), PAIR),
+        (((np.int32(2), np.zeros(2, np.float32)), ()), fl.to_type([(np.int32, (np.float32, [2])), ()])),
+        ((), fl.StructType([])),
+        ([np.int32(1)], SEQUENCE),
+    ],
+)
+def test_the_quick_reader_gives_the_same_payload_or_none(value, type_spec):
+    quick = quick_reader(type_spec)
+    for _ in range(2):
+        found = quick(value)
+        if found is not None:
+            expected = normalize(value, type_spec)
+            assert type(found) is type(expected)
+            assert repr(found) == repr(expected)
+            if isinstance(found, np.ndarray):
+                assert not found.flags.writeable
+
+
+BATCH = fl.StructType([("y", vector(np.int32, None)), ("x", vector(np.float32, None, 2))])
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_seed": 3}, {"drop_remainder": True}])
+@pytest.mark.parametrize("container", [dict, collections.OrderedDict])
+def test_batches_are_the_same_by_the_quick_way(container, options):
+    arrays = container(x=np.arange(14, dtype=np.float32).reshape(7, 2), y=np.arange(7, dtype=np.int32))
+    source = fedstack.batches(arrays, 3, **options)
+    expected = [(batch["y"], batch["x"]) for batch in source]
+    payload = normalize(source, fl.SequenceType(BATCH))
+    for _ in range(2):
+        found = list(payload)
+        assert [[member.tolist() for member in batch] for batch in found] == [
+            [member.tolist() for member in batch] for batch in expected
+        ]
+        assert not any(member.flags.writeable for batch in found for member in batch)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "element", "message"),
+    [
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, np.int32)}, BATCH, "at value[0].x"),
+        ({"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.int32)}, BATCH, "at value[0].x"),
+        ({"x": np.zeros((4, 2), np.float32), "z": np.zeros(4, np.int32)}, BATCH, "no 'y'"),
+        ({"x": np.zeros((4, 2), np.float32)}, BATCH, "no 'y'"),
+        ({"x": np.zeros(4, np.float32)}, fl.to_type({"x": (np.float32, [3])}), "at value[1].x"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused_with_their_place(arrays, element, message):
+    payload = normalize(fedstack.batches(arrays, 3), fl.SequenceType(element), "value")
+    with pytest.raises(TypeMismatchError) as caught:
+        list(payload)
+    assert message in str(caught.value)

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.executors.tree_fold import TreeFold, fold_arrays, fold_held, fold_vector
+from fedstack.executors.tree_fold import SpareBuffers, TreeFold, fold_arrays, fold_held, fold_vector
+
+
+def fold_strangers(arrays, start):
+    """The fold of arrays of which none may be written into."""
+    return fold_arrays(np.add, ((array, False) for array in arrays), start, SpareBuffers())
 
 
 def fold_of_block(arrays, level, position):
@@ -45,8 +50,24 @@ def test_any_cut_and_any_order_give_the_bits_of_the_definition(count, seed):
     order.shuffle(slices)
     fold = TreeFold(np.add)
     for start, stop in slices:
-        fold.add(fold_arrays(np.add, arrays[start:stop], start))
+        fold.add(fold_strangers(arrays[start:stop], start))
     assert np.array_equal(fold.result(), expected_sum(arrays))
+
+
+@given(count=st.integers(1, 70), seed=st.integers(0, 1000))
+def test_it_makes_no_difference_which_arrays_the_fold_may_write_into(count, seed):
+    arrays = uneven_arrays(count, seed)
+    order = random.Random(seed)
+    cut = order.randrange(count + 1)
+    rows = [(array.copy(), order.random() < 0.5) for array in arrays]
+    strangers = [(k, array) for k, (array, owned) in enumerate(rows) if not owned]
+    fold = TreeFold(np.add)
+    fold.add(fold_arrays(np.add, rows[cut:], cut, fold.spare))
+    fold.add(fold_arrays(np.add, rows[:cut], 0, fold.spare))
+    result = fold.result()
+    assert np.array_equal(result, expected_sum(arrays))
+    assert all(np.array_equal(array, arrays[k]) for k, array in strangers)
+    assert not any(np.shares_memory(result, array) for _, array in strangers)
 
 
 @given(count=st.integers(1, 70), seed=st.integers(0, 1000))
@@ -60,19 +81,20 @@ def test_scalars_fold_level_by_level_along_the_same_tree(count, seed):
     assert fold.result() == expected_sum(arrays)[0]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 100])
+@pytest.mark.parametrize("count", [*range(1, 18), 100, 127, 128])
 def test_held_arrays_fold_by_ranges_of_elements_along_the_same_tree(count):
     arrays = uneven_arrays(count, count)
     out = np.empty(7, np.float32)
     fold_held(np.add, arrays, out, 0, 3)
     fold_held(np.add, arrays, out, 3, 7)
     assert np.array_equal(out, expected_sum(arrays))
+    assert all(np.array_equal(array, same) for array, same in zip(arrays, uneven_arrays(count, count), strict=True))
 
 
 def test_a_fold_never_writes_into_arrays_that_are_not_its_own():
     arrays = [np.full(5, i, np.float32) for i in range(9)]
     fold = TreeFold(np.add)
-    fold.add(fold_arrays(np.add, arrays, 0))
+    fold.add(fold_strangers(arrays, 0))
     result = fold.result()
     assert [array[0] for array in arrays] == list(range(9))
     assert not any(np.shares_memory(result, array) for array in arrays)
@@ -81,7 +103,7 @@ def test_a_fold_never_writes_into_arrays_that_are_not_its_own():
 def test_the_result_of_a_single_client_is_a_copy():
     array = np.ones(5, np.float32)
     fold = TreeFold(np.add)
-    fold.add(fold_arrays(np.add, [array], 0))
+    fold.add(fold_strangers([array], 0))
     assert not np.shares_memory(fold.result(), array)
 
 
