@@ -1,0 +1,63 @@
+"""Speaks to a worker with nothing but gRPC and the messages: the mean of some numbers, one at each client.
+
+docs/wire.md explains each message. Run it: fedstack serve, and in another terminal: python examples/raw_client.py
+"""
+
+import sys
+
+import grpc
+from federated_language.proto import array_pb2, computation_pb2, data_type_pb2
+
+from fedstack.proto import executor_pb2
+
+SERVICE = "/tensorflow_federated.v0.ExecutorGroup"
+FLOAT = computation_pb2.Type(tensor=computation_pb2.TensorType(dtype=data_type_pb2.DT_FLOAT))
+CLIENTS, SERVER = computation_pb2.Placement(uri="clients"), computation_pb2.Placement(uri="server")
+
+
+def placed(placement, all_equal):
+    spec = computation_pb2.PlacementSpec(value=placement)
+    return computation_pb2.FederatedType(placement=spec, all_equal=all_equal, member=FLOAT)
+
+
+def value_at_clients(numbers):
+    arrays = [array_pb2.Array(dtype=data_type_pb2.DT_FLOAT, float32_list={"value": [n]}, shape={}) for n in numbers]
+    members = [executor_pb2.Value(array=array) for array in arrays]
+    return executor_pb2.Value(federated={"type": placed(CLIENTS, all_equal=False), "value": members})
+
+
+def mean_function():
+    argument = computation_pb2.Type(federated=placed(CLIENTS, all_equal=False))
+    result = computation_pb2.Type(federated=placed(SERVER, all_equal=True))
+    type_spec = computation_pb2.Type(function={"parameter": argument, "result": result})
+    intrinsic = computation_pb2.Intrinsic(uri="federated_mean")
+    return executor_pb2.Value(computation=computation_pb2.Computation(type=type_spec, intrinsic=intrinsic))
+
+
+def mean(call, numbers):
+    """Has a worker compute a mean; `call(method, **fields)` sends a request and returns the response."""
+    counts = [executor_pb2.Cardinality(placement=CLIENTS, cardinality=len(numbers))]
+    executor = call("GetExecutor", cardinalities=counts).executor
+    try:
+        argument = call("CreateValue", executor=executor, value=value_at_clients(numbers)).value_ref
+        function = call("CreateValue", executor=executor, value=mean_function()).value_ref
+        result = call("CreateCall", executor=executor, function_ref=function, argument_ref=argument).value_ref
+        value = call("Compute", executor=executor, value_ref=result).value
+        return value.federated.value[0].array.float32_list.value[0]
+    finally:
+        call("DisposeExecutor", executor=executor)
+
+
+def main(target="localhost:8000"):
+    with grpc.insecure_channel(target) as channel:
+
+        def call(method, **fields):
+            request, response = getattr(executor_pb2, f"{method}Request"), getattr(executor_pb2, f"{method}Response")
+            send = channel.unary_unary(f"{SERVICE}/{method}", request.SerializeToString, response.FromString)
+            return send(request(**fields), timeout=60)
+
+        print(mean(call, [1.5, 2.5, 3.5, 4.5, 5.5]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,268 @@
+"""Brings servers into situations, to show with which status they answer."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import federated_language as fl
+import grpc.aio
+import numpy as np
+from wire_exchange import raw_client
+
+import fedstack
+from fedstack.computations.carriers import CarrierPolicy
+from fedstack.computations.language import array_pb2, computation_pb2
+from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
+from fedstack.service.executor_service import ExecutorService
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.limits import ServiceLimits
+from fedstack.service.server_thread import ServerThread
+from fedstack.transport.credentials import ServerCredentials
+from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.frames import data_frames, header_frame
+from fedstack.transport.io_loop import io_loop
+
+Computation: TypeAlias = computation_pb2.Computation
+RAW = raw_client()
+FLOAT = fl.TensorType(np.float32)
+LIMITS = ServiceLimits(max_sessions=50, max_values=3, max_clients=10, max_value_bytes=1000)
+WALL = 20.0
+
+
+class StatusOf(Exception):
+    """A call failed with a status."""
+
+
+class Peer:
+    """A client of a server, which knows of messages only.
+
+    Attributes:
+      executor: Its session.
+      last_method: What it has called last.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.last_method = ""
+        self.executor = executor_pb2.ExecutorId()
+
+    def open(self, clients: int = 2) -> None:
+        """Opens the session."""
+        counts = [executor_pb2.Cardinality(placement=RAW.CLIENTS, cardinality=clients)]
+        self.executor = self.call("GetExecutor", cardinalities=counts).executor
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """Makes a call of either service."""
+        package = executor_pb2 if hasattr(executor_pb2, f"{method}Request") else extensions_pb2
+        request = getattr(package, f"{method}Request")(**fields)
+        content = self.send(f"/{EXECUTOR_GROUP if package is executor_pb2 else EXTENSIONS}/{method}", request)
+        return getattr(package, f"{method}Response").FromString(content)
+
+    def send(self, path: str, request: Any) -> bytes:
+        """Makes a call with a message, or the bytes of one."""
+        content = request if isinstance(request, bytes) else request.SerializeToString()
+
+        async def work() -> bytes:
+            async with grpc.aio.insecure_channel(self._target) as channel:
+                return await channel.unary_unary(path)(content, timeout=WALL)
+
+        return self._run(path, work)
+
+    def stream(self, method: str, *frames: bytes) -> None:
+        """Makes a call of a method that takes a stream."""
+
+        path = f"/{EXTENSIONS}/{method}"
+
+        async def work() -> None:
+            async with grpc.aio.insecure_channel(self._target) as channel:
+                async for _ in channel.stream_stream(path)(iter(frames), timeout=WALL):
+                    pass
+
+        self._run(path, work)
+
+    def _run(self, path: str, work: Callable[[], Any]) -> Any:
+        self.last_method = path.rpartition("/")[2]
+        try:
+            return io_loop.run_sync(work())
+        except grpc.aio.AioRpcError as error:
+            raise StatusOf(error.code().name) from None
+
+    def create(self, value: executor_pb2.Value) -> executor_pb2.ValueRef:
+        """Creates a value."""
+        return self.call("CreateValue", executor=self.executor, value=value).value_ref
+
+    def compute(self, function: Computation, argument: executor_pb2.Value | None = None) -> None:
+        """Creates a function and perhaps an argument, calls it, and computes the result."""
+        fields = {} if argument is None else {"argument_ref": self.create(argument)}
+        ref = self.create(executor_pb2.Value(computation=function))
+        called = self.call("CreateCall", executor=self.executor, function_ref=ref, **fields)
+        self.call("Compute", executor=self.executor, value_ref=called.value_ref)
+
+
+def number(value: float = 1.5) -> executor_pb2.Value:
+    return executor_pb2.Value(array=array_pb2.Array(dtype=1, shape={}, float32_list={"value": [value]}))
+
+
+def function(result: object = FLOAT, **kind: Any) -> Computation:
+    """Returns a function of a number."""
+    return Computation(type=fl.FunctionType(FLOAT, result).to_proto(), **kind)
+
+
+def carried(message: Any) -> Computation:
+    """Returns a leaf function with a carrier."""
+    leaf = function(data={})
+    leaf.data.content.Pack(message)
+    return leaf
+
+
+def reference(module: str, qualname: str) -> Computation:
+    return carried(carriers_pb2.PythonReference(module=module, qualname=qualname))
+
+
+def unknown_value() -> executor_pb2.ValueRef:
+    return executor_pb2.ValueRef(id="no such value")
+
+
+def upload(peer: Peer, announced: int, sent: int) -> None:
+    header = extensions_pb2.Upload(executor=peer.executor, id="mine")
+    header.value.type.CopyFrom(fl.TensorType(np.int8, [announced]).to_proto())
+    header.value.value.raw.dtype = 6
+    header.value.value.raw.dim.append(announced)
+    peer.stream("UploadValue", header_frame(header), *data_frames([memoryview(bytes(sent))]))
+
+
+def _open_too_many(peer: Peer) -> None:
+    for _ in range(LIMITS.max_sessions):
+        peer.open()
+
+
+def _create_four_values(peer: Peer) -> None:
+    for _ in range(4):
+        peer.create(number())
+
+
+def _create_twice(peer: Peer) -> None:
+    typed = extensions_pb2.TypedValue(type=FLOAT.to_proto(), value={"array": number().array})
+    for _ in range(2):
+        peer.call("Create", executor=peer.executor, creation=[{"id": "mine", "value": typed}])
+
+
+def _phase_of_three(peer: Peer) -> None:
+    peer.stream("RunPhase", header_frame(extensions_pb2.PhaseRequest(executor=peer.executor, clients=3)))
+
+
+def _deep() -> bytes:
+    """Returns a request whose computation has a type of very many sequences: protobuf itself would not make it."""
+    content = b""
+    for tag in (b"\x0a", b"\x12", b"\x0a", *(b"\x1a", b"\x0a") * 60)[::-1]:
+        content = tag + extensions_pb2.Frame(header=content).SerializeToString()[1:]
+    return content
+
+
+CREATE_VALUE = f"/{EXECUTOR_GROUP}/CreateValue"
+COMPUTES = "`Compute`, `ComputeNow`, `DownloadValue`"
+RUNS = f"{COMPUTES}, `RunPhase`"
+SELECTION = extensions_pb2.CreateRequest.Selection(index=5)
+
+# What a client does, in words and in calls. The last call of each is the one that counts.
+SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
+    ("any", "the session is not there: it has ended, its lease ran out, or the server was started anew",
+     lambda peer: peer.call("Compute", executor={"id": "gone"}, value_ref=unknown_value())),
+    ("any", "a value is not there: it was never created in this session, or has been disposed of",
+     lambda peer: peer.call("Compute", executor=peer.executor, value_ref=unknown_value())),
+    ("any", "the request is not the method's message, or nests more than 100 messages",
+     lambda peer: peer.send(CREATE_VALUE, _deep())),
+    ("any", "the server has no such method",
+     lambda peer: peer.send(f"/{EXTENSIONS}/Sing", b"")),
+    ("`GetExecutor`, `OpenSession`", "a placement that is neither `clients` nor `server`, or a negative number",
+     lambda peer: peer.call("GetExecutor", cardinalities=[{"placement": {"uri": "moon"}, "cardinality": 1}])),
+    ("`GetExecutor`, `OpenSession`", "more clients than the server takes",
+     lambda peer: peer.open(clients=11)),
+    ("`GetExecutor`, `OpenSession`", "more sessions than the server keeps", _open_too_many),
+    ("`CreateValue`, `Create`, `UploadValue`", "the value contradicts itself or does not fit its type",
+     lambda peer: peer.create(executor_pb2.Value(array={"dtype": 1, "shape": {"dim": [2]}, "content": b"1234"}))),
+    ("`CreateValue`", "the value does not show its type",
+     lambda peer: peer.create(executor_pb2.Value(sequence={}))),
+    ("`CreateValue`, `Create`, `UploadValue`", "another number of client values than the session has clients",
+     lambda peer: peer.create(RAW.value_at_clients([1.5, 2.5, 3.5]))),
+    ("`CreateValue`, `Create`, `UploadValue`", "one more value, or more bytes, than a session may have",
+     _create_four_values),
+    ("`CreateValue`, `Create`, `RunPhase`", "a malformed computation",
+     lambda peer: peer.create(executor_pb2.Value(computation=function(reference={"name": "unbound"})))),
+    ("`CreateValue`, `Create`, `RunPhase`", "a leaf with a carrier that the server does not let in",
+     lambda peer: peer.create(executor_pb2.Value(computation=reference("os", "system")))),
+    ("`Create`, `UploadValue`", "an id that is empty or has more than 100 characters",
+     lambda peer: peer.call("Create", executor=peer.executor, creation=[{"id": "", "selection": SELECTION}])),
+    ("`Create`, `UploadValue`", "an id that is taken: nothing is created", _create_twice),
+    ("`UploadValue`, `RunPhase`", "more or fewer bytes follow than the header has announced",
+     lambda peer: upload(peer, 100, 99)),
+    ("`UploadValue`, `RunPhase`", "more bytes than the server takes in one value or phase",
+     lambda peer: upload(peer, 2000, 2000)),
+    ("`RunPhase`", "another number of clients than the session has", _phase_of_three),
+    ("`CreateCall`", "what is called is no function, or the argument does not fit its parameter",
+     lambda peer: peer.call("CreateCall", executor=peer.executor, function_ref=peer.create(number()))),
+    ("`CreateSelection`", "the source is no struct, or has no such member",
+     lambda peer: peer.call("CreateSelection", executor=peer.executor, source_ref=peer.create(number()), index=0)),
+    ("`CreateCall`, `Create`, `RunPhase`", "an intrinsic that is none of the language's",
+     lambda peer: peer.compute(function(intrinsic={"uri": "federated_sing"}), number())),
+    (COMPUTES, "the value is a function",
+     lambda peer: peer.call(
+         "Compute", executor=peer.executor, value_ref=peer.create(executor_pb2.Value(computation=RAW_MEAN)))),
+    (RUNS, "a leaf cannot be loaded: there is no such module or function, or its source differs",
+     lambda peer: peer.compute(reference("textwrap", "no_such_function"), number())),
+    (RUNS, "no leaf runtime knows the carrier",
+     lambda peer: peer.compute(carried(carriers_pb2.JaxExport()), number())),
+    (RUNS, "a leaf raises",
+     lambda peer: peer.compute(reference("textwrap", "dedent"), number())),
+    ("`Dispose`", "a value is not there; all others in the request are disposed of",
+     lambda peer: peer.call("Dispose", executor=peer.executor, value_ref=[unknown_value()])),
+    ("`Dispose`, `DisposeExecutor`", "the session is not there",
+     lambda peer: peer.call("DisposeExecutor", executor={"id": "gone"})),
+    ("`RenewLease`", "a session is not there: the response names it",
+     lambda peer: peer.call("RenewLease", executor=[{"id": "gone"}])),
+)  # fmt: skip
+RAW_MEAN = RAW.mean_function().computation
+
+AT_THE_DOOR: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("the server wants a token and the call has none that it knows, whatever the method",
+     {"credentials": ServerCredentials(tokens=("secret",))}),
+    ("more calls run at a time than the server takes", {"max_calls": 0}),
+    ("the message is larger than `--max-message-bytes`", {"max_message_bytes": 1}),
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(**options: Any) -> Iterator[Peer]:
+    """Serves with small limits for the block."""
+    policy = CarrierPolicy(modules=["textwrap"])
+    service = ExecutorService(fedstack.local_executor_factory(), limits=LIMITS, policy=policy)
+    with ServerThread(GrpcServer([service], **options)) as server:
+        yield Peer(server.target)
+
+
+def status_of(act: Callable[[Peer], object], peer: Peer) -> str:
+    """Returns the status of the call with which an action ends."""
+    try:
+        act(peer)
+    except StatusOf as error:
+        return str(error)
+    return "OK"
+
+
+def status_table() -> Iterator[str]:
+    """Yields the rows of the table of situations."""
+    yield "| method | situation | status |"
+    yield "| --- | --- | --- |"
+    for situation, options in AT_THE_DOOR:
+        with serving(**options) as peer:
+            yield f"| any | {situation} | {status_of(Peer.open, peer)} |"
+    for method, situation, act in SITUATIONS:
+        with serving() as peer:
+            peer.open()
+            status = status_of(act, peer)
+            assert method == "any" or f"`{peer.last_method}`" in method, situation
+            yield f"| {method} | {situation} | {status} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(status_table()))
