@@ -1,13 +1,13 @@
 """The README: its Python is run, in order, and prints what it says."""
 
+import argparse
 import contextlib
 import doctest
-import io
 import re
+import shlex
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 import fedstack
+from fedstack.__main__ import COMMANDS
 
 VALUES = fl.FederatedType(np.int32, fl.CLIENTS)
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,29 +35,59 @@ class Block(NamedTuple):
 BLOCKS = [Block(found["source"], found["output"] or "") for found in _BLOCK.finditer(README)]
 
 
-def outputs_of(blocks: list[Block], folder: Path) -> list[str]:
-    """Runs blocks in one namespace and returns what each prints."""
-    namespace: dict[str, object] = {}
-    outputs: list[str] = []
+# What runs the blocks, as a script would, and says where each ends.
+DRIVER = """
+import sys
 
-    def run() -> None:
-        for number, block in enumerate(blocks):
-            file = folder / f"block_{number}.py"  # a file, so that tracebacks find the lines
-            file.write_text(block.source, encoding="utf-8")
-            with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(compile(block.source, str(file), "exec"), namespace)
-            # What older Pythons do not have, and every other one draws differently: the marks below a line of code.
-            outputs.append(re.sub(r"^ *[~^]+\n", "", printed.getvalue(), flags=re.MULTILINE))
+for path in sys.argv[1:]:
+    with open(path, encoding="utf-8") as file:
+        exec(compile(file.read(), path, "exec"))
+    print("=== the end of a block", flush=True)
+"""
 
-    # The language keeps its contexts per thread: one of its own leaves no context behind.
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return outputs
+
+def outputs_of(blocks: list[Block], folder: Path, workers: list[str]) -> list[str]:
+    """Runs blocks one after the other, in a process of their own, and returns what each prints.
+
+    Args:
+      blocks: The blocks.
+      folder: Where they are written, so that tracebacks find the lines.
+      workers: The addresses to put in place of those of the page.
+    """
+    files: list[str] = []
+    for number, block in enumerate(blocks):
+        source = block.source
+        for port, worker in enumerate(workers, start=8000):
+            source = source.replace(f"localhost:{port}", worker)
+        (folder / f"block_{number}.py").write_text(source, encoding="utf-8")
+        files.append(f"block_{number}.py")
+    (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "driver.py", *files], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # What older Pythons do not have, and every other one draws differently: the marks below a line of code.
+    printed = re.sub(r"^ *[~^]+\n", "", done.stdout, flags=re.MULTILINE)
+    return printed.split("=== the end of a block\n")[:-1]
+
+
+@contextlib.contextmanager
+def served(*options: str) -> Iterator[str]:
+    """Runs `fedstack serve` for the block; yields its address."""
+    command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split(" serving on ")[1].split(" (")[0]
+        finally:
+            process.kill()
 
 
 def test_every_python_block_prints_what_the_readme_says(tmp_path: Path) -> None:
-    outputs = outputs_of(BLOCKS, tmp_path)
+    options = ["--allow-python-code"]
+    assert README.count(f"fedstack serve --port 8000 {' '.join(options)}\n") == 1
+    with served(*options) as first, served(*options) as second:
+        outputs = outputs_of(BLOCKS, tmp_path, [first, second])
     check = doctest.OutputChecker().check_output
     wrong = [
         (block, output)
@@ -107,6 +138,37 @@ def test_plain_functions_may_call_each_other_at_any_depth() -> None:
     computation = fl.federated_computation(lambda values: function(values), VALUES)
     with fedstack.use_context(fedstack.create_sync_local_execution_context()):
         assert computation([1, 2]) == 3
+
+
+def commands() -> list[list[str]]:
+    """Lists the `fedstack` commands in blocks of the page, without what is before them."""
+    blocks = re.findall(r"^```\n(.*?)^```\n", README, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^(?:\w+=\w+ )*fedstack (.*)$", "".join(blocks).replace("\\\n", ""), re.MULTILINE)
+    return [shlex.split(line) for line in found]
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of a subcommand."""
+    [command] = [command for command in COMMANDS if name == command.NAME]
+    parser = argparse.ArgumentParser(name)
+    command.add_options(parser)
+    return parser
+
+
+def test_the_page_shows_commands() -> None:
+    assert {arguments[0] for arguments in commands()} >= {"serve", "check", "certs"}
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_a_command_in_the_page_can_be_typed(arguments: list[str]) -> None:
+    parser_of(arguments[0]).parse_args(arguments[1:])
+
+
+def test_an_option_in_the_page_is_one_of_some_command() -> None:
+    known = "".join(parser_of(command.NAME).format_help() for command in COMMANDS)
+    examples = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py"))
+    options = set(re.findall(r"--[a-z][a-z-]+", README))
+    assert [option for option in sorted(options) if option not in known and f'"{option}"' not in examples] == []
 
 
 def test_the_examples_are_named() -> None:

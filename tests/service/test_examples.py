@@ -1,0 +1,57 @@
+"""examples/remote_workers.py, with real workers: what the README says to type."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cryptography")
+pytest.importorskip("sklearn")
+
+from test_serve_command import served
+
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
+
+pytestmark = pytest.mark.slow  # several processes each, that import much
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ENVIRONMENT = {"PYTHONPATH": str(EXAMPLES)}
+MODULE = ["--allow-module", "federated_averaging"]
+WALL = 60
+
+
+def accuracies(*arguments: object) -> list[str]:
+    """Runs the example; returns what it says of each round."""
+    command = [sys.executable, EXAMPLES / "remote_workers.py", "--clients", "4", "--rounds", "2", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"^round \d+: accuracy 0\.\d{4}$", done.stdout, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_the_example_trains_on_two_workers() -> None:
+    with served(*MODULE, environment=ENVIRONMENT) as first, served(*MODULE, environment=ENVIRONMENT) as second:
+        found = accuracies(first.target, second.target)
+    assert len(found) == 2
+    assert found[0] < found[1]
+
+
+def test_the_example_trains_on_a_worker_that_wants_certificates(files: CertificateFiles) -> None:
+    tls = ["--tls-cert", files.server_cert, "--tls-key", files.server_key, "--tls-client-ca", files.ca]
+    with served(*MODULE, *tls, environment=ENVIRONMENT) as worker:
+        found = accuracies("--certs", files.ca.parent, worker.target.replace("127.0.0.1", "localhost"))
+    assert len(found) == 2
+
+
+def test_functions_of_modules_that_are_not_allowed_are_refused() -> None:
+    with served(environment=ENVIRONMENT) as worker:
+        with pytest.raises(AssertionError, match="start the worker with --allow-module federated_averaging"):
+            accuracies(worker.target)
