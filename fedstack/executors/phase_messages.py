@@ -23,6 +23,7 @@ from fedstack.computations.language import (
 from fedstack.computations.plan import plans
 from fedstack.computations.program import Program
 from fedstack.computations.program_ir import program_from_ir, program_to_ir
+from fedstack.computations.sole_ownership import read_by_one
 from fedstack.computations.tasks import Fold, Phase, Signature
 from fedstack.computations.type_structure import fields_of, type_from_proto
 from fedstack.errors import InvalidComputationError, InvalidValueError
@@ -150,6 +151,8 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker) -> ReceivedPhase:
         folds.append(fold)
         arguments.append(argument)
     held = tuple((position, _result(results, position)) for position in request.held)
+    alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
+    folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
     phase = Phase(program, tuple(input_types), tuple(folds), held)
     clients = range(request.first_client, request.first_client + request.clients)
     return ReceivedPhase(phase, inputs, arguments, clients)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from fedstack.computations.columns import with_columns
 from fedstack.computations.containers import to_result
@@ -167,7 +168,7 @@ class Pull:
         self._task.cancel()
 
 
-def look_at(task: "asyncio.Task[object]") -> None:
+def look_at(task: "asyncio.Future[Any]") -> None:
     """Takes note of an outcome that nobody may ask for: asyncio would complain."""
     if not task.cancelled():
         task.exception()
