@@ -24,9 +24,11 @@ from fedstack.executors.remote_contexts import (
     set_sync_remote_execution_context,
 )
 from fedstack.executors.remote_factory import remote_executor_factory
+from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.retry import RetryPolicy
 
 __all__ = [
+    "ClientCredentials",
     "FedstackError",
     "RetryPolicy",
     "__version__",

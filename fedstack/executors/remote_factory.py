@@ -15,6 +15,7 @@ from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.workers import Worker, Workers
 from fedstack.executors.workers_executor import WorkersExecutor
+from fedstack.transport.connection import Channel
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.targets import Target, TargetResolver, resolve_targets
 
@@ -36,7 +37,7 @@ class WorkerSource(Protocol):
         ...
 
 
-WorkerTarget: TypeAlias = "str | Target | ExecutorStub"
+WorkerTarget: TypeAlias = "str | Target | Channel | ExecutorStub"
 WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | TargetResolver | WorkerSource"
 
 
@@ -99,8 +100,8 @@ def remote_executor_factory(
     round: the context runs it again on those left, with the same result.
 
     Args:
-      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), stubs, what resolves to addresses,
-        or a `local_worker_pool`.
+      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), channels, stubs, what resolves to
+        addresses, or a `local_worker_pool`.
       default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
@@ -142,8 +143,13 @@ def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") 
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
             stubs.extend(ExecutorStub(GrpcConnection(address, credentials)) for address in resolved)
+        elif hasattr(target, "unary_unary"):
+            from fedstack.transport.channel_connection import ChannelConnection
+
+            stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target))))
         else:
             raise InvalidValueError(
-                f"Expected the address of a worker, as in 'localhost:8000', or a stub, found {describe(target)}"
+                f"Expected the address of a worker, as in 'localhost:8000', a channel or a stub, found "
+                f"{describe(target)}"
             )
     return stubs

@@ -4,6 +4,22 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Protocol
 
 
+class Channel(Protocol):
+    """What is used of a `grpc.Channel`, so that others can speak of one without importing gRPC."""
+
+    def unary_unary(self, method: str) -> object:
+        """Returns what calls a method with one message there and one back."""
+        ...
+
+    def stream_unary(self, method: str) -> object:
+        """Returns what calls a method with a stream there and one message back."""
+        ...
+
+    def stream_stream(self, method: str) -> object:
+        """Returns what calls a method with a stream there and one back."""
+        ...
+
+
 class Connection(Protocol):
     """A way to one peer. Its coroutines run on the transport's loop (`io_loop`).
 

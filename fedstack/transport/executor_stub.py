@@ -10,7 +10,14 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstack._version import __version__
 from fedstack.computations.carriers import PROCESS
-from fedstack.errors import InvalidValueError, ProtocolVersionError, RemoteError
+from fedstack.errors import (
+    DeadlineExceededError,
+    FedstackError,
+    InvalidValueError,
+    ProtocolVersionError,
+    RemoteError,
+    WorkerUnavailableError,
+)
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.connection import Connection
@@ -106,10 +113,34 @@ class ExecutorStub:
         return await self._plain("CreateSelection", request, plain.CreateSelectionResponse())
 
     async def compute(self, request: plain.ComputeRequest) -> plain.ComputeResponse:
-        """Computes a value, however long it takes."""
+        """Computes a value, however long it takes, while the peer's health service answers, if it has one.
+
+        Raises:
+          DeadlineExceededError: If it does not answer any more.
+        """
         path = f"/{EXECUTOR_GROUP}/Compute"
-        content = await self.connection.unary(path, request.SerializeToString(), None)
-        return self._parsed(content, plain.ComputeResponse(), path)
+        call = asyncio.ensure_future(self.connection.unary(path, request.SerializeToString(), None))
+        watch = asyncio.ensure_future(self._watch_health())
+        try:
+            await asyncio.wait([call, watch], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                watch.result()
+            return self._parsed(await call, plain.ComputeResponse(), path)
+        finally:
+            call.cancel()
+            watch.cancel()
+            await asyncio.gather(call, watch, return_exceptions=True)
+
+    async def _watch_health(self) -> None:
+        """Raises when the peer's health service, if it has one, is silent or cannot be reached."""
+        while True:
+            await asyncio.sleep(self._control_seconds)
+            try:
+                await self.connection.unary("/grpc.health.v1.Health/Check", b"", self._control_seconds)
+            except (DeadlineExceededError, WorkerUnavailableError):
+                raise
+            except FedstackError:
+                await asyncio.Event().wait()  # it answers, and knows nothing of health: keep-alive has to do
 
     async def dispose(self, request: plain.DisposeRequest) -> None:
         """Lets go of values."""

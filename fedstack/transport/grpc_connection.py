@@ -118,7 +118,7 @@ class GrpcConnection:
         try:
             yield
         except grpc.aio.AioRpcError as failure:
-            error = _error_of(failure, self.address)
+            error = error_of_call(failure, self.address)
             raise error from error.__cause__  # the peer's traceback, and not ours
 
     async def close(self) -> None:
@@ -162,9 +162,11 @@ async def _raise_status(call: Any) -> None:
         )
 
 
-def _error_of(error: grpc.aio.AioRpcError, address: str) -> Exception:
+def error_of_call(failure: grpc.RpcError, address: str) -> Exception:
+    """Returns the error that a failed call stands for; its cause is the peer's traceback, if there is one."""
+    call = cast("grpc.aio.AioRpcError", failure)
     details = None
-    for key, value in error.trailing_metadata() or ():
+    for key, value in call.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
             details = value
-    return error_from_status(int(error.code().value[0]), error.details() or "", details, address)
+    return error_from_status(int(call.code().value[0]), call.details() or "", details, address)

@@ -136,6 +136,8 @@ class _Meaning:
 
 _REFUSED = _Meaning(errors.AuthenticationError, "give a token or certificate that it accepts")
 _MEANINGS = {
+    # A server says so of itself when it shuts down, or sheds load; nobody here has cancelled the call.
+    Code.CANCELLED: _Meaning(errors.WorkerUnavailableError, "it is shutting down, or has too much to do: try again"),
     Code.INVALID_ARGUMENT: _Meaning(errors.InvalidValueError, "it does not take what was sent"),
     Code.DEADLINE_EXCEEDED: _Meaning(errors.DeadlineExceededError, "allow more time, or see what keeps it busy"),
     Code.RESOURCE_EXHAUSTED: _Meaning(errors.ResourceLimitError, "send less at a time, or raise its limits"),

@@ -6,6 +6,7 @@ import pytest
 
 PUBLIC_NAMES = {
     "fedstack": [
+        "ClientCredentials",
         "FedstackError",
         "RetryPolicy",
         "__version__",
@@ -46,6 +47,7 @@ PUBLIC_NAMES = {
         "SyncExecutionContext",
         "TransformingExecutor",
     ],
+    "fedstack.service": ["ExecutorService", "GrpcServer", "ServerThread", "ServiceLimits", "local_worker_pool"],
     "fedstack.testing": [
         "ConformanceError",
         "ExecutorRow",

@@ -160,7 +160,7 @@ def test_a_plain_status_arrives_as_what_stands_for_its_code_with_its_message(cod
         (Code.INVALID_ARGUMENT, errors.InvalidValueError),
         (Code.UNIMPLEMENTED, errors.RemoteError),
         (Code.INTERNAL, errors.RemoteError),
-        (Code.CANCELLED, errors.RemoteError),
+        (Code.CANCELLED, errors.WorkerUnavailableError),
         (4711, errors.RemoteError),
     ],
 )
