@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedstack.computations.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.travel import portable
-from fedstack.errors import WorkerUnavailableError
+from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.executors.pending_creations import Creation, PendingCreations
 from fedstack.executors.remote_sessions import Computation, Named, PlainSession, RemoteSession, elements_of
 from fedstack.executors.remote_transfers import Packing, download, pack_value, upload
@@ -147,8 +147,12 @@ class ExtendedSession(RemoteSession):
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
         there, waiting = self._pending.drop(values)
-        if there:
-            await super().dispose(there)
+        try:
+            if there:
+                await super().dispose(there)
+        except RemoteError as error:
+            if error.code != "NOT_FOUND":  # some of them may never have come there
+                raise
         return waiting
 
     async def renew(self) -> bool:

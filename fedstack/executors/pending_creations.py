@@ -24,6 +24,7 @@ class PendingCreations:
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[Creation, tuple[str, ...], int]] = {}
         self._on_their_way: Counter[str] = Counter()
+        self._perhaps_there: set[str] = set()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -77,15 +78,19 @@ class PendingCreations:
                 self._on_their_way[creation.id] -= 1
                 if self._on_their_way[creation.id] <= 0:
                     del self._on_their_way[creation.id]
-                if created and creation.id in self._pending:
-                    self.bytes -= self._pending.pop(creation.id)[2]
+                if creation.id not in self._pending:
+                    continue
+                if created:
+                    self._forget(creation.id)
+                else:
+                    self._perhaps_there.add(creation.id)
 
     def drop(self, values: Iterable[str]) -> tuple[list[str], list[str]]:
         """Forgets values that nobody refers to any more.
 
         Returns:
-          Those that the peer has, and those that have to wait: they are on their way to it, or are needed to create
-          something that is kept back.
+          Those that the peer has, or may have after an error; and those that have to wait: they are on their way to
+          it, or are needed to create something that is kept back.
         """
         there: list[str] = []
         waiting: list[str] = []
@@ -94,8 +99,13 @@ class PendingCreations:
             for value in values:
                 if value in self._on_their_way or value in needed:
                     waiting.append(value)
-                elif value in self._pending:
-                    self.bytes -= self._pending.pop(value)[2]
                 else:
-                    there.append(value)
+                    if value not in self._pending or value in self._perhaps_there:
+                        there.append(value)
+                    self._forget(value)
         return there, waiting
+
+    def _forget(self, value: str) -> None:
+        _, _, size = self._pending.pop(value, (None, (), 0))
+        self.bytes -= size
+        self._perhaps_there.discard(value)

@@ -6,8 +6,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.containers import to_structure
-from fedstack.computations.federated_values import normalize_argument
+from fedstack.computations.federated_values import count_clients, normalize_argument
 from fedstack.computations.language import (
+    CLIENTS,
     CardinalitiesType,
     ConcreteComputation,
     Executor,
@@ -22,6 +23,7 @@ from fedstack.computations.tasks import Phase
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import fields_of, join_path, type_from_proto
 from fedstack.errors import (
+    CardinalityError,
     ClosedError,
     ForeignValueError,
     InvalidComputationError,
@@ -139,6 +141,7 @@ class RemoteExecutor(Executor):
 
         Raises:
           TypeMismatchError: If the value does not fit the type.
+          CardinalityError: If it has values for another number of clients than `set_cardinalities` said.
           CarrierError: If a leaf function cannot travel to the peer.
           WorkerUnavailableError: If the peer cannot be reached.
           ClosedError: After `close()`.
@@ -163,6 +166,7 @@ class RemoteExecutor(Executor):
                 f"Expected a type for a value that is no computation, found none for {describe(value)}"
             )
         payload = normalize_argument(value, declared, "value")
+        self._check_clients(payload, declared)
         keeper = await self._session()
         session = keeper.session
         if streamed:
@@ -171,6 +175,15 @@ class RemoteExecutor(Executor):
             packing = session.pack(payload, declared)
             value_id = await self._call(keeper, session.put(packing))
         return RemoteValue(self, keeper, value_id, declared)
+
+    def _check_clients(self, payload: object, type_spec: Type) -> None:
+        """Checks here what the peer would refuse only when it hears of the value, later."""
+        found, wanted = count_clients(payload, type_spec, "value"), (self._cardinalities or {}).get(CLIENTS)
+        if found is not None and wanted is not None and found != wanted:
+            raise CardinalityError(
+                f"Expected one value for each of the {wanted} clients of {self!r}, found {found}; set_cardinalities() "
+                "says how many there are"
+            )
 
     async def known(self, payload: object, type_spec: Type) -> RemoteValue:
         """Sends a payload that is known to fit its type."""

@@ -1,6 +1,7 @@
 """Connects a stub to a service in this process without a network between them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 
 from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod, UploadMethod
@@ -42,20 +43,14 @@ class InMemoryConnection:
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         method = self._find(path)
         assert isinstance(method, UnaryMethod)
-        try:
+        with self._errors():
             return await method.handle(request)
-        except Exception as error:
-            received = self._as_received(error)
-            raise received from received.__cause__
 
     async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
         method = self._find(path)
         assert isinstance(method, UploadMethod)
-        try:
+        with self._errors():
             return await method.handle(_each(frames))
-        except Exception as error:
-            received = self._as_received(error)
-            raise received from received.__cause__
 
     async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         method = self._find(path)
@@ -64,17 +59,27 @@ class InMemoryConnection:
             method.handle(_each(frames)) if isinstance(method, ExchangeMethod) else method.handle(b"".join(frames))
         )
         try:
-            async for answer in answers:
-                yield answer
-        except Exception as error:
-            received = self._as_received(error)
-            raise received from received.__cause__
+            with self._errors():
+                async for answer in answers:
+                    yield answer
         finally:
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
 
-    def _as_received(self, error: Exception) -> Exception:
-        return error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
+    @contextlib.contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        """Raises what a client would see of an error."""
+        received = None
+        try:
+            yield
+        except Exception as error:
+            received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
+        if received is not None:
+            try:
+                raise received from received.__cause__
+            finally:
+                # A service may keep its error, and with it the frames that it came through; this is one of them.
+                del received
 
     async def wait_ready(self, timeout: float) -> None:
         if self._closed:
