@@ -17,7 +17,6 @@ from pathlib import Path
 from federated_averaging import load_clients, train
 
 import fedstack
-from fedstack.transport.credentials import ClientCredentials
 
 parser = argparse.ArgumentParser(description="Trains on workers.")
 parser.add_argument("workers", nargs="+", metavar="ADDRESS", help="as in localhost:8000")
@@ -27,7 +26,7 @@ parser.add_argument("--certs", type=Path, metavar="FOLDER", help="what `fedstack
 
 
 def credentials_in(folder):
-    return ClientCredentials.from_files(
+    return fedstack.ClientCredentials.from_files(
         root_certificates=folder / "ca.pem", certificate=folder / "client.pem", private_key=folder / "client.key"
     )
 
