@@ -164,3 +164,21 @@ FACTORIES = {
         options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
     ),
 }
+
+# Variations of stacks that are tested on one Python only: what they vary does not depend on it.
+SLOW = frozenset(
+    {
+        "2 workers in chunks",
+        "2 workers over mTLS",
+        "2 workers with faults and retries",
+        "5 workers",
+        "composed of 5",
+        "one client at a time",
+        "remote in chunks",
+        "remote over mTLS",
+        "remote, structs streamed",
+        "three clients by default",
+        "thread per client",
+        "with data",
+    }
+)

@@ -4,20 +4,24 @@ from collections.abc import Iterator
 
 import pytest
 import remote_stacks
-from stacks import EXECUTORS, FACTORIES, FactoryStack
+from stacks import EXECUTORS, FACTORIES, SLOW, FactoryStack
 
 from fedstack.testing import ExecutorRow, StackRow, executor_rows, stack_rows
 
+
 # The services that remote stacks share keep leaf threads for the next test. What they must not keep are sessions.
-MARKS = {"remote": [pytest.mark.fedstack_leak_check(False)]}
+def marks_of(name: str, kind: str) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.fedstack_leak_check(False)] if kind == "remote" else []
+    return [*marks, pytest.mark.slow] if name in SLOW else marks
+
 
 EXECUTOR_ROWS = [
-    pytest.param(stack, row, id=f"{name}-{row.name}", marks=MARKS.get(stack.kind, []))
+    pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
     for name, stack in EXECUTORS.items()
     for row in executor_rows(without=stack.without)
 ]
 STACK_ROWS = [
-    pytest.param(stack, row, id=f"{name}-{row.name}", marks=MARKS.get(stack.kind, []))
+    pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
     for name, stack in FACTORIES.items()
     for row in stack_rows(without=stack.without)
 ]
