@@ -9,8 +9,8 @@ from stacks import EXECUTORS, FACTORIES, SLOW, FactoryStack
 from fedstack.testing import ExecutorRow, StackRow, executor_rows, stack_rows
 
 
-# The services that remote stacks share keep leaf threads for the next test. What they must not keep are sessions.
 def marks_of(name: str, kind: str) -> list[pytest.MarkDecorator]:
+    # The services that remote stacks share keep leaf threads for the next test. What they must not keep are sessions.
     marks = [pytest.mark.fedstack_leak_check(False)] if kind == "remote" else []
     return [*marks, pytest.mark.slow] if name in SLOW else marks
 
