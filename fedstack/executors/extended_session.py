@@ -1,8 +1,9 @@
 """Holds values in one of fedstack's own services: few calls, values of any size, leases."""
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from fedstack.computations.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.travel import portable
@@ -81,12 +82,14 @@ class ExtendedSession(RemoteSession):
         if not packing.segments and typed.ByteSize() <= _SMALL_BYTES:
             return await self._keep_back(Creation(id=value_id, value=typed))
         header = extended.Upload(executor=self.executor, id=value_id, value=typed)
-        await upload(self.stub, header, packing.segments)
+        with self._forgotten_on_failure(value_id):
+            await upload(self.stub, header, packing.segments)
         return value_id
 
     async def put_computation(self, computation: Computation) -> str:
         creation = Creation(id=uuid.uuid4().hex, computation=computation)
-        await self._send([creation])
+        with self._forgotten_on_failure(creation.id):
+            await self._send([creation])
         return creation.id
 
     async def call(self, function: str, argument: str | None) -> str:
@@ -106,8 +109,18 @@ class ExtendedSession(RemoteSession):
     async def _keep_back(self, creation: Creation, *needs: str) -> str:
         self._pending.add(creation, needs)
         if len(self._pending) > _MAX_PENDING or self._pending.bytes > _MAX_PENDING_BYTES:
-            await self._send(self._pending.everything())
+            with self._forgotten_on_failure(creation.id):
+                await self._send(self._pending.everything())
         return creation.id
+
+    @contextlib.contextmanager
+    def _forgotten_on_failure(self, value: str) -> Generator[None, None, None]:
+        """Lets go of a value whose caller does not get to know it: its creation failed or was cancelled on its way."""
+        try:
+            yield
+        except BaseException:
+            self.forget(value)
+            raise
 
     async def _send(self, creations: Sequence[Creation]) -> None:
         """Sends creations in a call of their own; again if it fails on its way."""

@@ -1,7 +1,7 @@
 """Holds values in another process, one session per executor: with fedstack's own peers, and with any other."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fedstack.computations.codec import value_from_proto, value_to_proto
@@ -28,6 +28,7 @@ class RemoteSession(abc.ABC):
       executor: What the peer calls the session.
       lost: Why it is of no use any more; empty as long as it is.
       lease_seconds: How long it may be silent; `None` if it need not be renewed.
+      forget: Called with the ids of values that the peer may have and nobody here will refer to.
     """
 
     def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId, lease_seconds: float | None = None) -> None:
@@ -35,6 +36,7 @@ class RemoteSession(abc.ABC):
         self.executor = executor
         self.lost = ""
         self.lease_seconds = lease_seconds
+        self.forget: Callable[[str], None] = lambda value: None
 
     @abc.abstractmethod
     def travelling(self, computation: Computation) -> Computation:
