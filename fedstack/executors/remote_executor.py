@@ -25,11 +25,13 @@ from fedstack.computations.type_structure import fields_of, join_path, type_from
 from fedstack.errors import (
     CardinalityError,
     ClosedError,
+    DeadlineExceededError,
     ForeignValueError,
     InvalidComputationError,
     InvalidValueError,
     StaleSessionError,
     TypeMismatchError,
+    WorkerUnavailableError,
 )
 from fedstack.executors.extended_session import open_session
 from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_of, to_declared_type
@@ -336,11 +338,16 @@ class RemoteExecutor(Executor):
         return await self._watched(keeper, io_loop.run(work))
 
     async def _watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
-        """Awaits a call, and takes note if it tells that the session is lost."""
+        """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
         try:
-            return await work
+            result = await work
+            keeper.out_of_reach = False
+            return result
         except StaleSessionError as error:
             keeper.session.lost = str(error)
+            raise
+        except (WorkerUnavailableError, DeadlineExceededError):
+            keeper.out_of_reach = True
             raise
 
     def _own(self, value: object, role: str) -> RemoteValue:

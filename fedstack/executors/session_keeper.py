@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from fedstack.computations.language import RetryableError
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote_sessions import RemoteSession
 from fedstack.transport.disposal import DisposalQueue
@@ -16,6 +18,7 @@ _logger = logging.getLogger(__name__)
 _DISPOSAL_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 5.0
+_END_SECONDS_IN_VAIN = 0.5
 
 
 class SessionKeeper:
@@ -25,17 +28,23 @@ class SessionKeeper:
       session: The session.
       dispose_batch_size: How many values are disposed of in one call.
       clock: Tells the time in seconds.
+
+    Attributes:
+      session: The session.
+      out_of_reach: Whether the peer was, when it was last called.
     """
 
     def __init__(
         self, session: RemoteSession, dispose_batch_size: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.session = session
+        self.out_of_reach = False
         self._clock = clock
         self._queue: DisposalQueue[str] = DisposalQueue(dispose_batch_size, _DISPOSAL_SECONDS, clock)
         self._renewed = clock()
         self._ending = False
         self._task: asyncio.Task[None] | None = None
+        session.forget = self.forget
 
     def start(self) -> None:
         """Begins to look after the session; called on the transport's loop."""
@@ -59,11 +68,15 @@ class SessionKeeper:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         if not self.session.lost:
-            await self._dispose(self._queue.take(force=True))
+            with contextlib.suppress(FedstackError, RetryableError, asyncio.TimeoutError):
+                seconds = _END_SECONDS_IN_VAIN if self.out_of_reach else _END_SECONDS
+                await asyncio.wait_for(self._say_goodbye(), seconds)
+            self.session.lost = self.session.lost or "it has been closed"
+
+    async def _say_goodbye(self) -> None:
+        await self._dispose(self._queue.take(force=True))
         if not self.session.lost:
-            with contextlib.suppress(FedstackError, asyncio.TimeoutError):
-                await asyncio.wait_for(self.session.end(), _END_SECONDS)
-            self.session.lost = "it has been closed"
+            await self.session.end()
 
     async def _run(self) -> None:
         while not self.session.lost and not self._ending:
@@ -81,16 +94,22 @@ class SessionKeeper:
             if not await self.session.renew():
                 self.session.lost = "its lease ran out, or the worker was started anew"
             self._renewed = self._clock()
-        except FedstackError as error:
+        except (FedstackError, RetryableError) as error:
             # It is tried again until the next call finds out that the worker is gone.
             _logger.debug("Renewing the lease of a session at %s failed: %s", self.session.stub.address, error)
 
     async def _dispose(self, batches: Sequence[Sequence[str]]) -> None:
-        for batch in batches:
+        for number, batch in enumerate(batches):
             try:
                 for value in await self.session.dispose(batch):
                     self._queue.add(value)
             except StaleSessionError as error:
                 self.session.lost = str(error)
+                return
+            except RetryableError as error:
+                _logger.debug("Disposing of values at %s failed for now: %s", self.session.stub.address, error)
+                for value in itertools.chain.from_iterable(batches[number:]):
+                    self._queue.add(value)
+                return
             except FedstackError as error:
                 _logger.debug("Disposing of values at %s failed: %s", self.session.stub.address, error)
