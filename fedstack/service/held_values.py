@@ -128,11 +128,12 @@ class Pull:
         self._grace = grace_seconds
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._was_cancelled = False
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether it ended without an outcome."""
-        return self._task.cancelled()
+        """Whether it ends without an outcome, or has: nothing to join in."""
+        return self._was_cancelled or self._task.cancelled()
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Waits for the end, at most so many seconds; tells whether it has come."""
@@ -149,7 +150,7 @@ class Pull:
             self._waiting -= 1
             if not self._waiting and not self._task.done():
                 if cancelled:
-                    self._task.cancel()
+                    self.cancel()
                 else:
                     self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
 
@@ -159,12 +160,13 @@ class Pull:
 
     def _give_up(self) -> None:
         if not self._waiting:
-            self._task.cancel()
+            self.cancel()
 
     def cancel(self) -> None:
         """Ends the computing."""
         if self._timer is not None:
             self._timer.cancel()
+        self._was_cancelled = True
         self._task.cancel()
 
 
