@@ -133,7 +133,7 @@ async def receive(
       DeadlineExceededError: If the peer was silent for too long.
       InvalidValueError: If it sent something else.
     """
-    limit = _MISSED_BEATS * max(heartbeat_seconds, 0.1)
+    limit = _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
     result: _T | None = None
     reader: SegmentReader | None = None
     try:
