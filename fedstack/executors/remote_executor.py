@@ -304,12 +304,12 @@ class RemoteExecutor(Executor):
             return keeper
         if self._cardinalities is None:
             raise InvalidValueError("Expected set_cardinalities() before anything is created, found no cardinalities")
-        return await io_loop.run(self._open(self._cardinalities))
+        return await io_loop.run(self._open())
 
-    async def _open(self, cardinalities: CardinalitiesType) -> SessionKeeper:
+    async def _open(self) -> SessionKeeper:
         """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open_once(cardinalities))
+            self._opening = asyncio.ensure_future(self._open_once())
         opening = self._opening
         try:
             return await asyncio.shield(opening)
@@ -317,19 +317,24 @@ class RemoteExecutor(Executor):
             if opening.done() and self._opening is opening:
                 self._opening = None
 
-    async def _open_once(self, cardinalities: CardinalitiesType) -> SessionKeeper:
-        if self._keeper is not None and not self._keeper.session.lost:
-            return self._keeper
-        session = await open_session(self._stub, cardinalities)
-        keeper = SessionKeeper(session, self._dispose_batch_size)
-        keeper.start()
-        if self._closed or cardinalities != self._cardinalities:
+    async def _open_once(self) -> SessionKeeper:
+        while True:
+            keeper, cardinalities = self._keeper, self._cardinalities
+            if keeper is not None and not keeper.session.lost:
+                return keeper
+            session = await open_session(self._stub, cardinalities or {})
+            keeper = SessionKeeper(session, self._dispose_batch_size)
+            keeper.start()
+            self._keeper = keeper
+            if not self._closed and cardinalities is self._cardinalities:
+                # The keeper does not know the executor: when nobody refers to that any more, the session ends too.
+                weakref.finalize(self, keeper.give_up).atexit = False
+                return keeper
+            # Meanwhile this has been closed, or there are other numbers of participants: a session for those, then.
+            self._keeper = None
             await keeper.end()
-            raise ClosedError(f"Expected {self!r} to stay open while it connects, found it closed")
-        self._keeper = keeper
-        # The keeper does not know the executor: when nobody refers to that any more, the session ends too.
-        weakref.finalize(self, keeper.give_up).atexit = False
-        return keeper
+            if self._closed:
+                raise ClosedError(f"Expected {self!r} to stay open while it connects, found it closed")
 
     async def _call(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs a call on the transport's loop."""
