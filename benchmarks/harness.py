@@ -90,11 +90,13 @@ class Timed:
     Args:
       call: What to time.
       prepare: Called before each call, untimed; its result is what `call` gets.
+      between: Called before each turn, untimed.
     """
 
-    def __init__(self, call: Callable[..., object], prepare: Call | None = None) -> None:
+    def __init__(self, call: Callable[..., object], prepare: Call | None = None, between: Call | None = None) -> None:
         self._call = call
         self._prepare = prepare
+        self._between = between
         self._calls = 1
         self.times: list[float] = []
         self.seconds = 0.0
@@ -108,6 +110,8 @@ class Timed:
 
     def turn(self) -> None:
         """Takes one more time."""
+        if self._between is not None:
+            self._between()
         # What the turn before left is collected outside; what a turn itself causes to be collected is its own cost.
         gc.collect()
         seconds = self._turn()
@@ -138,6 +142,23 @@ class Timed:
         return statistics.median(self.times) / self.best
 
 
+@attrs.frozen
+class Floor:
+    """Something to compare with.
+
+    Attributes:
+      call: Does the work without fedstack.
+      name: Tells it from the other floors of the same subject; empty if it is the only one.
+      times: How many of these floors the subject may take; `None` where nothing is asked.
+      reach: The limit in words; by default made of `times`.
+    """
+
+    call: Callable[..., object]
+    name: str = ""
+    times: float | None = None
+    reach: str = ""
+
+
 def compare(
     name: str,
     floor: Callable[..., object],
@@ -165,31 +186,77 @@ def compare(
       prepare: Makes a fresh argument for each call of either, untimed.
       details: Further figures for the measurement.
     """
-    timed_floor, timed_subject = Timed(floor, prepare), Timed(subject, prepare)
+    (measurement,) = compare_with_all(
+        name,
+        [Floor(floor, "", times, reach)],
+        subject,
+        effort,
+        seconds=seconds,
+        prepare=prepare,
+        details=details,
+    )
+    return measurement
+
+
+def compare_with_all(
+    name: str,
+    floors: Sequence[Floor],
+    subject: Callable[..., object],
+    effort: Effort,
+    *,
+    seconds: float | None = None,
+    prepare: Call | None = None,
+    between: Call | None = None,
+    details: Details | None = None,
+) -> list[Measurement]:
+    """Times several floors and one subject in turn, and returns a measurement for each floor.
+
+    Args:
+      name: What is measured.
+      floors: What to compare with.
+      subject: Does the work with fedstack.
+      effort: How often and how long.
+      seconds: How long the subject may take, if that does not depend on the floors.
+      prepare: Makes a fresh argument for each call, untimed.
+      between: Called before each turn, untimed, so that what one leaves behind does not burden the next.
+      details: Further figures for the measurements.
+    """
+    timed_floors = [Timed(floor.call, prepare, between) for floor in floors]
+    timed_subject = Timed(subject, prepare, between)
+    everything = [*timed_floors, timed_subject]
+
+    def limits() -> list[float | None]:
+        return [
+            seconds if floor.times is None else floor.times * timed.best for floor, timed in zip(floors, timed_floors)
+        ]
+
     with frozen_garbage():
-        timed_floor.warm_up()
-        timed_subject.warm_up()
+        for timed in everything:
+            timed.warm_up()
         for attempt in (1, 2):
             turns = 0
-            while (
-                turns < effort.repetitions or min(timed_floor.seconds, timed_subject.seconds) < attempt * effort.seconds
-            ):
-                timed_floor.turn()
-                timed_subject.turn()
+            while turns < effort.repetitions or min(t.seconds for t in everything) < attempt * effort.seconds:
+                for timed in everything:
+                    timed.turn()
                 turns += 1
-            limit = seconds if times is None else times * timed_floor.best
-            if limit is None or timed_subject.best <= limit:
+            if all(limit is None or timed_subject.best <= limit for limit in limits()):
                 break
-    found: dict[str, float | str] = {
-        "turns": len(timed_subject.times),
-        "floor_spread": timed_floor.spread,
-        "subject_spread": timed_subject.spread,
-    }
-    if not reach and times is not None:
-        reach = f"≤ {times:g} ×"
-    elif not reach and seconds is not None:
-        reach = f"≤ {seconds * 1e3:g} ms"
-    return Measurement(name, timed_subject.best, timed_floor.best, limit, reach, details={**found, **(details or {})})
+    measurements: list[Measurement] = []
+    for floor, timed, limit in zip(floors, timed_floors, limits()):
+        found: dict[str, float | str] = {
+            "turns": len(timed_subject.times),
+            "floor_spread": timed.spread,
+            "subject_spread": timed_subject.spread,
+        }
+        reach = floor.reach
+        if not reach and floor.times is not None:
+            reach = f"≤ {floor.times:g} ×"
+        elif not reach and seconds is not None:
+            reach = f"≤ {seconds * 1e3:g} ms"
+        line = f"{name}, {floor.name}" if floor.name else name
+        all_details = {**found, **(details or {})}
+        measurements.append(Measurement(line, timed_subject.best, timed.best, limit, reach, details=all_details))
+    return measurements
 
 
 @contextlib.contextmanager

@@ -4,7 +4,18 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from benchmarks import broadcast, fedavg, programs, rounds, scalars, start_up, sums
+from benchmarks import (
+    broadcast,
+    fedavg,
+    programs,
+    remote_rounds,
+    remote_training,
+    remote_values,
+    rounds,
+    scalars,
+    start_up,
+    sums,
+)
 from benchmarks.harness import Effort, Measurement
 
 
@@ -31,5 +42,8 @@ WORKLOADS = (
     Workload("fedavg", "round of federated averaging; floor: a NumPy loop", fedavg.run),
     Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
     Workload("start-up", "hello world; floor: importing the language", start_up.run),
+    Workload("remote-values", "values to a worker and back; floor: gRPC with plain bytes", remote_values.run),
+    Workload("remote-rounds", "rounds over workers; floor: gRPC with plain bytes", remote_rounds.run),
+    Workload("remote-training", "clients in pure Python on workers; floor: bare processes", remote_training.run),
     Workload("rounds", "rounds with varying numbers of clients", rounds.run),
 )

@@ -1,0 +1,164 @@
+"""Sends values to a worker and fetches them again, beside gRPC that does the same with plain bytes."""
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypedDict, cast
+
+import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.echo import EchoServer, many_times
+from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
+from benchmarks.memory import MEGABYTE, in_fresh_process, peak_resident_bytes, resident_bytes, warm_memory
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.remote_factory import make_stubs
+from fedstack.service.worker_pool import local_worker_pool
+from fedstack.transport.io_loop import io_loop
+
+Array = NDArray[np.float32]
+_SMALL_BYTES = 1024
+_IN_FLIGHT = 32
+_MOST_MEMORY = 16 * MEGABYTE
+_SETTLING_SECONDS = 20.0
+# How many echoes of one message, and of a chunked stream, a value of so many megabytes may take.
+_TIMES = {16: (0.7, 1.3), 128: (0.35, 1.3), 512: (0.35, 1.3)}
+
+
+class _Peaks(TypedDict):
+    client: int
+    worker: int
+
+
+def run(effort: Effort) -> Iterator[Measurement]:
+    """Measures round trips of small and of large values, and the memory that a large one takes."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedstack-")))
+        echo = stack.enter_context(EchoServer(f"unix:{folder / 'echo'}"))
+        remote = stack.enter_context(_Remote())
+        for in_flight, times in ((1, 1.3), (_IN_FLIGHT, 1 / 0.75)):
+            yield from _measure_small(echo, remote, effort, in_flight, times)
+        for megabytes in effort.pick([1], [16, 128], [16, 128, 512]):
+            yield from _measure_large(echo, remote, effort, megabytes)
+        # The tests only look whether it works, and have no time for more processes.
+        peaks = None if effort.size else _peaks_with(remote, 1)
+    megabytes = effort.pick(1, 128, 512)
+    peaks = peaks or cast(_Peaks, in_fresh_process(__name__, "peaks_of_round_trip", megabytes))
+    for side, peak, beyond in (
+        ("client", peaks["client"], "argument and result"),
+        ("worker", peaks["worker"], "the value"),
+    ):
+        name = f"round trip of {megabytes} MB, {side}'s memory beyond {beyond}"
+        yield Measurement(name, peak, None, _MOST_MEMORY, "≤ 16 MB", "bytes")
+
+
+def _measure_small(
+    echo: EchoServer, remote: "_Remote", effort: Effort, in_flight: int, times: float
+) -> Iterator[Measurement]:
+    trips = effort.pick(in_flight, 10 * in_flight, 20 * in_flight)
+    message = bytes(_SMALL_BYTES)
+    array = np.arange(_SMALL_BYTES // 4, dtype=np.float32)
+    declared = fl.TensorType(np.float32, array.shape)
+
+    async def pair() -> None:
+        await echo.unary(message)
+        await echo.unary(message)
+
+    pairs = many_times(pair, trips, in_flight)
+    round_trips = many_times(lambda: remote.round_trip(array, declared), trips, in_flight)
+    name = f"{trips} round trips of 1 kB, {in_flight} at a time"
+    floor = Floor(lambda: io_loop.run_sync(pairs()), "", times, f"≤ {times:.3g} × two echoes")
+    yield from compare_with_all(name, [floor], lambda: remote.run(round_trips), effort, between=remote.settle)
+
+
+def _measure_large(echo: EchoServer, remote: "_Remote", effort: Effort, megabytes: int) -> Iterator[Measurement]:
+    array = np.arange(megabytes << 18, dtype=np.float32)
+    declared = fl.TensorType(np.float32, array.shape)
+    plain = array.view(np.uint8)
+    message = plain.tobytes()
+    copy = np.empty_like(plain)
+    assert np.array_equal(cast(Array, remote.run(lambda: remote.round_trip(array, declared))), array)
+    assert np.array_equal(io_loop.run_sync(echo.held(plain)), plain)
+
+    def settle() -> None:
+        remote.settle()
+        warm_memory(4 * array.nbytes)
+
+    one_message, chunked = _TIMES.get(megabytes, (None, None))
+    floors = [
+        Floor(lambda: io_loop.run_sync(echo.unary(message)), "one message", one_message),
+        Floor(lambda: io_loop.run_sync(echo.held(plain)), "in chunks", chunked),
+        Floor(lambda: io_loop.run_sync(echo.pipelined(plain)), "in chunks, not held"),
+        Floor(lambda: np.copyto(copy, plain), "memcpy"),
+    ]
+    yield from compare_with_all(
+        f"round trip of {megabytes} MB",
+        floors,
+        lambda: remote.run(lambda: remote.round_trip(array, declared)),
+        effort,
+        between=settle,
+    )
+
+
+class _Remote:
+    """A remote executor on a worker, and the event loop of somebody who uses it."""
+
+    def __init__(self) -> None:
+        self.pool = local_worker_pool(1)
+        (self._stub,) = make_stubs(self.pool, None)
+        # Values go at once, so that the memory of one turn is not freed in the next.
+        self._executor = RemoteExecutor(self._stub, dispose_batch_size=1)
+        self._executor.set_cardinalities({fl.CLIENTS: 0})
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Callable[[], Awaitable[object]]) -> object:
+        """Awaits work on a loop of this thread, as a user's own code would."""
+
+        async def awaited() -> object:
+            return await work()
+
+        return self._loop.run_until_complete(awaited())
+
+    async def round_trip(self, array: Array, declared: fl.Type) -> object:
+        """Creates a value at the worker and computes it."""
+        return await (await self._executor.create_value(array, declared)).compute()
+
+    def settle(self) -> None:
+        """Returns when the worker has let go of all values."""
+        deadline = time.monotonic() + _SETTLING_SECONDS
+        while io_loop.run_sync(self._stub.get_status()).values:
+            if time.monotonic() > deadline:
+                raise RuntimeError("Expected the worker to let go of values that nobody has, found that it does not")
+            time.sleep(0.02)
+
+    def __enter__(self) -> "_Remote":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+        self._loop.close()
+        io_loop.run_sync(self._stub.close())
+        self.pool.close()
+
+
+def peaks_of_round_trip(megabytes: int) -> _Peaks:
+    """Sends a value and fetches it; returns how much memory both sides had at their peaks beyond what they have to."""
+    with _Remote() as remote:
+        return _peaks_with(remote, megabytes)
+
+
+def _peaks_with(remote: _Remote, megabytes: int) -> _Peaks:
+    array = np.arange(megabytes << 18, dtype=np.float32)
+    small = array[: 1 << 18]
+    (worker,) = remote.pool.pids
+    remote.run(lambda: remote.round_trip(small, fl.TensorType(np.float32, small.shape)))
+    remote.settle()
+    before = resident_bytes(), resident_bytes(worker)
+    result = remote.run(lambda: remote.round_trip(array, fl.TensorType(np.float32, array.shape)))
+    after = peak_resident_bytes(), peak_resident_bytes(worker)
+    assert np.array_equal(cast(Array, result), array)
+    return {"client": after[0] - before[0] - array.nbytes, "worker": after[1] - before[1] - array.nbytes}
