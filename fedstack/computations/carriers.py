@@ -269,7 +269,7 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
     else:
         raise CarrierError(
             f"Expected a function that can travel, found {found.name!r}, which is local to this process; define it at "
-            "the top of a module that is installed on the worker, or allow Python code by value there"
+            "the top of a module that is installed on the worker, or start the worker with --allow-python-code"
         )
     return result
 

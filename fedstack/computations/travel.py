@@ -4,6 +4,9 @@ Leaf functions are handles here; `portable` replaces them by carriers that the o
 refuses what a service does not let its clients send, before anything is loaded.
 """
 
+import contextlib
+import importlib
+import sys
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -107,3 +110,20 @@ def _content(leaf: Computation, message: type[_M]) -> _M:
         return message.FromString(leaf.data.content.value)
     except DecodeError as error:
         raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
+
+
+def import_referenced(computation: Computation) -> None:
+    """Imports the modules that a computation refers to; what is wrong with them shows when it is loaded."""
+    for module in modules_to_import(computation):
+        with contextlib.suppress(Exception):  # importing runs the module
+            importlib.import_module(module)
+
+
+def modules_to_import(computation: Computation) -> list[str]:
+    """Lists the modules that a computation refers to and that have not been imported."""
+    references = (
+        carriers_pb2.PythonReference.FromString(leaf.data.content.value)
+        for leaf in leaves_of(computation)
+        if carrier_of(leaf) == _REFERENCE
+    )
+    return [reference.module for reference in references if reference.module not in sys.modules]

@@ -38,6 +38,8 @@ class SyncExecutionContext(SyncContext):
       retry_policy: What to do about retryable errors; five attempts by default.
       progress: Shows the progress of invocations, if given.
       debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
+
+    As a context manager it closes itself; `use_context` makes it the one that computations are run in.
     """
 
     def __init__(
@@ -71,6 +73,12 @@ class SyncExecutionContext(SyncContext):
         """Closes the executors and ends the context's threads. Idempotent."""
         self._invoker.close()
         self._driver.close()
+
+    def __enter__(self) -> "SyncExecutionContext":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<SyncExecutionContext of {self._invoker.factory!r}>"
@@ -118,6 +126,12 @@ class AsyncExecutionContext(AsyncContext):
         """Closes the executors. Idempotent."""
         self._inside_leaves.close()
         self._invoker.close()
+
+    def __enter__(self) -> "AsyncExecutionContext":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"

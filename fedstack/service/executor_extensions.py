@@ -115,7 +115,7 @@ class ExecutorExtensions:
             unpacker.finish()
             return await held_values.create_known(executor, payload, type_spec)
         if kind == "computation":
-            self._core.check_computation(creation.computation)
+            await self._core.admit(creation.computation)
             return await held_values.create_computation(executor, creation.computation)
         if kind == "call":
             call = creation.call

@@ -61,7 +61,7 @@ class ExecutorGroup:
 
     async def _created(self, executor: Executor, value: messages.Value) -> ExecutorValue:
         if value.WhichOneof("kind") == "computation":
-            self._core.check_computation(value.computation)
+            await self._core.admit(value.computation)
             return await held_values.create_computation(executor, value.computation)
         type_spec = type_of_value(value)
         if not contains_function(type_spec):

@@ -33,7 +33,7 @@ async def run_phase(
             f"Expected a phase for the {session.clients} clients of the session, found one for {request.clients}"
         )
     for computation in computations_of(request):
-        core.check_computation(computation)
+        await core.admit(computation)
     unpacker = core.unpacker(request.clients)
     received = read_phase(request, unpacker)
     await read_all(unpacker)

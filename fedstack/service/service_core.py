@@ -14,7 +14,7 @@ from fedstack.computations.language import (
     computation_pb2,
     get_context_stack,
 )
-from fedstack.computations.travel import check_received
+from fedstack.computations.travel import check_received, import_referenced, modules_to_import
 from fedstack.errors import ClosedError, ResourceLimitError
 from fedstack.executors.contexts import SyncExecutionContext
 from fedstack.executors.leaf_threads import leaf_environment
@@ -82,9 +82,11 @@ class ServiceCore:
         """Ends a session, if there is one."""
         self.sessions.end(executor.id, "its client has ended it")
 
-    def check_computation(self, computation: computation_pb2.Computation) -> None:
-        """Checks what a computation brings."""
+    async def admit(self, computation: computation_pb2.Computation) -> None:
+        """Checks what a computation brings, and imports what it refers to, on a thread: others are waiting."""
         check_received(computation, self.policy)
+        if modules_to_import(computation):
+            await asyncio.to_thread(import_referenced, computation)
 
     def unpacker(self, clients: int | None = None) -> Unpacker:
         """Returns what unpacks one message, within the limits."""

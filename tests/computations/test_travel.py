@@ -101,7 +101,7 @@ def test_a_function_that_is_local_travels_by_value_where_that_is_allowed():
     with pytest.raises(CarrierError) as caught:
         portable(leaf.to_proto(), allow_by_value=False)
     assert "define it at the top of a module that is installed on the worker" in str(caught.value)
-    assert "or allow Python code by value there" in str(caught.value)
+    assert "or start the worker with --allow-python-code" in str(caught.value)
 
 
 def test_a_function_that_cannot_be_pickled_is_refused_with_the_reason():

@@ -72,8 +72,9 @@ def test_the_ready_line_says_who_may_come_and_what_they_may_bring(files: Certifi
 
 def test_code_from_other_machines_needs_their_certificates(files: CertificateFiles) -> None:
     code = ["--allow-python-code", "--host", "0.0.0.0", "--port", 0]
-    for arguments in ([*code, "--insecure"], [*code, *tls_options(files)]):
-        with pytest.raises(UsageError, match="Expected certificates of all who may send Python code"):
+    modules = ["--allow-module", "*", "--host", "0.0.0.0", "--port", 0]
+    for arguments in ([*code, "--insecure"], [*code, *tls_options(files)], [*modules, "--insecure"]):
+        with pytest.raises(UsageError, match="Expected certificates of all who may run any code"):
             serve_command.make_server(options_of(*arguments))
     serve_command.make_server(options_of(*code, *tls_options(files), "--tls-client-ca", files.ca))
     serve_command.make_server(options_of("--allow-python-code"))

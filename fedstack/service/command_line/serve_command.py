@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-value-bytes", "BYTES", "largest value or phase", type=whole_number(1), default=16 << 30)
     add("--max-message-bytes", "BYTES", "largest message, if not any that protobuf can have", type=whole_number(1024))
     add("--lease-seconds", "SECONDS", "how long a client may be silent", type=seconds, default=60.0)
-    add("--threads", "N", "most threads that run functions", type=whole_number(1))
+    add("--threads", "N", "most threads that run functions, for each number of clients", type=whole_number(1))
     add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
     add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
     add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds, default=30.0)
@@ -89,10 +89,12 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
 
     try:
         credentials = _credentials(options)
-        if options.allow_python_code and not (_is_private(options) or credentials.client_root_certificates):
+        # A reference into any module is as good as code: there are shutil.rmtree and the like.
+        runs_anything = options.allow_python_code or "*" in options.allow_module
+        if runs_anything and not (_is_private(options) or credentials.client_root_certificates):
             raise UsageError(
-                f"Expected certificates of all who may send Python code, found that {options.host} lets in others; "
-                "give --tls-client-ca, listen at 127.0.0.1, or leave --allow-python-code out"
+                f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
+                "--tls-client-ca, listen at 127.0.0.1, or leave --allow-python-code and --allow-module '*' out"
             )
         service = ExecutorService(
             local_executor_factory(options.clients, max_threads=options.threads),
