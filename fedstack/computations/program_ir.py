@@ -126,7 +126,9 @@ class _Writer:
     def _intrinsic(self, source: IntrinsicSource, argument: Join, values: dict[int, Computation]) -> Computation:
         operands = [_read(part, values) for part in argument.parts]
         count = len(source.arguments)
-        arguments, captures = iter(operands[:count]), iter(operands[count:])
+        # Programs know no names, and some intrinsics ask for two arguments that have the same.
+        arguments = iter([_named(value, wanted) for value, wanted in zip(operands, source.arguments)])
+        captures = iter(operands[count:])
         functions = iter(
             [
                 self._function(program, parameter, list(itertools.islice(captures, captured)))

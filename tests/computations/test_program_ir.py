@@ -183,6 +183,19 @@ def test_a_reduction_to_a_named_struct_survives():
     assert survives(leaf, argument) == (int32(13), (np.dtype(np.float32), 0.5))
 
 
+@pytest.mark.parametrize("uri", ["generic_plus", "generic_multiply", "generic_divide"])
+def test_operators_on_named_structs_survive(uri):
+    nested = fl.StructType([("b", PAIR), ("a", [("c", INT)])])
+    packed = function(lambda x: struct(b=struct(b=x["a"]["c"], a=x["b"]["a"]), a=struct(c=FIVE())), nested)
+    body = function(lambda x: intrinsic(uri, x, packed(x)), nested)
+    found = survives(body, ((np.int32(4), np.float32(0.5)), (np.int32(2),)))
+    twice = function(
+        lambda x: intrinsic("generic_plus", intrinsic("generic_multiply", packed(x), x), packed(x)), nested
+    )
+    assert survives(twice, ((np.int32(4), np.float32(0.5)), (np.int32(2),)))[1] == (int32(15),)
+    assert len(found) == 2
+
+
 def test_names_of_arguments_reach_the_leaf_that_asks_for_them():
     body = function(lambda x, y: FLIP(struct(b=x, a=y)), INT, FLOAT)
     assert survives(body, (np.int32(1), np.float32(2.0))) == (int32(2), (np.dtype(np.float32), 1.0))
