@@ -108,9 +108,9 @@ class ExtendedSession(RemoteSession):
 
     async def _keep_back(self, creation: Creation, *needs: str) -> str:
         self._pending.add(creation, needs)
-        if len(self._pending) > _MAX_PENDING or self._pending.bytes > _MAX_PENDING_BYTES:
+        if self._pending.unsent > _MAX_PENDING or self._pending.unsent_bytes > _MAX_PENDING_BYTES:
             with self._forgotten_on_failure(creation.id):
-                await self._send(self._pending.everything())
+                await self._send(self._pending.everything_unsent())
         return creation.id
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ class PendingCreations:
 
     Attributes:
       bytes: How many bytes they take.
+      unsent_bytes: How many bytes of these nobody is sending.
     """
 
     def __init__(self) -> None:
@@ -25,10 +26,18 @@ class PendingCreations:
         self._pending: dict[str, tuple[Creation, tuple[str, ...], int]] = {}
         self._on_their_way: Counter[str] = Counter()
         self._perhaps_there: set[str] = set()
+        self._unsent: set[str] = set()
+        self._needed: Counter[str] = Counter()
         self.bytes = 0
+        self.unsent_bytes = 0
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    @property
+    def unsent(self) -> int:
+        """How many of them nobody is sending."""
+        return len(self._unsent)
 
     def add(self, creation: Creation, needs: Sequence[str] = ()) -> None:
         """Adds a creation.
@@ -40,31 +49,41 @@ class PendingCreations:
         size = creation.ByteSize()
         with self._lock:
             self._pending[creation.id] = (creation, tuple(needs), size)
+            self._needed.update(needs)
             self.bytes += size
+            self._note_unsent(creation.id)
 
     def needed_for(self, values: Iterable[str]) -> list[Creation]:
         """Returns what has to be created for some values, each after those that it uses, and marks it as on its way."""
-        found: dict[str, Creation] = {}
         with self._lock:
-            stack = [(value, False) for value in values]
-            while stack:
-                value, visited = stack.pop()
-                entry = self._pending.get(value)
-                if entry is None or value in found:
-                    continue
-                if visited:
-                    found[value] = entry[0]
-                else:
-                    stack.append((value, True))
-                    stack.extend((needed, False) for needed in entry[1])
-            self._on_their_way.update(found.keys())
-        return list(found.values())
+            return self._sent(values)
 
-    def everything(self) -> list[Creation]:
-        """Returns all creations in their order, and marks them as on their way."""
+    def everything_unsent(self) -> list[Creation]:
+        """Returns what nobody is sending, as `needed_for` does: many may ask at once, and each gets something else.
+
+        What that uses is among it even if somebody is sending it, because it may come there later.
+        """
         with self._lock:
-            self._on_their_way.update(self._pending.keys())
-            return [creation for creation, _, _ in self._pending.values()]
+            return self._sent([value for value in self._pending if value in self._unsent])
+
+    def _sent(self, values: Iterable[str]) -> list[Creation]:
+        found: dict[str, Creation] = {}
+        stack = [(value, False) for value in values]
+        stack.reverse()
+        while stack:
+            value, visited = stack.pop()
+            entry = self._pending.get(value)
+            if entry is None or value in found:
+                continue
+            if visited:
+                found[value] = entry[0]
+            else:
+                stack.append((value, True))
+                stack.extend((needed, False) for needed in entry[1])
+        self._on_their_way.update(found.keys())
+        for value in found:
+            self._note_sent(value)
+        return list(found.values())
 
     def arrived(self, creations: Iterable[Creation], created: bool) -> None:
         """Takes note of the answer to what was on its way.
@@ -84,6 +103,8 @@ class PendingCreations:
                     self._forget(creation.id)
                 else:
                     self._perhaps_there.add(creation.id)
+                    if creation.id not in self._on_their_way:
+                        self._note_unsent(creation.id)
 
     def drop(self, values: Iterable[str]) -> tuple[list[str], list[str]]:
         """Forgets values that nobody refers to any more.
@@ -95,9 +116,8 @@ class PendingCreations:
         there: list[str] = []
         waiting: list[str] = []
         with self._lock:
-            needed = {need for _, needs, _ in self._pending.values() for need in needs}
             for value in values:
-                if value in self._on_their_way or value in needed:
+                if value in self._on_their_way or value in self._needed:
                     waiting.append(value)
                 else:
                     if value not in self._pending or value in self._perhaps_there:
@@ -106,6 +126,21 @@ class PendingCreations:
         return there, waiting
 
     def _forget(self, value: str) -> None:
-        _, _, size = self._pending.pop(value, (None, (), 0))
+        self._note_sent(value)
+        _, needs, size = self._pending.pop(value, (None, (), 0))
+        for needed in needs:
+            self._needed[needed] -= 1
+            if not self._needed[needed]:
+                del self._needed[needed]
         self.bytes -= size
         self._perhaps_there.discard(value)
+
+    def _note_unsent(self, value: str) -> None:
+        if value not in self._unsent:
+            self._unsent.add(value)
+            self.unsent_bytes += self._pending[value][2]
+
+    def _note_sent(self, value: str) -> None:
+        if value in self._unsent:
+            self._unsent.discard(value)
+            self.unsent_bytes -= self._pending[value][2]

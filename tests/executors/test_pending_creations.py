@@ -44,7 +44,21 @@ def test_what_a_value_needs_comes_before_it_and_nothing_else_does():
     assert ids(made.needed_for(["b"])) == ["a", "b"]
     assert sorted(ids(made.needed_for(["d"]))) == ["a", "b", "d"]
     assert ids(made.needed_for(["c", "x"])) == ["c"]
-    assert ids(made.everything()) == ["a", "b", "c", "d", "e"]
+    # What is being sent already goes along with what uses it, for it may come there later.
+    assert ids(made.everything_unsent()) == ["a", "b", "d", "c", "e"]
+
+
+def test_several_who_send_everything_at_once_do_not_send_the_same():
+    made = pending(a="", b="a")
+    first = made.everything_unsent()
+    assert (ids(first), made.unsent, made.unsent_bytes) == (["a", "b"], 0, 0)
+    made.add(Creation(id="c"))
+    assert (made.unsent, made.unsent_bytes) == (1, Creation(id="c").ByteSize())
+    assert ids(made.everything_unsent()) == ["c"]
+    assert made.everything_unsent() == []
+    made.arrived(first, created=False)
+    assert (made.unsent, len(made)) == (2, 3)
+    assert ids(made.everything_unsent()) == ["a", "b"]
 
 
 def test_what_the_peer_has_is_not_sent_again():
@@ -68,14 +82,14 @@ def test_bytes_are_counted():
     assert made.bytes == sum(creation.ByteSize() for creation in creations)
     made.drop(["a"])
     assert made.bytes == creations[1].ByteSize()
-    made.arrived(made.everything(), created=True)
+    made.arrived(made.everything_unsent(), created=True)
     assert (made.bytes, len(made)) == (0, 0)
 
 
 def test_what_nobody_needs_is_forgotten_here_and_never_spoken_of():
     made = pending(a="", b="")
     assert made.drop(["a"]) == ([], [])
-    assert ids(made.everything()) == ["b"]
+    assert ids(made.everything_unsent()) == ["b"]
 
 
 def test_what_is_on_its_way_or_needed_waits():
@@ -109,7 +123,7 @@ def test_in_any_order_of_events_each_value_is_created_after_what_it_needs_and_en
     choose = random.Random(seed)
     made, known, there, wanted, flying = PendingCreations(), {}, set(), set(), []
     for number in range(60):
-        what = choose.choice(["add", "add", "need", "answer", "drop"])
+        what = choose.choice(["add", "add", "need", "everything", "answer", "drop"])
         if what == "add":
             needs = choose.sample(sorted(wanted), min(len(wanted), choose.randint(0, 2)))
             made.add(Creation(id=str(number)), needs)
@@ -117,6 +131,9 @@ def test_in_any_order_of_events_each_value_is_created_after_what_it_needs_and_en
             wanted.add(str(number))
         elif what == "need" and wanted:
             flying.append(made.needed_for([choose.choice(sorted(wanted))]))
+        elif what == "everything":
+            flying.append(made.everything_unsent())
+            assert (made.unsent, made.unsent_bytes) == (0, 0)
         elif what == "answer" and flying:
             sent = flying.pop(choose.randrange(len(flying)))
             created = choose.random() < 0.7
@@ -140,7 +157,7 @@ def test_in_any_order_of_events_each_value_is_created_after_what_it_needs_and_en
         gone, dropped = made.drop(dropped)
         there -= set(gone)
     assert not there
-    assert (len(made), made.bytes) == (0, 0)
+    assert (len(made), made.bytes, made.unsent, made.unsent_bytes) == (0, 0, 0, 0)
 
 
 async def sum_of(executor, x, y):
