@@ -16,7 +16,13 @@ from federated_language.framework import RetryableError
 
 
 class FedstackError(Exception):
-    """The root of all errors that fedstack raises on purpose."""
+    """The root of all errors that fedstack raises on purpose.
+
+    Attributes:
+      executor_path: For an error that a worker has sent, the executors that it went through there, outermost first.
+    """
+
+    executor_path: tuple[str, ...] = ()
 
 
 class InvalidComputationError(FedstackError, ValueError):

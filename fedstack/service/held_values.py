@@ -111,6 +111,16 @@ def find_phase_executor(executor: Executor) -> PlacedExecutor | None:
     return executor if isinstance(executor, PlacedExecutor) else None
 
 
+def executor_path(executor: Executor) -> tuple[str, ...]:
+    """Lists the kinds of executors in a stack, from the outermost in, as far as they tell."""
+    path: list[str] = []
+    inner: object = executor
+    while isinstance(inner, Executor):
+        path.append(type(inner).__name__)
+        inner = getattr(inner, "target", None) or getattr(inner, "server", None)
+    return tuple(path)
+
+
 class Pull:
     """The computing of one value, shared by all calls that wait for it.
 

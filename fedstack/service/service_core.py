@@ -15,10 +15,11 @@ from fedstack.computations.language import (
     get_context_stack,
 )
 from fedstack.computations.travel import check_received, import_referenced, modules_to_import
-from fedstack.errors import ClosedError, ResourceLimitError
+from fedstack.errors import ClosedError, FedstackError, ResourceLimitError
 from fedstack.executors.contexts import SyncExecutionContext
 from fedstack.executors.leaf_threads import leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
+from fedstack.service.held_values import executor_path
 from fedstack.service.limits import ServiceLimits
 from fedstack.service.sessions import Clock, Session, SessionTable
 from fedstack.transport.packing import Unpacker
@@ -97,6 +98,9 @@ class ServiceCore:
         try:
             with self.sessions.hold(session):
                 return await session.run(self._under_policy(work))
+        except FedstackError as error:
+            error.executor_path = error.executor_path or executor_path(session.executor)
+            raise
         finally:
             work.close()  # it may have been cancelled before it began
 

@@ -85,7 +85,7 @@ class RemoteTraceback(Exception):
 
     Attributes:
       address: The peer's address.
-      path: Where it happened, from the outermost executor in.
+      path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
       text: The traceback as Python printed it there, or what is left of it.
     """
 
@@ -180,12 +180,13 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
 
     Args:
       error: What the call raised.
-      path: Where it happened, from the outermost executor in.
+      path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
 
     Returns:
       A serialized `Status` of at most `MAX_DETAILS_BYTES`: a long traceback lacks its beginning, and a long message its
       middle.
     """
+    path = path or getattr(error, "executor_path", ())
     detail = ErrorDetail(
         error=_shortened(_name_of(error), _MAX_NAME_BYTES),
         path=[_shortened(_clean(step), _MAX_NAME_BYTES) for step in path[:_MAX_PATH_STEPS]],
@@ -225,6 +226,8 @@ def error_from_status(code: int, message: str, details: bytes | None, address: s
     error = _named_error(detail, known)
     if error is None:
         error = _plain_error(known, f"{detail.error}: {detail.message}", address)
+    if isinstance(error, errors.FedstackError):
+        error.executor_path = tuple(detail.path)
     error.__cause__ = RemoteTraceback(address, tuple(detail.path), detail.traceback)
     return error
 

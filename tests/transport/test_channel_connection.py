@@ -62,6 +62,7 @@ def test_errors_come_back_over_a_channel_as_over_a_target(channel):
     with fedstack.use_context(context), pytest.raises(LeafError, match="no such number") as caught:
         refused([1, 2])
     assert caught.value.client_index in (0, 1)
+    assert caught.value.executor_path[0] == "ReferenceResolvingExecutor"
     context.close()
 
 
