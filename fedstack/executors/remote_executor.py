@@ -308,14 +308,10 @@ class RemoteExecutor(Executor):
 
     async def _open(self) -> SessionKeeper:
         """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
-        if self._opening is None:
+        if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._open_once())
-        opening = self._opening
-        try:
-            return await asyncio.shield(opening)
-        finally:
-            if opening.done() and self._opening is opening:
-                self._opening = None
+            self._opening.add_done_callback(_look_at)
+        return await asyncio.shield(self._opening)
 
     async def _open_once(self) -> SessionKeeper:
         while True:
@@ -385,6 +381,12 @@ class RemoteExecutor(Executor):
 
     def __repr__(self) -> str:
         return f"<RemoteExecutor at {self._stub.address}{' closed' if self._closed else ''}>"
+
+
+def _look_at(opening: "asyncio.Task[SessionKeeper]") -> None:
+    """Takes note of an outcome that nobody may wait for any more: asyncio would complain."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 _FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
