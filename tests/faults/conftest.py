@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import grpc.aio
 import pytest
 from fault_stacks import WALL, Background, Door
-from tcp_proxy import TcpProxy
-from worker_processes import Fleet, WorkerForker
+from processes import Fleet, ProcessForker
+from tcp_proxy import Proxies
 
 from fedstack.transport.io_loop import io_loop
 
@@ -36,40 +36,24 @@ def grpc_is_up() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def forker() -> Iterator[WorkerForker]:
-    made = WorkerForker()
+def forker() -> Iterator[ProcessForker]:
+    made = ProcessForker()
     yield made
     made.close()
 
 
 @pytest.fixture
-def fleet(forker: WorkerForker) -> Iterator[Fleet]:
+def fleet(forker: ProcessForker) -> Iterator[Fleet]:
     made = Fleet(forker)
     yield made
     made.close()
 
 
 @pytest.fixture
-def proxies() -> Iterator["Proxies"]:
+def proxies() -> Iterator[Proxies]:
     made = Proxies()
     yield made
     made.close()
-
-
-class Proxies:
-    """The proxies of one test."""
-
-    def __init__(self) -> None:
-        self._made: list[TcpProxy] = []
-
-    def before(self, target: str) -> TcpProxy:
-        """Returns a new proxy that forwards to a server."""
-        self._made.append(TcpProxy(target))
-        return self._made[-1]
-
-    def close(self) -> None:
-        for proxy in self._made:
-            proxy.close()
 
 
 @pytest.fixture

@@ -45,6 +45,11 @@ def model_of(x):
     return np.arange(MODEL.shape[0], dtype=np.float32) * x
 
 
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def difference(x, y):
+    return x - y
+
+
 @fedstack.python_computation([np.int32], np.int32)
 def fail(x):
     raise ZeroDivisionError(f"by {x}")

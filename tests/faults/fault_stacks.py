@@ -28,14 +28,14 @@ def stub_to(target: str, control_seconds: float = 5.0, **options: Any) -> Execut
 
 @contextlib.contextmanager
 def context_over(
-    targets: Sequence[str],
+    targets: Sequence[str | ExecutorStub],
     *,
     control_seconds: float = 5.0,
     retry_policy: fedstack.RetryPolicy | None = None,
     **options: Any,
 ) -> Iterator[SyncExecutionContext]:
-    """Runs computations of the block over workers."""
-    stubs = [stub_to(target, control_seconds) for target in targets]
+    """Runs computations of the block over workers, which are given by their addresses or by stubs."""
+    stubs = [stub_to(target, control_seconds) if isinstance(target, str) else target for target in targets]
     factory = fedstack.remote_executor_factory(stubs, **options)
     context = SyncExecutionContext(factory, retry_policy=retry_policy)
     try:
@@ -47,10 +47,10 @@ def context_over(
 
 @contextlib.contextmanager
 def executor_at(
-    target: str, clients: int = 0, control_seconds: float = 5.0, **options: Any
+    target: str, clients: int = 0, control_seconds: float = 5.0, *, extensions: bool = True, **options: Any
 ) -> Iterator[RemoteExecutor]:
     """Yields a remote executor; it and its connection are closed after the block."""
-    stub = stub_to(target, control_seconds)
+    stub = stub_to(target, control_seconds, extensions=extensions)
     executor = RemoteExecutor(stub, **options)
     executor.set_cardinalities({CLIENTS: clients})
     try:

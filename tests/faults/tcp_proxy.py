@@ -48,7 +48,7 @@ class TcpProxy:
         self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def hold_after(self, direction: Direction, count: int) -> threading.Event:
-        """Lets so many more bytes pass in a direction and then none; the event is set when they have passed."""
+        """Lets so many more bytes pass in a direction; the event is set when another one has to wait."""
         lane = self._lanes[direction]
         lane.reached.clear()
 
@@ -123,8 +123,8 @@ class TcpProxy:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-        except OSError:
-            pass  # the server is gone, and so is the connection to it
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is gone, and so is the connection to it; or the test has ended
         finally:
             self._tasks.discard(task)
             for stream in (writer, beyond):
@@ -133,20 +133,19 @@ class TcpProxy:
                     stream.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lane: _Lane) -> None:
-        while True:
-            await lane.open.wait()
-            room = _CHUNK if lane.limit is None else min(_CHUNK, lane.limit - lane.bytes)
-            if room <= 0:
-                lane.open.clear()
-                lane.reached.set()
-                continue
-            content = await reader.read(room)
-            if not content:
-                return
-            lane.bytes += len(content)
-            if not lane.swallows:
-                writer.write(content)
-                await writer.drain()
+        while content := await reader.read(_CHUNK):
+            while content:
+                await lane.open.wait()
+                room = len(content) if lane.limit is None else lane.limit - lane.bytes
+                if room <= 0:
+                    lane.open.clear()
+                    lane.reached.set()
+                    continue
+                part, content = content[:room], content[room:]
+                lane.bytes += len(part)
+                if not lane.swallows:
+                    writer.write(part)
+                    await writer.drain()
 
     def _call(self, work: Callable[[], None]) -> None:
         async def call() -> None:
@@ -169,3 +168,19 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WALL)
         self._loop.close()
+
+
+class Proxies:
+    """The proxies of one test."""
+
+    def __init__(self) -> None:
+        self._made: list[TcpProxy] = []
+
+    def before(self, target: str) -> TcpProxy:
+        """Returns a new proxy that forwards to a server."""
+        self._made.append(TcpProxy(target))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for proxy in self._made:
+            proxy.close()

@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from conftest import Proxies
 from fault_leaves import MODEL, doubled_sum, mean_length, mean_visit, mean_wobble, models
 from fault_stacks import Background, Door, context_over, eventually, locally, status_of
-from worker_processes import Fleet, WorkerProcess, command_line_worker
+from processes import Fleet, WorkerProcess, command_line_worker
+from tcp_proxy import Proxies
 
 import fedstack
 from fedstack.errors import NoWorkersError, RetryLimitError, WorkerUnavailableError
@@ -174,9 +174,9 @@ def test_a_worker_that_was_frozen_is_used_again_when_it_thaws(fleet: Fleet, door
 
 
 def test_a_worker_that_fedstack_serve_runs_may_be_killed_like_any_other(door: Door, caplog) -> None:
-    with command_line_worker() as lost, command_line_worker() as left:
+    with command_line_worker() as (lost, lost_target), command_line_worker() as (left, left_target):
         arguments = [(door.port, number) for number in NUMBERS[:4]]
-        with context_over([lost.target, left.target]):  # type: ignore[attr-defined]
+        with context_over([lost_target, left_target]):
             running = Background(lambda: mean_visit(arguments))
             door.wait_for(running, lost.pid, left.pid)
             lost.kill()

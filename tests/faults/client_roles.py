@@ -1,0 +1,71 @@
+"""What clients in processes of their own do, before a test does something to them."""
+
+import asyncio
+import json
+import os
+import socket
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+from fault_leaves import FLOATS, mean_wobble, visit
+
+import fedstack
+from fedstack.computations.language import CLIENTS
+from fedstack.executors import RemoteExecutor
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.targets import parse_target
+
+
+async def open_executor(target: str) -> RemoteExecutor:
+    executor = RemoteExecutor(ExecutorStub(GrpcConnection(parse_target(target))))
+    executor.set_cardinalities({CLIENTS: 0})
+    return executor
+
+
+def tell(lifeline: socket.socket, what: object) -> None:
+    lifeline.sendall(json.dumps({"told": what}).encode() + b"\n")
+
+
+def compute_for_ever(lifeline: socket.socket, target: str, port: int) -> None:
+    """Puts values on a worker and waits there for a function that waits at a door."""
+
+    async def work() -> None:
+        executor = await open_executor(target)
+        held: list[Any] = [await executor.create_value(np.ones(100_000, np.float32), FLOATS) for _ in range(5)]
+        function = await executor.create_value(visit)
+        pair = fl.StructType([np.int32, np.float32])
+        held.append(await executor.create_value((port, 1.0), pair))
+        await (await executor.create_call(function, held[-1])).compute()
+
+    asyncio.run(work())
+
+
+def pause(lifeline: socket.socket, target: str) -> str:
+    """Puts a value on a worker; when told to go on, says what has become of it."""
+
+    async def work() -> str:
+        executor = await open_executor(target)
+        value = await executor.create_value(np.ones(100_000, np.float32), FLOATS)
+        tell(lifeline, "there")
+        lifeline.recv(1)
+        try:
+            await value.compute()
+        except fedstack.FedstackError as error:
+            outcome = type(error).__name__
+        else:
+            return "still there"
+        again = await executor.create_value(np.float32(2), np.float32)
+        return f"{outcome}, and then {await again.compute()}"
+
+    return asyncio.run(work())
+
+
+def run_rounds(lifeline: socket.socket, target: str) -> None:
+    """Runs rounds until it is killed."""
+    context = fedstack.create_sync_remote_execution_context(target)
+    with fedstack.use_context(context):
+        while os.getppid():
+            mean_wobble([0.1, 0.2, 0.3])
+            tell(lifeline, "round")

@@ -1,0 +1,161 @@
+"""Workers and clients in processes of their own, which a test can kill, stop, wake and start again."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+WALL = 30.0
+_FORKER = Path(__file__).with_name("process_forker.py")
+
+
+class Process:
+    """A process that the test can kill, stop and wake.
+
+    Attributes:
+      pid: Its id.
+    """
+
+    def __init__(self, lifeline: socket.socket) -> None:
+        self._lifeline = lifeline
+        self._file = lifeline.makefile()
+        self._dead = False
+        self.said = self.listen()
+        self.pid: int = self.said["pid"]
+
+    def listen(self) -> dict[str, Any]:
+        """Returns the next that it says."""
+        line = self._file.readline()
+        assert line, "the process has ended"
+        said: dict[str, Any] = json.loads(line)
+        assert "error" not in said, said["error"]
+        return said
+
+    def nod(self) -> None:
+        """Lets a process go on that waits for it."""
+        self._lifeline.sendall(b"!")
+
+    def kill(self) -> None:
+        """Returns when it is dead."""
+        if not self._dead:
+            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ConnectionResetError):
+                while self._lifeline.recv(1000):
+                    pass
+            self._dead = True
+
+    def stop(self) -> None:
+        """It gets no time any more, as if its machine had frozen; its connections stay."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        self._file.close()
+        self._lifeline.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.said}>"
+
+
+class WorkerProcess(Process):
+    """A worker.
+
+    Attributes:
+      target: Its address.
+    """
+
+    def __init__(self, lifeline: socket.socket) -> None:
+        super().__init__(lifeline)
+        self.target: str = self.said["target"]
+
+    @property
+    def port(self) -> int:
+        return int(self.target.rpartition(":")[2])
+
+
+class ProcessForker:
+    """Starts processes quickly."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(_FORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def start(self, **options: Any) -> socket.socket:
+        """Starts a process and returns its lifeline."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(WALL)
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({**options, "lifeline": listener.getsockname()[1]}) + "\n")
+            self._process.stdin.flush()
+            lifeline, _ = listener.accept()
+        lifeline.settimeout(WALL)
+        return lifeline
+
+    def close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        self._process.wait(WALL)
+
+
+class Fleet:
+    """The workers and clients of one test."""
+
+    def __init__(self, forker: ProcessForker) -> None:
+        self._forker = forker
+        self._processes: list[Process] = []
+
+    def start(self, port: int = 0, *, extensions: bool = True, **limits: Any) -> WorkerProcess:
+        """Starts a worker, which can be dialled.
+
+        Args:
+          port: Where it listens; 0 for anywhere.
+          extensions: Whether it has more than the plain executor service.
+          **limits: As of `ServiceLimits`; a heartbeat comes four times a second unless they say otherwise.
+        """
+        limits = {"heartbeat_seconds": 0.25, **limits}
+        worker = WorkerProcess(self._forker.start(role="worker", port=port, extensions=extensions, limits=limits))
+        self._processes.append(worker)
+        return worker
+
+    def restart(self, worker: WorkerProcess, **options: Any) -> WorkerProcess:
+        """Kills a worker and starts another one at its address."""
+        worker.kill()
+        return self.start(worker.port, **options)
+
+    def start_client(self, role: str, **options: Any) -> Process:
+        """Starts a client; `client_roles` has the roles."""
+        self._processes.append(Process(self._forker.start(role=role, **options)))
+        return self._processes[-1]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+
+@contextlib.contextmanager
+def command_line_worker(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Runs `fedstack serve` as users do, until the block is left; yields the process and its address."""
+    command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", "--allow-module", "fault_leaves", *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert " serving on " in line, line
+            yield process, line.split(" serving on ")[1].split(" (")[0]
+        finally:
+            process.kill()

@@ -1,0 +1,190 @@
+"""What becomes of a client's session: when the table is full, when its client is slow, when its client is gone."""
+
+import asyncio
+import time
+
+import federated_language as fl
+import numpy as np
+import pytest
+from fault_leaves import FLOATS, double, doubled_sum
+from fault_stacks import Background, Door, context_over, eventually, executor_at, status_of, stub_to
+from processes import WALL, Fleet
+
+from fedstack.errors import DeadlineExceededError, RemoteError, ResourceLimitError, StaleSessionError
+from fedstack.executors import RemoteExecutor
+from fedstack.proto import executor_pb2, extensions_pb2
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.io_loop import io_loop
+from fedstack.transport.packing import Packer, Unpacker
+
+INT = fl.TensorType(np.int32)
+
+
+async def test_one_more_session_than_there_is_room_for_is_refused_until_another_ends(fleet: Fleet) -> None:
+    worker = fleet.start(max_sessions=2)
+    with executor_at(worker.target) as first, executor_at(worker.target) as late:
+        with executor_at(worker.target) as second:
+            values = [await executor.create_value(np.int32(7), np.int32) for executor in (first, second)]
+            with pytest.raises(ResourceLimitError, match="Expected at most 2 leases at a time"):
+                await late.create_value(np.int32(7), np.int32)
+            assert [await value.compute() for value in values] == [7, 7]
+            second.close()
+            await asyncio.to_thread(eventually, lambda: len(status_of(worker.target).session) == 1)
+            assert await (await late.create_value(np.int32(8), np.int32)).compute() == 8
+
+
+def test_a_context_does_not_try_again_where_there_is_no_room(fleet: Fleet, caplog) -> None:
+    worker = fleet.start(max_sessions=1)
+    with context_over([worker.target]):
+        assert doubled_sum([1]) == 2
+        with pytest.raises(ResourceLimitError, match="Expected at most 1 leases"):
+            doubled_sum([1, 2])  # another number of clients, and so another session
+        assert doubled_sum([3]) == 6
+    assert caplog.records == []
+
+
+def test_a_full_table_has_room_again_when_the_lease_of_a_dead_client_has_run_out(fleet: Fleet, door: Door) -> None:
+    worker = fleet.start(max_sessions=1, lease_seconds=1.0)
+    client = fleet.start_client("compute_for_ever", target=worker.target, port=door.port)
+    eventually(lambda: client.pid and door.visitors)
+    client.kill()
+    with context_over([worker.target]):
+        eventually(lambda: _has_room(), 10)
+
+
+def _has_room() -> bool:
+    try:
+        return doubled_sum([1, 2]) == 6
+    except ResourceLimitError:
+        return False
+
+
+def test_the_work_of_a_client_that_is_killed_is_cancelled_and_its_values_are_freed(fleet: Fleet, door: Door) -> None:
+    worker = fleet.start(lease_seconds=2.0)
+    client = fleet.start_client("compute_for_ever", target=worker.target, port=door.port)
+    eventually(lambda: door.visitors)
+    status = status_of(worker.target)
+    assert status.values >= 7
+    assert status.bytes > 5 * 400_000
+    assert status.running == 1
+    client.kill()
+    killed = time.monotonic()
+    eventually(lambda: status_of(worker.target).running == 0, 1.5)  # the connection tells, long before the lease
+    eventually(lambda: not status_of(worker.target).session, killed + 4 - time.monotonic())
+    after = status_of(worker.target)
+    assert (after.values, after.bytes) == (0, 0)
+
+
+def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gone(fleet: Fleet) -> None:
+    worker = fleet.start(lease_seconds=1.0)
+    client = fleet.start_client("pause", target=worker.target)
+    assert client.listen() == {"told": "there"}
+    assert len(status_of(worker.target).session) == 1
+    client.stop()
+    eventually(lambda: not status_of(worker.target).session, 5)
+    assert status_of(worker.target).bytes == 0
+    client.wake()
+    client.nod()
+    assert client.listen() == {"answer": "StaleSessionError, and then 2.0"}
+
+
+def test_a_client_that_is_only_quiet_keeps_its_session(fleet: Fleet) -> None:
+    worker = fleet.start(lease_seconds=1.0)
+    client = fleet.start_client("pause", target=worker.target)
+    assert client.listen() == {"told": "there"}
+    until = time.monotonic() + 2.5
+    eventually(lambda: not status_of(worker.target).session or time.monotonic() > until)
+    client.nod()
+    assert client.listen() == {"answer": "still there"}
+
+
+def test_work_that_takes_longer_than_the_lease_keeps_the_session(fleet: Fleet, door: Door) -> None:
+    """A client whose own renewals do not get through has a sign of life in the work that it waits for."""
+    worker = fleet.start(lease_seconds=0.5)
+    client = fleet.start_client("compute_for_ever", target=worker.target, port=door.port)
+    eventually(lambda: door.visitors)
+    until = time.monotonic() + 1.5
+    eventually(lambda: not status_of(worker.target).running or time.monotonic() > until)
+    assert status_of(worker.target).running == 1
+    door.open()
+    assert client.listen() == {"answer": None}
+
+
+async def test_a_deadline_ends_a_call_to_a_worker_that_is_frozen(fleet: Fleet) -> None:
+    worker = fleet.start()
+    with executor_at(worker.target, control_seconds=0.5) as executor:
+        value = await executor.create_value(np.int32(1), np.int32)
+        assert await value.compute() == 1
+        worker.stop()
+        begun = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match=worker.target):
+            await asyncio.wait_for(executor.create_value(double), WALL)
+        assert time.monotonic() - begun < 5
+        worker.wake()
+        assert await value.compute() == 1
+
+
+async def test_two_clients_of_one_service_do_not_see_each_others_values(fleet: Fleet) -> None:
+    worker = fleet.start()
+    stub = stub_to(worker.target)
+
+    async def open_session() -> executor_pb2.ExecutorId:
+        return (await io_loop.run(stub.open_session(extensions_pb2.OpenSessionRequest(lease_seconds=60)))).executor
+
+    async def create(session: executor_pb2.ExecutorId, value_id: str, number: int) -> None:
+        creation = extensions_pb2.CreateRequest.Creation(id=value_id)
+        creation.value.type.CopyFrom(INT.to_proto())
+        Packer().pack(creation.value.value, np.int32(number), INT)
+        await io_loop.run(stub.create(extensions_pb2.CreateRequest(executor=session, creation=[creation])))
+
+    async def compute(session: executor_pb2.ExecutorId, value_id: str) -> object:
+        ref = executor_pb2.ValueRef(id=value_id)
+        request = extensions_pb2.ComputeNowRequest(executor=session, value_ref=ref, wait_seconds=1, max_bytes=1000)
+        response = await io_loop.run(stub.compute_now(request))
+        return Unpacker(max_bytes=0).unpack(response.value, INT)
+
+    first, second = await open_session(), await open_session()
+    assert first.id != second.id
+    await create(first, "mine", 1)
+    await create(second, "mine", 2)
+    await create(first, "only here", 3)
+    assert (await compute(first, "mine"), await compute(second, "mine")) == (1, 2)
+    with pytest.raises(RemoteError, match="Expected the id of a value in session") as caught:
+        await compute(second, "only here")
+    assert caught.value.code == "NOT_FOUND"
+    # What one disposes of, the other keeps; and what the status shows of a session is not enough to use it.
+    await io_loop.run(stub.dispose(executor_pb2.DisposeRequest(executor=first, value_ref=[{"id": "mine"}])))
+    assert await compute(second, "mine") == 2
+    shown = [session.id for session in (await io_loop.run(stub.get_status())).session]
+    assert sorted(shown) == sorted([first.id[:8], second.id[:8]])
+    with pytest.raises(StaleSessionError):
+        await compute(executor_pb2.ExecutorId(id=shown[0]), "mine")
+    await io_loop.run(stub.dispose_executor(executor_pb2.DisposeExecutorRequest(executor=first)))
+    assert await compute(second, "mine") == 2
+    await io_loop.run(stub.close())
+
+
+async def test_a_value_of_one_executor_is_refused_by_another_one_at_the_same_worker(fleet: Fleet) -> None:
+    worker = fleet.start()
+    with executor_at(worker.target) as one, executor_at(worker.target) as other:
+        values = [await executor.create_value(np.ones(5, np.float32), FLOATS) for executor in (one, other)]
+        assert values[0].id != values[1].id
+        with pytest.raises(TypeError, match="found one of"):
+            await one.create_struct(values)
+        one.close()
+        assert (await values[1].compute()).tolist() == [1.0] * 5
+
+
+def test_an_executor_that_nobody_refers_to_any_more_gives_up_its_session(fleet: Fleet) -> None:
+    worker = fleet.start()
+    stub = stub_to(worker.target)
+    Background(lambda: asyncio.run(_put(stub))).result()
+    assert len(status_of(worker.target).session) == 1
+    eventually(lambda: not status_of(worker.target).session, 5)
+    io_loop.run_sync(stub.close(), WALL)
+
+
+async def _put(stub: ExecutorStub) -> None:
+    executor = RemoteExecutor(stub)
+    executor.set_cardinalities({})
+    await executor.create_value(np.zeros(100_000, np.float32), FLOATS)
