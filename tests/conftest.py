@@ -5,6 +5,11 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 """
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is slow; no test depends on speed.
+settings.register_profile("fedstack", deadline=None)
+settings.load_profile("fedstack")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -103,6 +103,16 @@ def array_to_proto(
     return proto
 
 
+def array_to_literal(payload: object, dtype: np.dtype[Any], shape: Shape = None) -> array_pb2.Array:
+    """Encodes a scalar or an array for a literal: with a list field always, the only one that is read there.
+
+    Args and errors are those of `array_to_proto`.
+    """
+    proto = array_pb2.Array()
+    write_array(proto, payload, dtype, shape, path="the literal", as_list=True)
+    return proto
+
+
 def write_array(
     proto: array_pb2.Array,
     payload: object,
@@ -110,10 +120,11 @@ def write_array(
     shape: Shape = None,
     *,
     path: str = "value",
+    as_list: bool = False,
 ) -> None:
     """Encodes a scalar or an array into an empty message, so that a message around it need not copy the bytes.
 
-    Args and errors are those of `array_to_proto`.
+    Args and errors are those of `array_to_proto`; `as_list` asks for a list field whatever the shape.
     """
     encoding = _encoding_of(dtype, path)
     if encoding is _STRING:
@@ -126,9 +137,10 @@ def write_array(
         raise _mismatch(encoding.dtype, shape, payload, path, "give it the shape of its type")
     proto.dtype = encoding.number
     proto.shape.dim.extend(array.shape)
-    if array.ndim == 0:
-        words = _view(np.atleast_1d(array), encoding.word)
+    if array.ndim == 0 or as_list:
+        words = _view(np.ascontiguousarray(array).reshape(-1), encoding.word)
         _list_of(proto, encoding.list_field).extend(words.tolist())
+        getattr(proto, encoding.list_field).SetInParent()  # or an array without elements would have no list at all
     else:
         proto.content = _little_endian(array).tobytes()
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.arrays import array_from_proto, array_to_proto
+from fedstack.computations.arrays import array_from_proto, array_to_literal, array_to_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 
 NUMERIC = [
@@ -94,6 +94,18 @@ def test_array_to_proto_writes_lists_for_scalars_and_strings_and_content_for_the
     is_list = not shape or dtype is np.str_
     assert (proto.WhichOneof("kind") is not None) == is_list
     assert proto.HasField("content") != is_list
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@given(shape=dims, data=st.data())
+def test_a_literal_is_a_list_that_the_language_reads(dtype, shape, data):
+    payload = make(dtype, shape, data)
+    proto = reparse(array_to_literal(payload, np.dtype(dtype), shape))
+    assert proto.WhichOneof("kind") is not None
+    assert not proto.HasField("content")
+    assert_same(array_from_proto(proto), payload, bits=False)
+    with np.errstate(invalid="ignore"):  # bfloat16 signals where it meets a signalling NaN
+        assert_same(federated_language.array_from_proto(proto), payload, bits=False)
 
 
 def test_array_to_proto_writes_c_order_whatever_the_order_in_memory():

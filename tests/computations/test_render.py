@@ -100,6 +100,18 @@ def test_a_rendered_plan_can_be_printed_and_parsed_by_the_language():
     assert "federated_zip_at_clients" in block.compact_representation()
 
 
+def test_constants_of_a_rendered_plan_can_be_parsed_by_the_language():
+    @fl.federated_computation()
+    def constants():
+        return fl.federated_value([np.array([[1, 2]], np.int16), "text", np.zeros(0, np.float32)], fl.SERVER)
+
+    rendered = fl.framework.ConcreteComputation.from_proto(render(trace(constants.to_proto())))
+    assert "federated_value_at_server" in rendered.to_building_block().compact_representation()
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        matrix, text, nothing = rendered()
+    assert (matrix.dtype, matrix.tolist(), text, nothing.shape) == (np.int16, [[1, 2]], b"text", (0,))
+
+
 def test_a_plan_of_many_operations_stays_flat():
     @fl.federated_computation(INTS)
     def chain(xs):

@@ -1,0 +1,659 @@
+"""Peers of other makes are understood: their bytes, and what they make of ours."""
+
+import struct
+
+import federated_language as fl
+import foreign_bytes as fb
+import numpy as np
+import pytest
+from federated_language.common_libs.structure import Struct
+from foreign_bytes import CLIENTS, FLOAT, INT32, SERVER, STRING, array, federated, listed, message, raw
+
+import fedstack
+from fedstack.computations.arrays import array_from_proto
+from fedstack.computations.carriers import CarrierPolicy
+from fedstack.errors import FedstackError, TypeMismatchError
+from fedstack.executors import RemoteExecutor
+from fedstack.proto import executor_pb2
+from fedstack.service.executor_service import ExecutorService
+from fedstack.service.limits import ServiceLimits
+from fedstack.testing.computation_builder import as_expression
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.executor_stub import EXECUTOR_GROUP, ExecutorStub
+from fedstack.transport.methods import UnaryMethod
+from fedstack.transport.status import Code, code_of
+
+INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
+FLOAT_TYPE, INT_TYPE = fb.tensor_type(FLOAT), fb.tensor_type(INT32)
+
+
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def subtract(x, y):
+    return x - y
+
+
+@fedstack.python_computation([fl.StructType([("x", F32), ("y", F32)])], np.float32)
+def subtract_named(pair):
+    return pair.x - pair.y
+
+
+@fedstack.python_computation([(np.float32, [None])], np.float32)
+def norm(x):
+    return np.float32(np.abs(x).sum())
+
+
+@fedstack.python_computation([np.float32], np.float32)
+def broken(x):
+    raise ValueError("no luck")
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def mean(values):
+    return fl.federated_mean(values)
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS), fl.FederatedType(np.float32, fl.SERVER))
+def differences(x, y):
+    return fl.federated_map(subtract, (x, fl.federated_broadcast(y)))
+
+
+@fl.federated_computation(fl.SequenceType([("b", F32), ("a", F32)]))
+def of_elements(sequence):
+    return fl.sequence_reduce(
+        sequence,
+        np.float32(0),
+        fl.federated_computation(
+            lambda total, e: subtract(subtract(total, e.b), e.a), [F32, fl.StructType([("b", F32), ("a", F32)])]
+        ),
+    )
+
+
+class Peer:
+    """A client that knows nothing but bytes."""
+
+    def __init__(self, service):
+        self._methods = service.methods[EXECUTOR_GROUP]
+        self.executor = b""
+
+    async def call(self, method, request):
+        """Returns the fields of the answer by number; all of them are bytes."""
+        return parsed(await self._methods[method].handle(request))
+
+    async def open(self, clients=3):
+        answer = await self.call("GetExecutor", fb.get_executor(clients=clients))
+        self.executor = parsed(answer[1])[1]
+
+    async def ref(self, method, request):
+        return parsed((await self.call(method, request))[1])[1]
+
+    async def value(self, value):
+        return await self.ref("CreateValue", fb.create_value(self.executor, value))
+
+    async def function(self, computation):
+        # What the language's own messages look like is not in question here.
+        return await self.value(message(2, as_expression(computation).proto.SerializeToString()))
+
+    async def called(self, function, argument=None):
+        return await self.ref("CreateCall", fb.create_call(self.executor, function, argument))
+
+    async def struct(self, *members):
+        return await self.ref("CreateStruct", fb.create_struct(self.executor, *members))
+
+    async def selected(self, source, index):
+        return await self.ref("CreateSelection", fb.create_selection(self.executor, source, index))
+
+    async def compute(self, value):
+        """Returns the bytes of the value."""
+        return (await self.call("Compute", fb.compute(self.executor, value))).get(1, b"")
+
+
+def parsed(content):
+    """Reads fields that are all messages or bytes."""
+    found = {}
+    while content:
+        tag, content = read_varint(content)
+        assert tag & 7 == 2
+        size, content = read_varint(content)
+        found[tag >> 3], content = content[:size], content[size:]
+    return found
+
+
+def read_varint(content):
+    value = 0
+    for index, byte in enumerate(content):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, content[index + 1 :]
+    raise AssertionError("no number")
+
+
+@pytest.fixture
+async def service():
+    made = ExecutorService(fedstack.local_executor_factory(), policy=CarrierPolicy(modules=["*"]))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def peer(service):
+    made = Peer(service)
+    await made.open()
+    return made
+
+
+def f32(*values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def scalar(value):
+    return array(listed(FLOAT, [value]))
+
+
+# What TFF 0.87.0 and its successors send.
+
+
+async def test_the_mean_of_clients_is_what_the_old_client_gets(peer):
+    """The six calls of TFF 0.87.0, argument first."""
+    values = federated(CLIENTS, *(scalar(k) for k in (1, 2, 6)), member=FLOAT_TYPE)
+    argument = await peer.value(values)
+    function = await peer.function(mean)
+    result = await peer.compute(await peer.called(function, argument))
+    assert result == federated(SERVER, scalar(3), all_equal=True, member=FLOAT_TYPE)
+    assert await peer.call("DisposeExecutor", fb.dispose_executor(peer.executor)) == {}
+
+
+async def test_two_arguments_come_one_by_one_and_are_put_together(peer):
+    x = await peer.value(federated(CLIENTS, *(scalar(k) for k in (1, 2, 6)), member=FLOAT_TYPE))
+    y = await peer.value(federated(SERVER, scalar(2), all_equal=True, member=FLOAT_TYPE))
+    function = await peer.function(differences)
+    for names in [(b"x", b"y"), (b"", b""), (b"p", b"q")]:
+        argument = await peer.struct(*zip(names, (x, y), strict=True))
+        result = await peer.compute(await peer.called(function, argument))
+        assert result == federated(CLIENTS, scalar(-1), scalar(0), scalar(4), member=FLOAT_TYPE)
+
+
+@pytest.mark.parametrize("uri", [CLIENTS, SERVER])
+async def test_a_federated_value_need_not_tell_its_member_type(peer, uri):
+    values = [scalar(7)] * (3 if uri == CLIENTS else 1)
+    value = await peer.value(federated(uri, *values, all_equal=uri == SERVER))
+    assert await peer.compute(value) == federated(uri, *values, all_equal=uri == SERVER, member=FLOAT_TYPE)
+
+
+async def test_an_all_equal_value_of_clients_comes_once(peer):
+    value = await peer.value(federated(CLIENTS, scalar(7), all_equal=True))
+    assert await peer.compute(value) == federated(CLIENTS, scalar(7), all_equal=True, member=FLOAT_TYPE)
+    result = await peer.compute(await peer.called(await peer.function(mean), value))
+    assert result == federated(SERVER, scalar(7), all_equal=True, member=FLOAT_TYPE)
+
+
+ENCODINGS = {
+    "int32, listed": (listed(INT32, [1, -2 % 2**64], [2]), np.array([1, -2], np.int32)),
+    "int32, raw": (raw(INT32, struct.pack("<2i", 1, -2), [2]), np.array([1, -2], np.int32)),
+    "int32 scalar, raw": (raw(INT32, struct.pack("<i", 5), []), np.int32(5)),
+    "float, listed": (listed(FLOAT, [0.5], []), np.float32(0.5)),
+    "matrix, listed": (listed(FLOAT, [1, 2, 3, 4, 5, 6], [2, 3]), np.arange(1, 7, dtype=np.float32).reshape(2, 3)),
+    "matrix, raw": (raw(FLOAT, f32(1, 2, 3, 4, 5, 6), [2, 3]), np.arange(1, 7, dtype=np.float32).reshape(2, 3)),
+    "none, listed": (listed(FLOAT, [], [0]), np.zeros(0, np.float32)),
+    "none, raw": (raw(FLOAT, b"", [0]), np.zeros(0, np.float32)),
+    "double": (listed(fb.DOUBLE, [0.1], []), np.float64(0.1)),
+    "bool": (listed(fb.BOOL, [1, 0], [2]), np.array([True, False])),
+    "half": (listed(fb.HALF, [0x4000], []), np.float16(2)),
+    "complex": (listed(fb.COMPLEX64, [1, 2], []), np.complex64(1 + 2j)),
+    "strings": (listed(STRING, [b"a\0", b"\xff"], [2]), np.array([b"a\0", b"\xff"], np.object_)),
+    "string": (listed(STRING, [b"a\0"], []), b"a\0"),
+    "int64": (listed(fb.INT64, [2**63], []), np.int64(-(2**63))),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+async def test_arrays_are_read_in_both_encodings_and_written_in_the_one_that_all_read(peer, name):
+    content, payload = ENCODINGS[name]
+    answer = executor_pb2.Value.FromString(await peer.compute(await peer.value(array(content)))).array
+    is_listed = np.ndim(payload) == 0 or payload.dtype == np.object_
+    assert answer.HasField("content") != is_listed
+    assert bool(answer.WhichOneof("kind")) == is_listed
+    found = array_from_proto(answer)
+    assert np.array_equal(found, payload)
+    assert np.shape(found) == np.shape(payload)
+
+
+async def test_floats_that_are_not_packed_are_read_too(peer):
+    one_by_one = b"".join(fb.varint(1 << 3 | 5) + f32(k) for k in (1, 2))
+    content = fb.number(1, FLOAT) + fb.shape([2]) + message(fb.LISTS[FLOAT], one_by_one)
+    assert await peer.compute(await peer.value(array(content))) == array(raw(FLOAT, f32(1, 2), [2]))
+
+
+async def test_a_literal_is_a_value(peer):
+    """Also as an argument, and inside of a struct."""
+    value = await peer.value(fb.literal(FLOAT_TYPE, listed(FLOAT, [5])))
+    assert await peer.compute(value) == scalar(5)
+    vector = await peer.value(fb.literal(fb.tensor_type(FLOAT, [2]), listed(FLOAT, [1, -2], [2])))
+    assert await peer.compute(await peer.called(await peer.function(norm), vector)) == scalar(3)
+    both = await peer.value(fb.struct_of((b"x", fb.literal(FLOAT_TYPE, listed(FLOAT, [5]))), (b"y", scalar(2))))
+    assert await peer.compute(await peer.called(await peer.function(subtract_named), both)) == scalar(3)
+
+
+async def test_structs_are_matched_by_position_where_names_are_missing(peer):
+    function = await peer.function(subtract_named)
+    for names in [(b"x", b"y"), (b"", b"")]:
+        value = await peer.value(fb.struct_of(*zip(names, (scalar(5), scalar(2)), strict=True)))
+        assert await peer.compute(await peer.called(function, value)) == scalar(3)
+
+
+async def test_structs_nest_and_members_are_selected(peer):
+    inner = fb.struct_of((b"b", scalar(1)), (b"a", array(listed(STRING, [b"s"]))))
+    value = await peer.value(fb.struct_of(inner, scalar(2)))
+    member = await peer.selected(await peer.selected(value, 0), 1)
+    assert await peer.compute(member) == array(listed(STRING, [b"s"]))
+
+
+async def test_a_function_in_a_struct_can_be_called(peer):
+    function = message(2, as_expression(subtract).proto.SerializeToString())
+    value = await peer.value(fb.struct_of((b"f", function), (b"argument", fb.struct_of(scalar(5), scalar(2)))))
+    called = await peer.called(await peer.selected(value, 0), await peer.selected(value, 1))
+    assert await peer.compute(called) == scalar(3)
+
+
+async def test_an_intrinsic_is_called_with_what_other_calls_made(peer):
+    clients = message(7, fb.placement(CLIENTS, False, FLOAT_TYPE))
+    signature = fb.function_type(FLOAT_TYPE, FLOAT_TYPE)
+    of_map = fb.function_type(fb.struct_type((b"", signature), (b"", clients)), clients)
+    mapping = await peer.value(message(2, fb.computation(of_map, 3, message(1, b"federated_map"))))
+    body = fb.computation(FLOAT_TYPE, 6, message(1, b"x"))
+    same = fb.computation(signature, 4, message(1, b"x") + message(2, body))
+    function = await peer.value(message(2, same))
+    values = await peer.value(federated(CLIENTS, *(scalar(k) for k in (1, 2, 3)), member=FLOAT_TYPE))
+    argument = await peer.struct((b"", function), (b"", values))
+    result = await peer.compute(await peer.called(mapping, argument))
+    assert result == federated(CLIENTS, *(scalar(k) for k in (1, 2, 3)), member=FLOAT_TYPE)
+
+
+ELEMENTS = [[listed(FLOAT, [k]), listed(FLOAT, [10 * k])] for k in (1, 2)]
+PAIR_TYPE = fb.struct_type((b"b", FLOAT_TYPE), (b"a", FLOAT_TYPE))
+
+
+@pytest.mark.parametrize("element_type", [PAIR_TYPE, None], ids=["typed", "untyped"])
+async def test_sequences_come_element_by_element_in_the_order_of_the_type(peer, element_type):
+    value = await peer.value(fb.sequence(*ELEMENTS, element_type=element_type))
+    assert await peer.compute(await peer.called(await peer.function(of_elements), value)) == scalar(-33)
+
+
+async def test_a_short_last_batch_is_an_element_like_the_others(peer):
+    batches = [[raw(FLOAT, f32(1, 2), [2])], [raw(FLOAT, f32(3), [1])]]
+    for element_type in (fb.tensor_type(FLOAT, [-1 % 2**64]), None):
+        value = await peer.value(fb.sequence(*batches, element_type=element_type))
+        answer = executor_pb2.Value.FromString(await peer.compute(value)).sequence
+        assert [list(array_from_proto(e.flat_value[0])) for e in answer.element] == [[1, 2], [3]]
+
+
+async def test_an_empty_sequence_is_one_if_it_tells_its_type(peer):
+    value = await peer.value(fb.sequence(element_type=PAIR_TYPE))
+    assert await peer.compute(await peer.called(await peer.function(of_elements), value)) == scalar(0)
+    assert await status_of(peer.value(fb.sequence())) == (Code.INVALID_ARGUMENT, "send the type along")
+
+
+# With which status what is refused.
+
+
+async def status_of(call):
+    """Returns the code of a call that fails, and what its message says at the end."""
+    with pytest.raises(FedstackError) as caught:
+        await call
+    return code_of(caught.value), str(caught.value).rpartition("; ")[2]
+
+
+DATASETS = {
+    "zipped saved model": message(4, message(1, b"PK\3\4")),
+    "graph": message(4, message(2, PAIR_TYPE) + message(3, b"\x0a\x10graph of a dataset")),
+    "graph without a type": message(4, message(3, b"\x0a\x10graph of a dataset")),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+async def test_a_dataset_that_only_tensorflow_can_run_is_refused_by_name(peer, name):
+    code, _ = await status_of(peer.value(DATASETS[name]))
+    assert code == Code.INVALID_ARGUMENT
+    if name == "graph":
+        with pytest.raises(
+            FedstackError, match="found a serialized dataset; .*; only TensorFlow can run it: materiali"
+        ):
+            await peer.value(DATASETS[name])
+    # Also as what one client has.
+    clients = federated(CLIENTS, *[DATASETS["graph"]] * 3, member=fb.sequence_type(PAIR_TYPE))
+    with pytest.raises(FedstackError, match="client 0; only TensorFlow can run it"):
+        await peer.value(clients)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_tensorflow_graph_is_refused_by_name(peer, inside):
+    graph = message(1, message(1, b"type.googleapis.com/tensorflow.GraphDef") + message(2, b"graph"))
+    leaf = fb.computation(fb.function_type(FLOAT_TYPE, FLOAT_TYPE), 2, graph)
+    if inside:
+        body = fb.computation(
+            FLOAT_TYPE, 7, message(1, leaf) + message(2, fb.computation(FLOAT_TYPE, 6, message(1, b"x")))
+        )
+        leaf = fb.computation(fb.function_type(FLOAT_TYPE, FLOAT_TYPE), 4, message(1, b"x") + message(2, body))
+    with pytest.raises(FedstackError, match="found a TensorFlow graph") as caught:
+        await peer.value(message(2, leaf))
+    assert code_of(caught.value) == Code.INVALID_ARGUMENT
+
+
+BAD_VALUES = {
+    "nothing": b"",
+    "an array of no dtype": array(fb.shape([])),
+    "an array of a dtype that nobody knows": array(fb.number(1, 999) + fb.shape([])),
+    "a list that is too short": array(listed(INT32, [1], [2])),
+    "a list that is too long": array(listed(INT32, [1, 2, 3], [2])),
+    "no list": array(fb.number(1, INT32) + fb.shape([2])),
+    "the list of another dtype": array(fb.number(1, FLOAT) + fb.shape([]) + message(6, fb.numbers(1, [1]))),
+    "content that is too short": array(raw(INT32, b"abc", [1])),
+    "a negative dimension": array(raw(INT32, b"", [-1])),
+    "huge dimensions": array(raw(INT32, b"", [2**40, 2**40])),
+    "strings as content": array(raw(STRING, b"abc", [3])),
+    "two clients of three": federated(CLIENTS, scalar(1), scalar(2), member=FLOAT_TYPE),
+    "four clients of three": federated(CLIENTS, *[scalar(1)] * 4, member=FLOAT_TYPE),
+    "two values that are one": federated(CLIENTS, scalar(1), scalar(2), all_equal=True),
+    "two values at the server": federated(SERVER, scalar(1), scalar(2)),
+    "no value and no type": federated(CLIENTS),
+    "a placement that nobody knows": federated(b"moon", scalar(1)),
+    "no placement": message(5, message(2, scalar(1))),
+    "another member than its type": federated(SERVER, scalar(1), member=INT_TYPE),
+    "placed in placed": federated(SERVER, federated(SERVER, scalar(1))),
+    "a name twice": fb.struct_of((b"a", scalar(1)), (b"a", scalar(2))),
+    "a name that is kept": fb.struct_of((b"_asdict", scalar(1))),
+    "elements of two types": fb.sequence([listed(FLOAT, [1])], [listed(INT32, [1])]),
+    "elements of two lengths": fb.sequence([listed(FLOAT, [1])], []),
+    "a computation of no kind": message(2, message(1, FLOAT_TYPE)),
+    "a computation of no type": message(2, message(14, message(1, listed(FLOAT, [1])))),
+    "a literal of another type": fb.literal(INT_TYPE, listed(FLOAT, [1])),
+    "an unbound name": message(2, fb.computation(FLOAT_TYPE, 6, message(1, b"x"))),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+async def test_what_is_no_value_is_an_invalid_argument(peer, service, name):
+    code, _ = await status_of(peer.value(BAD_VALUES[name]))
+    assert code == Code.INVALID_ARGUMENT
+    assert service.status().values == 0
+
+
+@pytest.mark.parametrize(
+    "cardinalities", [{"clients": -1}, {"moon": 1}, {"clients": 1, "": 1}], ids=["negative", "moon", "nowhere"]
+)
+async def test_cardinalities_that_cannot_be_are_an_invalid_argument(service, cardinalities):
+    code, _ = await status_of(Peer(service).call("GetExecutor", fb.get_executor(**cardinalities)))
+    assert code == Code.INVALID_ARGUMENT
+
+
+async def test_more_clients_and_sessions_than_allowed_exhaust_a_resource():
+    limits = ServiceLimits(max_clients=5, max_sessions=2)
+    service = ExecutorService(fedstack.local_executor_factory(), limits=limits)
+    peer = Peer(service)
+    assert (await status_of(peer.open(6)))[0] == Code.RESOURCE_EXHAUSTED
+    await peer.open(5)
+    await peer.open(0)
+    assert (await status_of(peer.open(1)))[0] == Code.RESOURCE_EXHAUSTED
+    assert len(service.status().session) == 2
+    await service.close()
+
+
+def calls_with(executor, value):
+    return {
+        "CreateValue": fb.create_value(executor, scalar(1)),
+        "CreateCall": fb.create_call(executor, value),
+        "CreateStruct": fb.create_struct(executor, (b"", value)),
+        "CreateSelection": fb.create_selection(executor, value, 0),
+        "Compute": fb.compute(executor, value),
+    }
+
+
+@pytest.mark.parametrize("executor", [b"", b"clients=3/21057/0", b"\xf0\x9f\x8c\x99" * 1000])
+@pytest.mark.parametrize("method", calls_with(b"", b""))
+async def test_an_executor_that_is_not_there_is_a_failed_precondition(peer, method, executor):
+    code, advice = await status_of(peer.call(method, calls_with(executor, b"0")[method]))
+    assert (code, advice) == (Code.FAILED_PRECONDITION, "create the executor again")
+
+
+async def test_letting_go_of_what_is_not_there_is_fine(peer):
+    for executor in (b"", b"clients=3/21057/0"):
+        assert await peer.call("Dispose", fb.dispose(executor, b"0", b"1")) == {}
+        assert await peer.call("DisposeExecutor", fb.dispose_executor(executor)) == {}
+    assert await peer.call("Dispose", b"") == {}
+    assert await peer.call("DisposeExecutor", b"") == {}
+
+
+async def test_an_executor_is_gone_when_it_has_been_let_go_of(peer, service):
+    value = await peer.value(scalar(1))
+    for _ in range(2):
+        assert await peer.call("DisposeExecutor", fb.dispose_executor(peer.executor)) == {}
+    assert (await status_of(peer.compute(value)))[0] == Code.FAILED_PRECONDITION
+    assert await peer.call("Dispose", fb.dispose(peer.executor, value)) == {}
+    assert len(service.status().session) == 0
+
+
+@pytest.mark.parametrize("method", [name for name in calls_with(b"", b"") if name != "CreateValue"])
+async def test_a_value_that_is_not_there_is_not_found(peer, method):
+    known = await peer.value(scalar(1))
+    await peer.call("Dispose", fb.dispose(peer.executor, known))
+    for value in (b"", b"0", known, b"x" * 1000):
+        code, _ = await status_of(peer.call(method, calls_with(peer.executor, value)[method]))
+        assert code == Code.NOT_FOUND
+
+
+async def test_an_argument_that_is_not_there_is_not_found(peer):
+    function = await peer.function(mean)
+    assert (await status_of(peer.called(function, b"0")))[0] == Code.NOT_FOUND
+
+
+async def test_of_values_to_let_go_of_those_that_are_there_go(peer, service):
+    one, other = await peer.value(scalar(1)), await peer.value(scalar(2))
+    code, _ = await status_of(peer.call("Dispose", fb.dispose(peer.executor, one, b"0", other)))
+    assert code == Code.NOT_FOUND
+    assert service.status().values == 0
+
+
+async def test_calls_that_do_not_fit_are_invalid_arguments(peer):
+    number, pair = await peer.value(scalar(1)), await peer.value(fb.struct_of(scalar(1), scalar(2)))
+    function = await peer.function(subtract)
+    for call in (
+        peer.called(number),
+        peer.called(number, number),
+        peer.called(function),
+        peer.called(function, number),
+        peer.called(function, function),
+        peer.selected(number, 0),
+        peer.selected(function, 0),
+        peer.selected(pair, 2),
+        peer.selected(pair, -1),
+        peer.selected(pair, 2**31 - 1),
+        peer.struct((b"a", number), (b"a", number)),
+        peer.struct((b"_asdict", number)),
+        peer.compute(function),
+    ):
+        assert (await status_of(call))[0] == Code.INVALID_ARGUMENT
+
+
+async def test_a_function_that_raises_does_so_when_its_value_is_computed(peer):
+    called = await peer.called(await peer.function(broken), await peer.value(scalar(1)))
+    struct = await peer.struct((b"a", called), (b"b", await peer.value(scalar(1))))
+    for value in (called, struct, called):
+        with pytest.raises(FedstackError, match="raised ValueError: no luck") as caught:
+            await peer.compute(value)
+        assert code_of(caught.value) == Code.UNKNOWN
+    assert await peer.compute(await peer.selected(struct, 1)) == scalar(1)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"\x0a\x05abc", b"\x0a\xff\xff\xff\xff\x7f"])
+@pytest.mark.parametrize(
+    "method", executor_pb2_methods := [*calls_with(b"", b""), "GetExecutor", "Dispose", "DisposeExecutor"]
+)
+async def test_what_is_no_message_is_an_invalid_argument(peer, method, content):
+    with pytest.raises(
+        FedstackError, match=f"Expected a {method}Request, found {len(content)} bytes that are none"
+    ) as e:
+        await peer.call(method, content)
+    assert code_of(e.value) == Code.INVALID_ARGUMENT
+
+
+async def test_messages_nested_beyond_measure_are_invalid_arguments(peer):
+    value = scalar(1)
+    for _ in range(10_000):
+        value = fb.struct_of(value)
+    with pytest.raises(FedstackError, match="nested too deep") as caught:
+        await peer.value(value)
+    assert code_of(caught.value) == Code.INVALID_ARGUMENT
+
+
+async def test_sessions_share_nothing(service):
+    one, other = Peer(service), Peer(service)
+    await one.open(2)
+    await other.open(2)
+    assert one.executor != other.executor
+    value = await one.value(scalar(1))
+    assert (await status_of(other.compute(value)))[0] == Code.NOT_FOUND
+    assert (await status_of(other.call("Dispose", fb.dispose(other.executor, value))))[0] == Code.NOT_FOUND
+    assert await one.compute(value) == scalar(1)
+    await other.call("DisposeExecutor", fb.dispose_executor(other.executor))
+    assert await one.compute(value) == scalar(1)
+
+
+# What other workers answer to us.
+
+
+class ForeignWorker:
+    """Answers as a worker of another make, whatever it is asked to compute."""
+
+    def __init__(self, value):
+        self.value = value
+        self.requests = []
+        self.made = 0
+
+    @property
+    def methods(self):
+        answers = {
+            "GetExecutor": lambda: message(1, fb.executor_id(b"clients=3/21057/0")),
+            "Compute": lambda: message(1, self.value),
+            "Dispose": bytes,
+            "DisposeExecutor": bytes,
+        }
+        names = ["CreateValue", "CreateCall", "CreateStruct", "CreateSelection", *answers]
+        return {EXECUTOR_GROUP: {name: self._method(name, answers.get(name, self._new_ref)) for name in names}}
+
+    def _new_ref(self):
+        self.made += 1
+        return message(1, message(1, b"%d" % (self.made - 1)))
+
+    def _method(self, name, answer):
+        async def handle(request):
+            self.requests.append((name, request))
+            return answer()
+
+        return UnaryMethod(handle)
+
+    descriptors = ()
+
+    async def close(self):
+        pass
+
+
+async def answered(value, type_spec, **options):
+    """Computes a value at a worker of another make that answers with some bytes."""
+    worker = ForeignWorker(value)
+    executor = RemoteExecutor(ExecutorStub(InMemoryConnection(worker), keeps_handles=True), **options)
+    executor.set_cardinalities({fl.CLIENTS: 3})
+    try:
+        made = await executor.create_value(zero_of(type_spec), type_spec)
+        return bare(await made.compute()), worker
+    finally:
+        executor.close()
+
+
+def zero_of(type_spec):
+    if isinstance(type_spec, fl.StructType):
+        return tuple(zero_of(member) for member in type_spec.children())
+    if isinstance(type_spec, fl.SequenceType):
+        return []
+    if isinstance(type_spec, fl.FederatedType):
+        is_list = type_spec.placement is fl.CLIENTS and not type_spec.all_equal
+        return [zero_of(type_spec.member)] * 3 if is_list else zero_of(type_spec.member)
+    return b"" if type_spec.dtype.type is np.str_ else np.zeros([d or 0 for d in type_spec.shape], type_spec.dtype)[()]
+
+
+def bare(value):
+    if isinstance(value, Struct):
+        return tuple(map(bare, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(bare, value))
+    return value if isinstance(value, bytes) else np.asarray(value).tolist()
+
+
+NAMED = fl.StructType([("b", F32), ("a", [("c", INT)])])
+FIVE = fb.literal(FLOAT_TYPE, listed(FLOAT, [5]))
+SIX = fb.struct_of(array(listed(INT32, [6])))
+AT_CLIENTS, AT_SERVER = fl.FederatedType(F32, fl.CLIENTS), fl.FederatedType(F32, fl.SERVER)
+ANSWERS = {
+    "array, listed": (scalar(5), F32, 5),
+    "array, raw": (array(raw(FLOAT, f32(5, 6), [2])), fl.TensorType(np.float32, [2]), [5, 6]),
+    "vector, listed": (array(listed(FLOAT, [5, 6], [2])), fl.TensorType(np.float32, [2]), [5, 6]),
+    "scalar, raw": (array(raw(FLOAT, f32(5), [])), F32, 5),
+    "literal": (FIVE, F32, 5),
+    "literal of a vector": (
+        fb.literal(fb.tensor_type(FLOAT, [2]), listed(FLOAT, [5, 6], [2])), fl.TensorType(np.float32, [None]), [5, 6],
+    ),
+    "string": (array(listed(STRING, [b"\xff\0"])), fl.TensorType(np.str_), b"\xff\0"),
+    "no names": (fb.struct_of(scalar(5), SIX), NAMED, (5, (6,))),
+    "literals in a struct": (
+        fb.struct_of(FIVE, SIX), NAMED, (5, (6,)),
+    ),
+    "at the server, without member": (federated(SERVER, scalar(5), all_equal=True), AT_SERVER, 5),
+    "at clients, without member": (
+        federated(CLIENTS, scalar(5), scalar(6), scalar(7)), AT_CLIENTS, [5, 6, 7],
+    ),
+    "the same at all clients, once for each": (
+        federated(CLIENTS, scalar(5), scalar(5), scalar(5)), fl.FederatedType(F32, fl.CLIENTS, True), 5,
+    ),
+    "literals at clients": (
+        federated(CLIENTS, *[FIVE] * 3), AT_CLIENTS, [5] * 3,
+    ),
+    "structs at clients": (
+        federated(CLIENTS, *[fb.struct_of(scalar(5), SIX)] * 3),
+        fl.FederatedType(NAMED, fl.CLIENTS), [(5, (6,))] * 3,
+    ),
+    "a sequence without element type": (fb.sequence(*ELEMENTS), fl.SequenceType([F32, F32]), [(1, 10), (2, 20)]),
+    "an empty sequence": (fb.sequence(), fl.SequenceType([F32, F32]), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_answers_of_other_workers_are_read_by_the_type_that_we_know(name):
+    value, type_spec, expected = ANSWERS[name]
+    found, worker = await answered(value, type_spec)
+    assert found == expected
+    assert [method for method, _ in worker.requests[:3]] == ["GetExecutor", "CreateValue", "Compute"]
+
+
+@pytest.mark.parametrize(
+    "type_spec", [INT, fl.StructType([F32]), fl.FederatedType(F32, fl.SERVER), fl.SequenceType(F32)]
+)
+async def test_an_answer_of_another_type_is_refused(type_spec):
+    with pytest.raises(TypeMismatchError, match="at result"):
+        await answered(scalar(5), type_spec)
+
+
+async def test_what_we_send_to_other_workers_is_what_they_know():
+    type_spec = fl.FederatedType(
+        fl.StructType([("x", (np.float32, [2])), ("y", fl.SequenceType(np.int32))]), fl.CLIENTS
+    )
+    worker = ForeignWorker(b"")
+    executor = RemoteExecutor(ExecutorStub(InMemoryConnection(worker)))
+    executor.set_cardinalities({fl.CLIENTS: 3})
+    await executor.create_value([(np.array([1, 2], np.float32), [7])] * 3, type_spec)
+    requests = dict(worker.requests)
+    assert requests["GetExecutor"] == fb.get_executor(clients=3)
+    member_type = fb.struct_type((b"x", fb.tensor_type(FLOAT, [2])), (b"y", fb.sequence_type(INT_TYPE)))
+    sequence = fb.sequence([listed(INT32, [7])], element_type=INT_TYPE)
+    member = fb.struct_of((b"x", array(raw(FLOAT, f32(1, 2), [2]))), (b"y", sequence))
+    value = federated(CLIENTS, member, member, member, member=member_type)
+    sent = executor_pb2.CreateValueRequest.FromString(requests["CreateValue"])
+    assert sent == executor_pb2.CreateValueRequest.FromString(fb.create_value(b"clients=3/21057/0", value))
+    executor.close()
