@@ -95,6 +95,10 @@ class NoWorkersError(WorkerUnavailableError):
     """None of the workers is there; a context that has tried for long enough raises this as it is."""
 
 
+class LostWorkersError(RetryLimitError, WorkerUnavailableError):
+    """A worker went away at every attempt that the context was allowed; the last loss is the cause."""
+
+
 class StaleSessionError(FedstackError, RetryableError, ConnectionError):
     """A worker is there but has lost this client's session; everything must be created again."""
 

@@ -7,6 +7,7 @@ one with `register_leaf_runtime`, or from another distribution through the entry
 """
 
 import abc
+import contextvars
 import functools
 from collections.abc import Callable
 from importlib import metadata
@@ -70,6 +71,8 @@ class LeafRuntime(Protocol):
 
 
 _runtimes: dict[str, LeafRuntime] = {}
+# Whether leaf functions run for another process: what they raise to end the process they are in must not end this one.
+runs_for_others: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_for_others", default=False)
 
 
 def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:

@@ -15,7 +15,7 @@ from fedstack.computations.columns import Column
 from fedstack.computations.containers import argument_maker
 from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
-from fedstack.computations.leaf_runtimes import Leaf
+from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import normalize, quick_reader
 from fedstack.errors import FedstackError, LeafError
@@ -89,7 +89,7 @@ class PythonLeaf(Leaf):
         """Calls the function and returns what it returned, unchecked."""
         try:
             return self._call_once(argument)
-        except _LEAF_ERRORS as error:
+        except BaseException as error:
             raise_leaf_error(error, self.name, None)
 
     def call(self, argument: object) -> object:
@@ -98,7 +98,7 @@ class PythonLeaf(Leaf):
     def call_client(self, argument: object, client: int) -> object:
         try:
             value = self._call_once(argument)
-        except _LEAF_ERRORS as error:
+        except BaseException as error:
             raise_leaf_error(error, self.name, client)
         payload = self._quick(value)
         if payload is None:
@@ -113,7 +113,7 @@ class PythonLeaf(Leaf):
             values.extend(map(self._call_once, arguments))
             if len(values) < size:  # extend() takes this one for the end of what it iterates over
                 raise StopIteration
-        except _LEAF_ERRORS as error:
+        except BaseException as error:
             raise_leaf_error(error, self.name, first_client + len(values))
         return column_from_values(
             values, self.result, lambda i: f"the result of {self.name!r}[client {first_client + i}]"
@@ -179,6 +179,8 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         # A computation called inside the function already says what went wrong, and where; and who asks for another
         # attempt gets one.
         raise error
+    if not isinstance(error, _LEAF_ERRORS) and not runs_for_others.get():
+        raise error  # Ctrl-C, or sys.exit(): the caller's process is the one that is meant
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE_DIRECTORY)]
     lines = "".join(traceback.format_list(frames)).rstrip()
     where = "" if client_index is None else f"; at client {client_index}"

@@ -22,7 +22,13 @@ from fedstack.computations.language import (
 )
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.trace import check_takes_values
-from fedstack.errors import InvalidComputationError, NoWorkersError, RetryLimitError
+from fedstack.errors import (
+    InvalidComputationError,
+    LostWorkersError,
+    NoWorkersError,
+    RetryLimitError,
+    WorkerUnavailableError,
+)
 from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.progress import ProgressCounts, current_progress
@@ -105,7 +111,8 @@ class Invoker:
                     if isinstance(error, NoWorkersError):
                         raise  # it says all there is to say
                     limits = self._retry_policy.limits
-                    raise RetryLimitError(
+                    lost = isinstance(error, WorkerUnavailableError)
+                    raise (LostWorkersError if lost else RetryLimitError)(
                         f"Expected the computation to succeed within {limits}, found a retryable error each time; the "
                         f"last was {type(error).__name__}: {error}"
                     ) from error

@@ -16,7 +16,8 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TypeVar
 
-from fedstack.errors import ClosedError
+from fedstack.computations.leaf_runtimes import runs_for_others
+from fedstack.errors import ClosedError, LeafError
 
 _T = TypeVar("_T")
 
@@ -98,7 +99,7 @@ class LeafThreads:
             try:
                 result = context.run(_in_environment, work)
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(_contained(error) if context.get(runs_for_others) else error)
             else:
                 future.set_result(result)
 
@@ -201,6 +202,15 @@ class _Pool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def _contained(error: BaseException) -> BaseException:
+    """Returns what work for another process raised, as something that cannot end this one: an event loop would end."""
+    if isinstance(error, (Exception, asyncio.CancelledError)):
+        return error
+    contained = LeafError(f"Expected work to return, found that it raised {type(error).__name__}: {error}")
+    contained.__cause__ = error
+    return contained
 
 
 def _in_environment(work: Callable[[], _T]) -> _T:

@@ -53,6 +53,8 @@ class Workers:
             raise InvalidValueError(
                 "Expected at least one worker, found none; give its address, as in 'localhost:8000'"
             )
+        if not connect_seconds >= 0:
+            raise InvalidValueError(f"Expected connect_seconds of at least 0, found {connect_seconds!r}")
         self._workers = [Worker(stub) for stub in stubs]
         self._connect_seconds = connect_seconds
         self._gave_up = False
@@ -127,7 +129,10 @@ class Workers:
                 await worker.stub.connection.wait_ready(_LONGEST_PAUSE)
                 await worker.stub.handshake()
             except FedstackError as error:
-                worker.cause = error
+                # Without its frames, which would be kept as long as the worker is away.
+                worker.cause = error.with_traceback(None)
+                if not isinstance(error, RetryableError) and pause == _FIRST_PAUSE:
+                    _logger.warning("Doing without the worker at %s: %s", worker.address, error)
             else:
                 worker.cause, worker.ready = None, True
             if self._changed is not None:

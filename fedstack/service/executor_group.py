@@ -55,6 +55,7 @@ class ExecutorGroup:
         """Creates a value."""
         session = self._core.find(request.executor)
         size = request.value.ByteSize()
+        self._core.check_size(size)
         session.check_room(size)
         created = await self._created(session.executor, request.value)
         return messages.CreateValueResponse(value_ref=_ref(session.add(created, size)))

@@ -14,6 +14,7 @@ from fedstack.computations.language import (
     computation_pb2,
     get_context_stack,
 )
+from fedstack.computations.leaf_runtimes import runs_for_others
 from fedstack.computations.travel import check_received, import_referenced, modules_to_import
 from fedstack.errors import ClosedError, FedstackError, ResourceLimitError
 from fedstack.executors.contexts import SyncExecutionContext
@@ -89,6 +90,18 @@ class ServiceCore:
         if modules_to_import(computation):
             await asyncio.to_thread(import_referenced, computation)
 
+    def check_size(self, size: int) -> None:
+        """Checks the size of a value or phase, with what travels beside its message.
+
+        Raises:
+          ResourceLimitError: If it is larger than a client may send.
+        """
+        if size > self.limits.max_value_bytes:
+            raise ResourceLimitError(
+                f"Expected at most {self.limits.max_value_bytes} bytes in a value or phase, found {size}; send less at "
+                "once, or start the worker with a larger --max-value-bytes"
+            )
+
     def unpacker(self, clients: int | None = None) -> Unpacker:
         """Returns what unpacks one message, within the limits."""
         return Unpacker(max_bytes=self.limits.max_value_bytes, clients=clients)
@@ -107,6 +120,7 @@ class ServiceCore:
     async def _under_policy(self, work: Coroutine[Any, Any, _T]) -> _T:
         # This is a task of its own, so what is set here concerns nobody else.
         service_policy.set(self.policy)
+        runs_for_others.set(True)
         leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
         return await work
 

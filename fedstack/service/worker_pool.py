@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.leaf_threads import CORES
@@ -102,6 +103,8 @@ def local_worker_pool(
       InvalidValueError: If there is to be no worker.
       WorkerUnavailableError: If one does not start; the message has the end of what it said.
     """
+    if isinstance(cast(object, n), bool) or not isinstance(cast(object, n), int):
+        raise InvalidValueError(f"Expected a number of workers, found {n!r}")
     if n < 1:
         raise InvalidValueError(f"Expected at least 1 worker, found {n}")
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))

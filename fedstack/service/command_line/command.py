@@ -94,14 +94,15 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
         return FAILURE
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Returns the `type` of an option that is a whole number of at least `least`."""
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Returns the `type` of an option that is a whole number of at least `least`, and at most `most`."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
         with contextlib.suppress(ValueError):
-            if (number := int(text)) >= least:
+            if (number := int(text)) >= least and (most is None or number <= most):
                 return number
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, found {text!r}")
 
     return parse
 

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options = EnvironmentOptions(parser)
     add, switch = options.add, options.add_switch
     add("--host", "HOST", "name or address to listen at; others than loopback need TLS", default="127.0.0.1")
-    add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0), default=8000)
+    add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0, 65_535), default=8000)
     add("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path)
     add("--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0)
     add("--tls-cert", "FILE", "certificate of the server (PEM)")
