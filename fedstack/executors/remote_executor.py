@@ -342,13 +342,13 @@ class RemoteExecutor(Executor):
         """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
         try:
             result = await work
-            keeper.out_of_reach = False
+            self._stub.out_of_reach = False
             return result
         except StaleSessionError as error:
             keeper.session.lost = str(error)
             raise
         except (WorkerUnavailableError, DeadlineExceededError):
-            keeper.out_of_reach = True
+            self._stub.out_of_reach = True
             raise
 
     def _own(self, value: object, role: str) -> RemoteValue:

@@ -17,7 +17,8 @@ _logger = logging.getLogger(__name__)
 # How long a value that nobody refers to may wait for its batch to fill.
 _DISPOSAL_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
-_END_SECONDS = 5.0
+# Less than whoever closes something waits for it, so that a peer that is silent is known to be.
+_END_SECONDS = 1.5
 _END_SECONDS_IN_VAIN = 0.5
 
 
@@ -28,17 +29,12 @@ class SessionKeeper:
       session: The session.
       dispose_batch_size: How many values are disposed of in one call.
       clock: Tells the time in seconds.
-
-    Attributes:
-      session: The session.
-      out_of_reach: Whether the peer was, when it was last called.
     """
 
     def __init__(
         self, session: RemoteSession, dispose_batch_size: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.session = session
-        self.out_of_reach = False
         self._clock = clock
         self._queue: DisposalQueue[str] = DisposalQueue(dispose_batch_size, _DISPOSAL_SECONDS, clock)
         self._renewed = clock()
@@ -68,13 +64,19 @@ class SessionKeeper:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         if not self.session.lost:
-            with contextlib.suppress(FedstackError, RetryableError, asyncio.TimeoutError):
-                seconds = _END_SECONDS_IN_VAIN if self.out_of_reach else _END_SECONDS
+            stub = self.session.stub
+            try:
+                seconds = _END_SECONDS_IN_VAIN if stub.out_of_reach else _END_SECONDS
                 await asyncio.wait_for(self._say_goodbye(), seconds)
+            except (RetryableError, asyncio.TimeoutError):
+                stub.out_of_reach = True
+            except FedstackError as error:
+                _logger.debug("Ending a session at %s failed: %s", stub.address, error)
             self.session.lost = self.session.lost or "it has been closed"
 
     async def _say_goodbye(self) -> None:
-        await self._dispose(self._queue.take(force=True))
+        rest = [value for batch in self._queue.take(force=True) for value in batch]
+        await self._dispose([rest] if rest else [])
         if not self.session.lost:
             await self.session.end()
 

@@ -42,6 +42,9 @@ class ExecutorStub:
       keeps_handles: Whether such a peer is in this process, and finds Python functions here.
       control_seconds: How long a call may take that only hands something over, in seconds.
       chunking: What is sent in chunks.
+
+    Attributes:
+      out_of_reach: Whether the peer was, when something was last asked of it.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class ExecutorStub:
         chunking: Chunking | None = None,
     ) -> None:
         self.connection = connection
+        self.out_of_reach = False
         self.chunking = chunking or Chunking()
         self._goodbyes: set[asyncio.Task[None]] = set()
         self.sends_code = sends_code
