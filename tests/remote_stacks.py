@@ -29,7 +29,7 @@ from fedstack.transport.io_loop import io_loop
 from fedstack.transport.targets import parse_target
 
 # Nothing is small, so all arrays travel beside their messages, in many frames.
-CHUNKED = Chunking(large_bytes=1, chunk_bytes=7)
+CHUNKED = Chunking(large_bytes=1, chunk_bytes=997)
 PLAIN = {"extensions": False, "keeps_handles": True}
 
 _servers: list[GrpcServer] = []
@@ -49,6 +49,9 @@ def stop_servers() -> None:
         io_loop.run_sync(_servers.pop().stop(0))
     while _services:
         io_loop.run_sync(_services.pop().close())
+    # Whoever starts them again gets new ones.
+    for made in (service, faulty_service, loopback_target, mtls_target, stub):
+        made.cache_clear()
 
 
 def wait_for_no_sessions(seconds: float) -> None:

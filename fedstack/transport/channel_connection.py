@@ -90,6 +90,8 @@ class ChannelConnection:
         except grpc.RpcError as failure:
             error = error_of_call(failure, self._address)
             raise error from error.__cause__  # the peer's traceback, and not ours
+        except ValueError as failure:  # how a channel says that its owner has closed it
+            raise WorkerUnavailableError(f"Expected an open channel to {self._address}, found: {failure}") from failure
 
     async def close(self) -> None:
         self._closed = True
