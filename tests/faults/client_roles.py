@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from typing import Any
 
 import federated_language as fl
 import numpy as np
-from fault_leaves import FLOATS, mean_wobble, visit
+from fault_leaves import FLOATS, mean_visit, mean_wobble, visit
 
 import fedstack
 from fedstack.computations.language import CLIENTS
@@ -60,6 +61,17 @@ def pause(lifeline: socket.socket, target: str) -> str:
         return f"{outcome}, and then {await again.compute()}"
 
     return asyncio.run(work())
+
+
+def run_one_round(lifeline: socket.socket, target: str, port: int) -> list[object]:
+    """Runs a round whose functions wait at a door; says what came of it, and what was logged."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    context = fedstack.create_sync_remote_execution_context(target)
+    with fedstack.use_context(context):
+        return [float(mean_visit([(port, 1.0), (port, 2.0)])), said]
 
 
 def run_rounds(lifeline: socket.socket, target: str) -> None:

@@ -6,8 +6,8 @@ import time
 import federated_language as fl
 import numpy as np
 import pytest
-from fault_leaves import FLOATS, double, doubled_sum
-from fault_stacks import Background, Door, context_over, eventually, executor_at, status_of, stub_to
+from fault_leaves import FLOATS, double, doubled_sum, mean_visit
+from fault_stacks import Background, Door, context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
 
 from fedstack.errors import DeadlineExceededError, RemoteError, ResourceLimitError, StaleSessionError
@@ -96,6 +96,23 @@ def test_a_client_that_is_only_quiet_keeps_its_session(fleet: Fleet) -> None:
     eventually(lambda: not status_of(worker.target).session or time.monotonic() > until)
     client.nod()
     assert client.listen() == {"answer": "still there"}
+
+
+def test_a_client_that_wakes_up_after_a_while_does_not_blame_its_worker(fleet: Fleet, door: Door) -> None:
+    """The worker's signs of life are all there; the client only has not looked."""
+    worker = fleet.start()
+    client = fleet.start_client("run_one_round", target=worker.target, port=door.port)
+    eventually(lambda: door.visitors)
+    client.stop()
+    until = time.monotonic() + 2.5  # ten heartbeats; four that stay away are too many
+    eventually(lambda: time.monotonic() > until)
+    client.wake()
+    until = time.monotonic() + 0.5
+    eventually(lambda: time.monotonic() > until)
+    door.open()
+    result, said = client.listen()["answer"]
+    assert result == locally(mean_visit, [(door.port, 1.0), (door.port, 2.0)])
+    assert said == []
 
 
 def test_work_that_takes_longer_than_the_lease_keeps_the_session(fleet: Fleet, door: Door) -> None:
