@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from fedstack.transport.connection import Channel
 from fedstack.transport.grpc_connection import error_of_call
 
 _MAX_CALLS = 256
+_MAX_UNREAD = 2
 
 
 class ChannelConnection:
@@ -59,18 +61,19 @@ class ChannelConnection:
     async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         with self._errors():
             call = cast(Any, self._channel.stream_stream(path))(iter(frames))
+            messages = _Messages(call)
             try:
-                while (message := await asyncio.to_thread(next, call, None)) is not None:
+                while (message := await messages.next()) is not None:
                     yield message
             finally:
-                call.cancel()
+                messages.close()
 
     async def wait_ready(self, timeout: float) -> None:
         self._check_open()
         ready = grpc.channel_ready_future(cast("grpc.Channel", self._channel))
         try:
-            await asyncio.to_thread(ready.result, timeout)
-        except grpc.FutureTimeoutError:
+            await asyncio.wait_for(_result(ready), timeout)
+        except asyncio.TimeoutError:
             raise WorkerUnavailableError(
                 f"Expected a server behind the channel of {self._address}, found none within {timeout:g} s"
             ) from None
@@ -98,6 +101,47 @@ class ChannelConnection:
 
     def __repr__(self) -> str:
         return f"<ChannelConnection to {self._address}{' closed' if self._closed else ''}>"
+
+
+class _Messages:
+    """The messages of a call that can only be waited for: on a thread of its own, for there may be many such calls.
+
+    It is a daemon, and so a peer that says nothing does not keep the process from ending.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(_MAX_UNREAD)
+        self._closed = False
+        threading.Thread(target=self._read, name="fedstack-channel", daemon=True).start()
+
+    async def next(self) -> bytes | None:
+        """Returns the next message, and `None` after the last one."""
+        found = await self._arrived.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Ends the call, and with it the thread."""
+        self._closed = True
+        self._call.cancel()
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._hand_over(message)
+            self._hand_over(None)
+        except BaseException as error:
+            self._hand_over(error)
+
+    def _hand_over(self, found: bytes | BaseException | None) -> None:
+        if not self._closed:
+            with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+                asyncio.run_coroutine_threadsafe(self._arrived.put(found), self._loop).result()
 
 
 async def _result(call: Any) -> bytes:
