@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
+from fedstack.transport.call_turns import CallTurns
 from fedstack.transport.channels import open_channel
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.status import error_from_status
@@ -19,6 +20,8 @@ _DETAILS_KEY = "grpc-status-details-bin"
 _MAX_CALLS = 256
 _MAX_STREAMS = 4096
 _ASK_SECONDS = 0.25
+# All other codes are what a peer says.
+_UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class GrpcConnection:
@@ -38,7 +41,7 @@ class GrpcConnection:
         self._metadata = () if credentials is None else credentials.metadata
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[tuple[str, str], Any] = {}
-        self._calls = asyncio.Semaphore(max_calls)
+        self._turns = CallTurns(max_calls)
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._closed = False
 
@@ -62,9 +65,11 @@ class GrpcConnection:
         return found
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
-        async with self._streams if timeout is None else self._calls:
+        async with self._streams if timeout is None else self._turns.turn(timeout, self.address):
             with self._errors():
-                return await self._method("unary_unary", path)(request, timeout=timeout, metadata=self._metadata)
+                answer = await self._method("unary_unary", path)(request, timeout=timeout, metadata=self._metadata)
+                self._turns.answered()
+                return answer
 
     async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
         async with self._streams:
@@ -118,6 +123,8 @@ class GrpcConnection:
         try:
             yield
         except grpc.aio.AioRpcError as failure:
+            if failure.code() not in _UNANSWERED:
+                self._turns.answered()
             error = error_of_call(failure, self.address)
             raise error from error.__cause__  # the peer's traceback, and not ours
 

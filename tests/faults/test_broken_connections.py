@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from fault_leaves import MODEL, double, doubled_sum, length_of, mean_length, model_of, models
-from fault_stacks import Background, context_over, eventually, executor_at, locally, status_of, stub_to
+from fault_stacks import Background, Door, context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
 from tcp_proxy import Proxies
 
 import fedstack
 from fedstack.errors import DeadlineExceededError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
+from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.io_loop import io_loop
+from fedstack.transport.targets import parse_target
 
 LARGE = np.linspace(0, 1, MODEL.shape[0], dtype=np.float32)  # 4 MB, and so two chunks
 MIDWAY = 3_000_000
@@ -163,6 +165,33 @@ def test_closing_takes_no_longer_for_many_values_at_a_peer_that_is_silent(fleet:
         assert time.monotonic() - begun < 5
         begun = time.monotonic()
     assert time.monotonic() - begun < 15  # for what closing goes on with behind the caller's back
+
+
+async def test_calls_that_wait_for_others_to_a_silent_peer_fail_with_them(fleet: Fleet, proxies: Proxies) -> None:
+    proxy = proxies.before(fleet.start().target)
+    connection = GrpcConnection(parse_target(proxy.target), max_calls=2)
+    path = "/grpc.health.v1.Health/Check"
+    assert await io_loop.run(connection.unary(path, b"", WALL))
+    proxy.fall_silent()
+    begun = time.monotonic()
+    calls = [io_loop.run(connection.unary(path, b"", 0.5)) for _ in range(40)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), WALL)
+    assert {type(outcome) for outcome in outcomes} == {DeadlineExceededError}
+    assert time.monotonic() - begun < 4  # one after the other it would be ten seconds
+    await io_loop.run(connection.close())
+
+
+async def test_calls_that_wait_for_others_wait_as_long_as_some_are_answered(fleet: Fleet, door: Door) -> None:
+    """Many calls may take longer together than each of them may alone."""
+    connection = GrpcConnection(parse_target(fleet.start().target), max_calls=1)
+    path = "/grpc.health.v1.Health/Check"
+    assert await io_loop.run(connection.unary(path, b"", WALL))
+    begun = time.monotonic()
+    calls = 500
+    while time.monotonic() - begun < 0.3:
+        outcomes = await asyncio.gather(*[io_loop.run(connection.unary(path, b"", 0.1)) for _ in range(calls)])
+        assert len(outcomes) == calls
+    await io_loop.run(connection.close())
 
 
 @contextlib.contextmanager

@@ -112,6 +112,19 @@ def test_without_workers_the_retry_ends_and_names_them_and_why(fleet: Fleet) -> 
     assert "fedstack serve" in str(caught.value)
 
 
+def test_with_all_workers_frozen_the_retry_ends_too(fleet: Fleet) -> None:
+    workers = [fleet.start(), fleet.start()]
+    targets = [worker.target for worker in workers]
+    with context_over(targets, connect_seconds=0.5, control_seconds=0.5):
+        assert doubled_sum([1, 2, 3]) == 12
+        for worker in workers:
+            worker.stop()
+        begun = time.monotonic()
+        with pytest.raises(NoWorkersError, match="found DEADLINE_EXCEEDED|a sign of life"):
+            Background(lambda: doubled_sum([1, 2, 3])).result()
+        assert time.monotonic() - begun < 15
+
+
 def test_a_worker_that_dies_at_the_last_attempt_is_the_cause_of_its_failure(fleet: Fleet, door: Door) -> None:
     worker = fleet.start()
     with context_over([worker.target], retry_policy=fedstack.RetryPolicy.none()):
@@ -171,6 +184,23 @@ def test_a_worker_that_was_frozen_is_used_again_when_it_thaws(fleet: Fleet, door
         eventually(is_used)
     # What it did not get to before it froze was not done afterwards, and nothing was left behind.
     eventually(lambda: status_of(frozen.target).running == 0)
+
+
+def test_rounds_go_on_while_a_worker_is_told_to_stop(fleet: Fleet, door: Door, caplog) -> None:
+    """Calls that it ends itself are tried elsewhere, and so are those that come while it is stopping."""
+    left = fleet.start()
+    with command_line_worker("--grace-seconds", "0") as (lost, lost_target):
+        arguments = [(door.port, number) for number in NUMBERS[:4]]
+        with context_over([lost_target, left.target]):
+            running = Background(lambda: mean_visit(arguments))
+            door.wait_for(running, lost.pid, left.pid)
+            lost.terminate()
+            eventually(lambda: warnings(caplog))
+            door.open()
+            assert bits(running.result()) == bits(locally(mean_visit, arguments))
+            assert lost.wait(20) == 0
+            assert bits(mean_visit(arguments)) == bits(locally(mean_visit, arguments))
+    assert len(warnings(caplog)) <= 2
 
 
 def test_a_worker_that_fedstack_serve_runs_may_be_killed_like_any_other(door: Door, caplog) -> None:

@@ -1,0 +1,73 @@
+"""Calls take turns, and none waits for ever for its own."""
+
+import asyncio
+
+import pytest
+
+from fedstack.errors import DeadlineExceededError
+from fedstack.transport.call_turns import CallTurns
+
+WALL = 10.0
+
+
+async def test_so_many_calls_go_at_once_and_the_others_after_them():
+    turns = CallTurns(2)
+    running, most, done = 0, 0, asyncio.Event()
+
+    async def call():
+        nonlocal running, most
+        async with turns.turn(WALL, "h:1"):
+            running += 1
+            most = max(most, running)
+            if running == 2:
+                done.set()
+            await asyncio.wait_for(done.wait(), WALL)
+            running -= 1
+
+    await asyncio.wait_for(asyncio.gather(*[call() for _ in range(10)]), WALL)
+    assert (running, most) == (0, 2)
+
+
+async def test_a_call_that_waits_gives_up_when_nobody_is_answered():
+    turns = CallTurns(1)
+    async with turns.turn(WALL, "h:1"):
+        with pytest.raises(DeadlineExceededError, match="from h:1 to one of the calls before this one within 0.05 sec"):
+            async with turns.turn(0.05, "h:1"):
+                raise AssertionError("it has got a turn")
+    async with turns.turn(0.05, "h:1"):
+        pass
+
+
+async def test_a_call_goes_on_waiting_as_long_as_others_are_answered():
+    turns = CallTurns(1)
+    answers = 0
+    async with turns.turn(WALL, "h:1"):
+
+        async def wait():
+            async with turns.turn(0.2, "h:1"):
+                return answers
+
+        waiting = asyncio.ensure_future(wait())
+        for _ in range(8):
+            await asyncio.sleep(0.05)
+            turns.answered()
+            answers += 1
+        assert not waiting.done()
+    assert await asyncio.wait_for(waiting, WALL) == 8
+
+
+async def test_a_call_that_is_cancelled_takes_no_turn_with_it():
+    turns = CallTurns(1)
+    async with turns.turn(WALL, "h:1"):
+
+        async def wait():
+            async with turns.turn(WALL, "h:1"):
+                raise AssertionError("it has got a turn")
+
+        waiting = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with turns.turn(0.05, "h:1"):
+        pass
