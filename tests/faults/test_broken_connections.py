@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fault_leaves import MODEL, double, doubled_sum, length_of, mean_length, model_of, models
-from fault_stacks import Background, Door, context_over, eventually, executor_at, locally, status_of, stub_to
+from fault_stacks import Background, context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
 from tcp_proxy import Proxies
 
@@ -178,19 +178,6 @@ async def test_calls_that_wait_for_others_to_a_silent_peer_fail_with_them(fleet:
     outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), WALL)
     assert {type(outcome) for outcome in outcomes} == {DeadlineExceededError}
     assert time.monotonic() - begun < 4  # one after the other it would be ten seconds
-    await io_loop.run(connection.close())
-
-
-async def test_calls_that_wait_for_others_wait_as_long_as_some_are_answered(fleet: Fleet, door: Door) -> None:
-    """Many calls may take longer together than each of them may alone."""
-    connection = GrpcConnection(parse_target(fleet.start().target), max_calls=1)
-    path = "/grpc.health.v1.Health/Check"
-    assert await io_loop.run(connection.unary(path, b"", WALL))
-    begun = time.monotonic()
-    calls = 500
-    while time.monotonic() - begun < 0.3:
-        outcomes = await asyncio.gather(*[io_loop.run(connection.unary(path, b"", 0.1)) for _ in range(calls)])
-        assert len(outcomes) == calls
     await io_loop.run(connection.close())
 
 
