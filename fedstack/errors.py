@@ -95,7 +95,7 @@ class NoWorkersError(WorkerUnavailableError):
     """None of the workers is there; a context that has tried for long enough raises this as it is."""
 
 
-class LostWorkersError(RetryLimitError, WorkerUnavailableError):
+class LostWorkersError(WorkerUnavailableError, RetryLimitError):
     """A worker went away at every attempt that the context was allowed; the last loss is the cause."""
 
 

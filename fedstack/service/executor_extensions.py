@@ -31,6 +31,8 @@ from fedstack.transport.packing import Packer
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Frames = AsyncIterator[bytes]
+# What ids and types may add to a small value.
+_OVERHEAD_BYTES = 1024
 
 
 class ExecutorExtensions:
@@ -98,7 +100,7 @@ class ExecutorExtensions:
             if session.has(creation.id):
                 continue
             size = creation.ByteSize() if creation.WhichOneof("kind") in ("value", "computation") else 0
-            self._core.check_size(size)
+            self._core.check_size(size - _OVERHEAD_BYTES)
             session.check_room(size)
             created = await self._created(session, creation)
             if not session.has(creation.id):  # the same call may have come twice
@@ -142,7 +144,6 @@ class ExecutorExtensions:
             unpacker = self._core.unpacker(held_values.clients_of(session.executor))
             payload = unpacker.unpack(upload.value.value, type_spec)
             size = upload.ByteSize() + sum(map(len, unpacker.buffers))
-            self._core.check_size(size)
             session.check_room(size)
             await read_all(unpacker)
             if not session.has(upload.id):

@@ -36,7 +36,7 @@ async def run_phase(
         await core.admit(computation)
     unpacker = core.unpacker(request.clients)
     received = read_phase(request, unpacker)
-    core.check_size(request.ByteSize() + sum(map(len, unpacker.buffers)))
+    core.check_size(sum(message.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers)) - 1024)
     await read_all(unpacker)
     phase, arguments, clients = received.phase, received.arguments, received.clients
     result = await executor.run_phase(phase, received.inputs, arguments, clients)
