@@ -22,6 +22,10 @@ _MAX_STREAMS = 4096
 _ASK_SECONDS = 0.25
 # All other codes are what a peer says.
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
+_MAKESHIFT = "Internal error from Core"
+_STATUS_SECONDS = 0.25
+_LOOK_SECONDS = 0.005
 
 
 class GrpcConnection:
@@ -75,7 +79,8 @@ class GrpcConnection:
         async with self._streams:
             with self._errors():
                 call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata)
-                return await _finish(call, frames)
+                async with _status_of_peer(call):
+                    return await _finish(call, frames)
 
     async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         async with self._streams:
@@ -83,9 +88,10 @@ class GrpcConnection:
                 call = self._method("stream_stream", path)(metadata=self._metadata)
                 sending = asyncio.ensure_future(_send(call, frames))
                 try:
-                    while (message := await call.read()) is not grpc.aio.EOF:
-                        yield cast(bytes, message)
-                    await _raise_status(call)
+                    async with _status_of_peer(call):
+                        while (message := await call.read()) is not grpc.aio.EOF:
+                            yield cast(bytes, message)
+                        await _raise_status(call)
                     if sending.done():
                         sending.result()
                 finally:
@@ -160,13 +166,49 @@ async def _finish(call: Any, frames: Iterable[bytes]) -> bytes:
         call.cancel()
 
 
+@contextlib.asynccontextmanager
+async def _status_of_peer(call: Any) -> AsyncGenerator[None, None]:
+    """Sees to it that a stream which the peer has ended early fails with what the peer says of it.
+
+    A message is on its way then, and fails too. For that gRPC makes up a status, which may come before the peer's, or
+    after it and in its place.
+    """
+    noted: list[grpc.aio.AioRpcError] = []
+
+    def note(_: object) -> None:
+        failure = _failure_of(call)
+        try:
+            failure.send(None)  # it is there, and so this need not wait for it
+        except StopIteration as found:
+            noted.append(found.value)
+        finally:
+            failure.close()
+
+    call.add_done_callback(note)
+    try:
+        yield
+    except grpc.aio.AioRpcError as failure:
+        looks_left = round(_STATUS_SECONDS / _LOOK_SECONDS)
+        while failure.details() == _MAKESHIFT and looks_left:
+            if noted and noted[0].details() != _MAKESHIFT:
+                failure = noted[0]
+                break
+            looks_left -= 1
+            await asyncio.sleep(_LOOK_SECONDS)
+            failure = await _failure_of(call)
+        raise failure from None
+
+
+async def _failure_of(call: Any) -> grpc.aio.AioRpcError:
+    """Returns the error of a call that has ended with one."""
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())
+
+
 async def _raise_status(call: Any) -> None:
     """Raises the error of a call that has ended with one."""
-    code = await call.code()
-    if code is not grpc.StatusCode.OK:
-        raise grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-        )
+    if await call.code() is not grpc.StatusCode.OK:
+        raise await _failure_of(call)
 
 
 def error_of_call(failure: grpc.RpcError, address: str) -> Exception:

@@ -1,0 +1,64 @@
+"""A stream that a server ends while it is being sent fails with what the server says of it."""
+
+import asyncio
+
+import pytest
+from calling import on_loop
+
+from fedstack.errors import StaleSessionError
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.server_thread import ServerThread
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.methods import ExchangeMethod, UploadMethod
+from fedstack.transport.targets import parse_target
+
+NAME = "fedstack.test.Hasty"
+FRAMES = [bytes(1000)] * 60
+
+
+class HastyService:
+    """Refuses every stream after its first message."""
+
+    descriptors = ()
+
+    @property
+    def methods(self):
+        return {NAME: {"Upload": UploadMethod(self.upload), "Exchange": ExchangeMethod(self.exchange)}}
+
+    async def upload(self, frames):
+        await anext(frames)
+        raise StaleSessionError("there is no such session")
+
+    async def exchange(self, frames):
+        await anext(frames)
+        raise StaleSessionError("there is no such session")
+        yield b""
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize("method", ["Upload", "Exchange"])
+def test_the_status_of_the_server_is_the_one_that_counts(method):
+    """gRPC makes up one of its own in a race, as an internal error that nobody would try again."""
+    refused = []
+
+    async def one(connection):
+        try:
+            if method == "Upload":
+                await connection.upload(f"/{NAME}/Upload", FRAMES, 20.0)
+            else:
+                async for _ in connection.exchange(f"/{NAME}/Exchange", FRAMES):
+                    pass
+        except StaleSessionError:
+            refused.append(connection)
+
+    async def work():
+        connection = GrpcConnection(parse_target(server.target))
+        for _ in range(30):
+            await asyncio.gather(*(one(connection) for _ in range(10)))
+        await connection.close()
+
+    with ServerThread(GrpcServer([HastyService()])) as server:
+        on_loop(work)
+    assert len(refused) == 300
