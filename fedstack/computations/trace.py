@@ -5,6 +5,7 @@ shadowed or passed around have met their arguments on the way. Locals that nothi
 needs, so they never run.
 """
 
+import contextvars
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -57,6 +58,8 @@ from fedstack.computations.values import normalize
 from fedstack.errors import InvalidComputationError, ResourceLimitError, TypeMismatchError
 
 MAX_STEPS = 1_000_000
+# A few kilobytes can unfold to any number of steps. A service allows fewer while it works for others.
+step_limit: contextvars.ContextVar[int] = contextvars.ContextVar("step_limit", default=MAX_STEPS)
 MAX_MEMBERS = 50_000
 
 
@@ -88,16 +91,17 @@ class Environment:
 class Tracer:
     """Evaluates computations on symbols. One tracer serves one computation and counts its steps."""
 
-    def __init__(self, max_steps: int = MAX_STEPS) -> None:
-        self._steps_left = max_steps
+    def __init__(self, max_steps: int | None = None) -> None:
+        self._max_steps = step_limit.get() if max_steps is None else max_steps
+        self._steps_left = self._max_steps
 
     def evaluate(self, computation: computation_pb2.Computation, environment: Environment, scope: Scope) -> Symbol:
         """Returns the symbol for what `computation` yields; new nodes go into `scope`."""
         self._steps_left -= 1
         if self._steps_left < 0:
             raise ResourceLimitError(
-                f"Expected a computation of at most {MAX_STEPS} steps once its calls are unfolded, found more; call "
-                "fewer nested functions, or map a function instead of repeating it"
+                f"Expected a computation of at most {self._max_steps} steps once its calls are unfolded, found more; "
+                "call fewer nested functions, or map a function instead of repeating it"
             )
         kind = computation.WhichOneof("computation")
         if kind == "reference":

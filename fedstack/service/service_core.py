@@ -15,6 +15,7 @@ from fedstack.computations.language import (
     get_context_stack,
 )
 from fedstack.computations.leaf_runtimes import runs_for_others
+from fedstack.computations.trace import step_limit
 from fedstack.computations.travel import check_received, import_referenced, modules_to_import
 from fedstack.errors import ClosedError, FedstackError, ResourceLimitError
 from fedstack.executors.contexts import SyncExecutionContext
@@ -73,8 +74,10 @@ class ServiceCore:
         return session
 
     def find(self, executor: ExecutorId) -> Session:
-        """Returns a session, and renews its lease."""
-        return self.sessions.find(executor.id)
+        """Returns a session, renews its lease, and holds what the current call does for it to the limits."""
+        session = self.sessions.find(executor.id)
+        step_limit.set(self.limits.max_steps)  # a call is a task of its own, so this concerns nobody else
+        return session
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:
         """Returns a session, if there is one of that id."""

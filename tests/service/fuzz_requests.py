@@ -1,0 +1,354 @@
+"""Draws requests for a fuzzed service: valid ones, but for ids that are not there now and then."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import federated_language as fl
+import numpy as np
+
+import fedstack
+from fedstack.computations.codec import value_to_proto
+from fedstack.computations.columns import column_from_payloads, with_columns
+from fedstack.computations.language import computation_pb2
+from fedstack.computations.schedule import schedule
+from fedstack.computations.tasks import Phase, PhaseTask
+from fedstack.computations.trace import trace
+from fedstack.computations.type_structure import contains_function
+from fedstack.executors.phase_messages import write_phase
+from fedstack.executors.placed_executor import FoldArgument
+from fedstack.proto import executor_pb2 as plain
+from fedstack.proto import extensions_pb2 as extended
+from fedstack.testing.computation_builder import (
+    as_expression,
+    at_clients,
+    block,
+    function,
+    intrinsic,
+    literal,
+    reference,
+)
+from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.frames import data_frames, header_frame
+from fedstack.transport.packing import Packer
+
+INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
+CLIENTS = 3
+STREAMS = {"UploadValue": "upload", "DownloadValue": "download", "RunPhase": "exchange"}
+DEEP = 10_000
+
+
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def add(x, y):
+    return x + y
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def broken(x):
+    raise ValueError("a leaf of the fuzzer's own")
+
+
+ADD, BROKEN = as_expression(add), as_expression(broken)
+
+
+def vector(length: int) -> np.ndarray:
+    return np.arange(length, dtype=np.float32)
+
+
+# Types with payloads, for sessions with three clients; the last ones travel beside their messages.
+VALUES = [
+    (np.int32(7), INT),
+    ((np.int32(7), np.int32(8)), fl.StructType([INT, INT])),
+    ((np.float32(1), (b"text", vector(3))), fl.StructType([("a", F32), ("b", [np.str_, (np.float32, [None])])])),
+    ([np.int32(1), np.int32(2)], fl.SequenceType(INT)),
+    ([(np.int32(1), b"x")], fl.SequenceType([("k", INT), ("v", np.str_)])),
+    ([np.int32(k) for k in range(CLIENTS)], at_clients(INT)),
+    ([(np.int32(k), vector(2)) for k in range(CLIENTS)], at_clients([INT, (np.float32, [2])])),
+    ([b"a", b"", b"c"], at_clients(np.str_)),
+    (np.int32(3), at_clients(INT, True)),
+    (np.int32(3), fl.FederatedType(INT, fl.SERVER)),
+    (np.array([True, False]), fl.TensorType(np.bool_, [2])),
+    (vector(5000), fl.TensorType(np.float32, [5000])),
+    ([vector(5000)] * CLIENTS, at_clients((np.float32, [None]))),
+]
+
+FUNCTIONS = [
+    ADD,
+    BROKEN,
+    function(lambda x: x, INT),
+    function(lambda v: intrinsic("federated_sum", v), at_clients(INT)),
+    function(lambda v: intrinsic("federated_map", function(lambda x: ADD(x, x), INT), v), at_clients(INT)),
+    function(lambda v: intrinsic("federated_map", BROKEN, v), at_clients(INT)),
+    function(lambda s: intrinsic("sequence_reduce", s, literal(np.int32(0), np.int32), ADD), fl.SequenceType(INT)),
+    function(lambda f, x: f(f(x)), fl.FunctionType(INT, INT), INT),
+    function(lambda: literal(np.int32(1), np.int32)),
+    literal(vector(3), np.float32, [3]),
+    block([("x", literal(np.int32(1), np.int32))], ADD(reference("x", INT), reference("x", INT))),
+]  # fmt: skip
+
+
+def a_phase(body: Callable, *types: object) -> Phase:
+    computation = function(body, *types).proto
+    (task,) = [task for task in schedule(trace(computation)).tasks if isinstance(task, PhaseTask)]
+    return task.phase
+
+
+INTS = column_from_payloads([np.int32(k) for k in range(CLIENTS)], INT)
+VECTORS = column_from_payloads([vector(5000)] * CLIENTS, fl.TensorType(np.float32, [None]))
+NO_ARGUMENT = FoldArgument([], [])
+PHASES = [
+    (a_phase(lambda v: intrinsic("federated_sum", v), at_clients(INT)), [INTS], [NO_ARGUMENT]),
+    (a_phase(lambda v: intrinsic("federated_mean", v), at_clients((np.float32, [None]))), [VECTORS], [NO_ARGUMENT]),
+    (
+        a_phase(lambda v: intrinsic("federated_map", function(lambda x: ADD(x, x), INT), v), at_clients(INT)),
+        [INTS],
+        [],
+    ),
+    (
+        a_phase(
+            lambda v: intrinsic(
+                "federated_aggregate", v, literal(np.int32(0), np.int32), ADD, ADD, function(lambda x: x, INT)
+            ),
+            at_clients(INT),
+        ),
+        [INTS],
+        [FoldArgument([np.int32(0)], [[], [], []])],
+    ),
+    (
+        a_phase(lambda v: intrinsic("federated_secure_sum", v, literal(np.int32(9), np.int32)), at_clients(INT)),
+        [INTS],
+        [FoldArgument([np.int32(9)], [])],
+    ),
+]
+
+
+class Request:
+    """One call: its method, its messages, and the types of the values that it makes if nothing is wrong with it."""
+
+    def __init__(self, method: str, frames: list[bytes], makes: Sequence[fl.Type | None] = ()) -> None:
+        self.method = method
+        self.frames = frames
+        self.makes = makes
+
+    @property
+    def path(self) -> str:
+        service = EXECUTOR_GROUP if hasattr(plain, f"{self.method}Request") else EXTENSIONS
+        return f"/{service}/{self.method}"
+
+    @property
+    def kind(self) -> str:
+        return STREAMS.get(self.method, "unary")
+
+    def __repr__(self) -> str:
+        shown = [frame[:400].hex() + ("…" if len(frame) > 400 else "") for frame in self.frames[:4]]
+        return f"{self.method} with {len(self.frames)} messages: {', '.join(shown)}"
+
+
+def unary(method: str, message: object, *makes: fl.Type | None) -> Request:
+    return Request(method, [message.SerializeToString()], makes)
+
+
+def phase_request(session: str, phase: Phase, inputs: Sequence, arguments: Sequence, first: int = 0) -> Request:
+    packer, clients = Packer(), range(first, first + CLIENTS)
+    request = write_phase(phase, inputs, arguments, clients, packer, lambda found: found, "fuzz")
+    request.executor.id = session
+    return Request("RunPhase", [header_frame(request), *data_frames(packer.segments, 1 << 20)])
+
+
+class Drawer:
+    """Draws requests. What it draws depends on the generator and on the ids that it is told only.
+
+    Attributes:
+      sessions: The ids of sessions, each with the ids of its values and their types, as far as these are known.
+    """
+
+    def __init__(self, generator: random.Random) -> None:
+        self.choose = generator
+        self.sessions: dict[str, dict[str, fl.Type | None]] = {}
+        self.new_ids = 0
+
+    # What there is.
+
+    def session(self) -> str:
+        """Draws the id of a session; now and then of one that is not there."""
+        if not self.sessions or self.choose.random() < 0.03:
+            return self.choose.choice(["", "nobody", "0" * 32, "\0", "é" * 40, "x" * 70_000])
+        return self.choose.choice(list(self.sessions))
+
+    def value(self, session: str, fits: Callable[[fl.Type], bool] = lambda type_spec: True) -> str:
+        """Draws the id of a value, most of the time of one that fits."""
+        values = self.sessions.get(session, {})
+        if not values or self.choose.random() < 0.05:
+            others = [value for known in self.sessions.values() for value in known]
+            return self.choose.choice(["", "0", "nothing", *others[:3]])
+        fitting = [value for value, type_spec in values.items() if type_spec is not None and fits(type_spec)]
+        return self.choose.choice(fitting if fitting and self.choose.random() < 0.9 else list(values))
+
+    def function_and_argument(self, session: str) -> tuple[str, str, fl.Type | None]:
+        """Draws the ids of a function and of an argument that it takes, and the type of the result."""
+        function = self.value(session, lambda t: isinstance(t, fl.FunctionType))
+        signature = self.sessions.get(session, {}).get(function)
+        if not isinstance(signature, fl.FunctionType) or signature.parameter is None:
+            return function, self.value(session), getattr(signature, "result", None)
+        parameter = signature.parameter
+        return function, self.value(session, parameter.is_assignable_from), signature.result
+
+    def new_id(self, session: str) -> str:
+        if self.choose.random() < 0.03:
+            return self.choose.choice(["", "x" * 101, self.value(session)])
+        self.new_ids += 1
+        return f"chosen-{self.new_ids}"
+
+    def request(self) -> Request:
+        weights = {
+            self.create_value: 6, self.create_call: 4, self.create_struct: 2, self.create_selection: 2, self.compute: 3,
+            self.create: 4, self.upload: 3, self.compute_now: 4, self.download: 2, self.phase: 3, self.dispose: 1,
+            self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3, self.handshake: 0.3,
+            self.renew: 0.3, self.status: 0.3,
+        }  # fmt: skip
+        (draw,) = self.choose.choices(list(weights), list(weights.values()))
+        return draw(self.session())
+
+    def cardinalities(self) -> list[plain.Cardinality]:
+        clients = -1 if len(self.sessions) > 5 else self.choose.choice([CLIENTS] * 7 + [0, 1, 1000])
+        return [plain.Cardinality(placement=computation_pb2.Placement(uri="clients"), cardinality=clients)]
+
+    def get_executor(self, session: str) -> Request:
+        return unary("GetExecutor", plain.GetExecutorRequest(cardinalities=self.cardinalities()))
+
+    def open_session(self, session: str) -> Request:
+        lease = self.choose.choice([0.0, 60.0, -1.0, math.inf, -math.inf, math.nan])
+        return unary(
+            "OpenSession", extended.OpenSessionRequest(cardinalities=self.cardinalities(), lease_seconds=lease)
+        )
+
+    def executor(self, session: str) -> plain.ExecutorId:
+        return plain.ExecutorId(id=session)
+
+    def ref(self, session: str) -> plain.ValueRef:
+        return plain.ValueRef(id=self.value(session))
+
+    def create_value(self, session: str) -> Request:
+        if self.choose.random() < 0.5:
+            drawn = self.choose.choice(FUNCTIONS)
+            value, type_spec = plain.Value(computation=drawn.proto), drawn.type
+        else:
+            payload, type_spec = self.choose.choice(VALUES)
+            value = value_to_proto(payload, type_spec)
+        request = plain.CreateValueRequest(value=value, executor=self.executor(session))
+        return unary("CreateValue", request, type_spec)
+
+    def create_call(self, session: str) -> Request:
+        function, argument, result = self.function_and_argument(session)
+        request = plain.CreateCallRequest(executor=self.executor(session))
+        request.function_ref.id = function
+        if self.choose.random() < 0.9:
+            request.argument_ref.id = argument
+        return unary("CreateCall", request, result)
+
+    def elements(self, session: str) -> list[plain.CreateStructRequest.Element]:
+        names = ["", "", "a", "b", "_asdict"]
+        count = self.choose.randrange(4)
+        return [
+            plain.CreateStructRequest.Element(name=self.choose.choice(names), value_ref=self.ref(session))
+            for _ in range(count)
+        ]
+
+    def create_struct(self, session: str) -> Request:
+        elements = self.elements(session)
+        request = plain.CreateStructRequest(element=elements, executor=self.executor(session))
+        types = [self.sessions.get(session, {}).get(element.value_ref.id) for element in elements]
+        return unary("CreateStruct", request, None if None in types else fl.StructType(types))
+
+    def index(self) -> int:
+        return self.choose.choice([0, 0, 1, 1, 2, -1, 2**31 - 1, -(2**31)])
+
+    def create_selection(self, session: str) -> Request:
+        source = self.value(session, lambda type_spec: isinstance(type_spec, fl.StructType))
+        request = plain.CreateSelectionRequest(index=self.index(), executor=self.executor(session))
+        request.source_ref.id = source
+        return unary("CreateSelection", request, None)
+
+    def compute(self, session: str) -> Request:
+        request = plain.ComputeRequest(executor=self.executor(session))
+        request.value_ref.id = self.computable(session)
+        return unary("Compute", request)
+
+    def computable(self, session: str) -> str:
+        return self.value(session, lambda type_spec: not contains_function(type_spec))
+
+    def dispose(self, session: str) -> Request:
+        refs = [self.ref(session) for _ in range(self.choose.randrange(4))]
+        return unary("Dispose", plain.DisposeRequest(value_ref=refs, executor=self.executor(session)))
+
+    def dispose_executor(self, session: str) -> Request:
+        return unary("DisposeExecutor", plain.DisposeExecutorRequest(executor=self.executor(session)))
+
+    def handshake(self, session: str) -> Request:
+        return unary("Handshake", extended.HandshakeRequest(protocol=1, version="fuzz", nonce=b"nonce"))
+
+    def renew(self, session: str) -> Request:
+        executors = [self.executor(self.session()) for _ in range(self.choose.randrange(4))]
+        return unary("RenewLease", extended.RenewLeaseRequest(executor=executors))
+
+    def status(self, session: str) -> Request:
+        return unary("GetStatus", extended.GetStatusRequest())
+
+    def typed(self) -> tuple[extended.TypedValue, list[memoryview]]:
+        payload, type_spec = self.choose.choice(VALUES)
+        packer, message = Packer(), extended.TypedValue()
+        message.type.CopyFrom(type_spec.to_proto())
+        packer.pack(message.value, with_columns(payload, type_spec), type_spec)
+        return message, packer.segments
+
+    def creation(self, session: str) -> extended.CreateRequest.Creation:
+        creation = extended.CreateRequest.Creation(id=self.new_id(session))
+        kind = self.choose.choice(
+            ["value", "value", "computation", "computation", "call", "call", "struct", "selection"]
+        )
+        if kind == "value":
+            creation.value.CopyFrom(self.typed()[0])
+        elif kind == "computation":
+            creation.computation.CopyFrom(self.choose.choice(FUNCTIONS).proto)
+        elif kind == "call":
+            creation.call.function_ref.id, creation.call.argument_ref.id, _ = self.function_and_argument(session)
+        elif kind == "struct":
+            creation.struct.element.extend(self.elements(session))
+        else:
+            creation.selection.source_ref.id = self.value(session, lambda t: isinstance(t, fl.StructType))
+            creation.selection.index = self.index()
+        return creation
+
+    def creations(self, session: str) -> list[extended.CreateRequest.Creation]:
+        return [self.creation(session) for _ in range(self.choose.randrange(1, 4))]
+
+    def create(self, session: str) -> Request:
+        return unary(
+            "Create", extended.CreateRequest(executor=self.executor(session), creation=self.creations(session))
+        )
+
+    def compute_now(self, session: str) -> Request:
+        request = extended.ComputeNowRequest(executor=self.executor(session))
+        request.value_ref.id = self.computable(session)
+        request.wait_seconds = self.choose.choice([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300])
+        request.max_bytes = self.choose.choice([0, 100, 1 << 18, 2**64 - 1])
+        if self.choose.random() < 0.5:
+            request.creation.extend(self.creations(session))
+            if self.choose.random() < 0.7:
+                request.value_ref.id = request.creation[-1].id
+        return unary("ComputeNow", request)
+
+    def upload(self, session: str) -> Request:
+        typed, segments = self.typed()
+        header = extended.Upload(executor=self.executor(session), id=self.new_id(session), value=typed)
+        return Request(
+            "UploadValue", [header_frame(header), *data_frames(segments, self.choose.choice([999, 1 << 20]))]
+        )
+
+    def download(self, session: str) -> Request:
+        request = extended.DownloadRequest(executor=self.executor(session))
+        request.value_ref.id = self.computable(session)
+        return unary("DownloadValue", request)
+
+    def phase(self, session: str) -> Request:
+        return phase_request(session, *self.choose.choice(PHASES), self.choose.choice([0, 0, 7, 2**40, 2**62]))

@@ -1,0 +1,278 @@
+"""Whatever a service is sent, it answers with a status that says what is wrong, and stays in good health."""
+
+import asyncio
+import gc
+import os
+import random
+from collections import Counter
+
+import federated_language as fl
+import foreign_bytes as fb
+import hostile_requests
+import numpy as np
+import psutil
+import pytest
+from calling import call, on_loop
+from fuzz_requests import CLIENTS, FUNCTIONS, PHASES, VALUES, Drawer, Request, phase_request
+from fuzz_spoiling import Spoiler
+from grpc_health.v1 import health_pb2
+
+import fedstack
+from fedstack.computations.codec import value_to_proto
+from fedstack.errors import FedstackError, LeafError
+from fedstack.proto import executor_pb2 as plain
+from fedstack.proto import extensions_pb2 as extended
+from fedstack.service.executor_service import ExecutorService
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.limits import ServiceLimits
+from fedstack.service.server_thread import ServerThread
+from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.status import Code, code_of
+from fedstack.transport.targets import parse_target
+
+SEED = "FEDSTACK_FUZZ_SEED"
+WALL = 30.0
+AT_ONCE = 12
+MIB = 1 << 20
+LIMITS = ServiceLimits(
+    max_sessions=500,
+    max_values=300,
+    max_session_bytes=64 * MIB,
+    max_value_bytes=16 * MIB,
+    max_clients=5000,
+    heartbeat_seconds=0.2,
+    lease_seconds=600.0,
+)
+METHODS = {name for methods in ExecutorService(fedstack.local_executor_factory()).methods.values() for name in methods}
+# A bug answers INTERNAL; a service that hangs or dies, the others. UNKNOWN is for what a leaf function raised.
+BUGS = {Code.INTERNAL, Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE, Code.CANCELLED, Code.DATA_LOSS}
+
+
+class Fuzzer:
+    """Sends requests over one connection, and takes note of the answers."""
+
+    def __init__(self, connection: GrpcConnection) -> None:
+        self._connection = connection
+        self.codes: Counter[tuple[str, str]] = Counter()
+        self.bugs: list[str] = []
+        self.sessions: set[str] = set()
+
+    async def send(self, request: Request) -> list[bytes] | None:
+        """Returns the answer, or `None` if the request was refused."""
+        try:
+            answers = await asyncio.wait_for(self._answers(request), WALL)
+        except (FedstackError, asyncio.TimeoutError) as error:
+            code = Code.DEADLINE_EXCEEDED if isinstance(error, asyncio.TimeoutError) else code_of(error)
+            self.codes[request.method, code.name] += 1
+            is_leafs_own = isinstance(error, LeafError) and "a leaf of the fuzzer's own" in str(error)
+            if code in BUGS and not is_leafs_own:
+                self.bugs.append(f"{code.name}: {error}\n  in answer to {request}")
+            return None
+        self.codes[request.method, "OK"] += 1
+        if request.method == "GetExecutor":
+            self.sessions.add(plain.GetExecutorResponse.FromString(answers[0]).executor.id)
+        elif request.method == "OpenSession":
+            self.sessions.add(extended.OpenSessionResponse.FromString(answers[0]).executor.id)
+        return answers
+
+    async def _answers(self, request: Request) -> list[bytes]:
+        if request.kind == "unary":
+            return [await self._connection.unary(request.path, request.frames[0], WALL)]
+        if request.kind == "upload":
+            return [await self._connection.upload(request.path, request.frames, WALL)]
+        return [answer async for answer in self._connection.exchange(request.path, request.frames)]
+
+
+class Talk:
+    """One client's conversation: what it sends depends on its generator, and not on other clients."""
+
+    def __init__(self, fuzzer: Fuzzer, seed: str) -> None:
+        self._fuzzer = fuzzer
+        self._choose = random.Random(seed)
+        self._drawer = Drawer(self._choose)
+        self._spoiler = Spoiler(self._choose)
+
+    async def go_on(self, requests: int) -> None:
+        for _ in range(requests):
+            request = self._drawer.request()
+            fate = self._choose.random()
+            if fate < 0.1:
+                request = self._spoiler.garbage(request.method)
+            elif fate < 0.5:
+                request = self._spoiler.spoilt(request)
+            answers = await self._fuzzer.send(request)
+            if answers is not None:
+                self._learn(request, answers[0] if answers else b"")
+
+    def _learn(self, request: Request, answer: bytes) -> None:
+        """Takes note of the ids of what there is now."""
+        method, sessions = request.method, self._drawer.sessions
+        if method in ("GetExecutor", "OpenSession"):
+            response = (plain.GetExecutorResponse if method == "GetExecutor" else extended.OpenSessionResponse)()
+            response.MergeFromString(answer)
+            sessions[response.executor.id] = {}
+        elif method in ("CreateValue", "CreateCall", "CreateStruct", "CreateSelection"):
+            asked = getattr(plain, f"{method}Request").FromString(request.frames[0])
+            made = getattr(plain, f"{method}Response").FromString(answer)
+            sessions.setdefault(asked.executor.id, {})[made.value_ref.id] = request.makes[0] if request.makes else None
+        elif method in ("Create", "ComputeNow"):
+            asked = getattr(extended, f"{method}Request").FromString(request.frames[0])
+            sessions.setdefault(asked.executor.id, {}).update((creation.id, None) for creation in asked.creation)
+        elif method == "UploadValue":
+            upload = extended.Upload.FromString(extended.Frame.FromString(request.frames[0]).header)
+            sessions.setdefault(upload.executor.id, {})[upload.id] = None
+        elif method == "DisposeExecutor":
+            sessions.pop(plain.DisposeExecutorRequest.FromString(request.frames[0]).executor.id, None)
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def mean(values):
+    return fl.federated_mean(values)
+
+
+def resident() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
+def over_connection(target: str, work) -> Fuzzer:
+    """Runs a coroutine function of a fuzzer."""
+
+    async def run() -> Fuzzer:
+        connection = GrpcConnection(parse_target(target))
+        try:
+            fuzzer = Fuzzer(connection)
+            await work(fuzzer)
+            return fuzzer
+        finally:
+            await connection.close()
+
+    return on_loop(run, 3600)
+
+
+def check_health(service: ExecutorService, target: str, fuzzer: Fuzzer) -> None:
+    """Checks that the service is as it was before it was fuzzed."""
+    answer = call(target, "/grpc.health.v1.Health/Check", b"")
+    assert health_pb2.HealthCheckResponse.FromString(answer).status == health_pb2.HealthCheckResponse.SERVING
+
+    with fedstack.use_context(fedstack.create_sync_remote_execution_context(target)) as context:
+        assert mean([1.0, 2.0, 6.0]) == 3.0
+        context.close()
+
+    async def dispose_all(fuzzer: Fuzzer) -> None:
+        status = extended.GetStatusResponse.FromString((await fuzzer.send(Request("GetStatus", [b""])))[0])
+        assert all(session.values <= LIMITS.max_values for session in status.session)
+        assert all(session.bytes <= LIMITS.max_session_bytes for session in status.session)
+        for session in sessions:
+            request = plain.DisposeExecutorRequest(executor=plain.ExecutorId(id=session))
+            await fuzzer.send(Request("DisposeExecutor", [request.SerializeToString()]))
+
+    sessions = fuzzer.sessions
+    over_connection(target, dispose_all)
+    status = service.status()
+    assert (len(status.session), status.values, status.bytes) == (0, 0, 0)
+
+
+def fuzz(requests: int, seed: str, room: int) -> None:
+    service = ExecutorService(fedstack.local_executor_factory(), limits=LIMITS)
+    with ServerThread(GrpcServer([service])) as server:
+
+        async def talk(fuzzer: Fuzzer) -> None:
+            talks = [Talk(fuzzer, f"{seed} {number}") for number in range(AT_ONCE)]
+            await asyncio.gather(*(t.go_on(-(-requests // AT_ONCE)) for t in talks))
+
+        # What is loaded and cached once is there before the memory is looked at.
+        first = over_connection(server.target, lambda fuzzer: Talk(fuzzer, f"{seed} first").go_on(200))
+        before = resident()
+        fuzzer = over_connection(server.target, talk)
+        grown = resident() - before
+        fuzzer.sessions |= first.sessions
+        fuzzer.bugs += first.bugs
+        assert not fuzzer.bugs, f"{SEED}={seed} repeats it; {len(fuzzer.bugs)} bugs, as\n" + "\n".join(fuzzer.bugs[:5])
+        assert grown < room, f"{SEED}={seed}: {grown / MIB:.0f} MiB more than before"
+        assert {method for method, code in fuzzer.codes if code == "OK"} == METHODS, fuzzer.codes
+        check_health(service, server.target, fuzzer)
+
+
+def seed_of_this_run() -> str:
+    seed = os.environ.get(SEED) or str(random.SystemRandom().randrange(10**9))
+    print(f"{SEED}={seed} repeats this run")
+    return seed
+
+
+def test_a_service_survives_whatever_it_is_sent():
+    fuzz(5_000, seed_of_this_run(), 300 * MIB)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_service_survives_a_long_siege():
+    fuzz(100_000, seed_of_this_run(), 600 * MIB)
+
+
+@pytest.fixture
+def server():
+    service = ExecutorService(fedstack.local_executor_factory(), limits=LIMITS)
+    with ServerThread(GrpcServer([service])) as thread:
+        yield service, thread.target
+
+
+async def open_session(fuzzer: Fuzzer) -> str:
+    answer = await fuzzer.send(Request("GetExecutor", [fb.get_executor(clients=CLIENTS)]))
+    return plain.GetExecutorResponse.FromString(answer[0]).executor.id
+
+
+@pytest.mark.parametrize("harm", [hostile_requests.deep, hostile_requests.huge])
+def test_requests_that_mean_harm_do_none(server, harm):
+    service, target = server
+    before = resident()
+
+    async def attack(fuzzer: Fuzzer) -> None:
+        for request in harm(await open_session(fuzzer)):
+            await fuzzer.send(request)
+
+    fuzzer = over_connection(target, attack)
+    assert not fuzzer.bugs, "\n".join(fuzzer.bugs[:5])
+    assert resident() - before < 300 * MIB
+    check_health(service, target, fuzzer)
+
+
+def test_computations_that_unfold_without_end_are_refused(server):
+    service, target = server
+
+    async def attack(fuzzer: Fuzzer) -> None:
+        session = await open_session(fuzzer)
+        value = fb.create_value(session.encode(), fb.array(fb.listed(fb.INT32, [1])))
+        made = await fuzzer.send(Request("CreateValue", [value]))
+        argument = plain.CreateValueResponse.FromString(made[0]).value_ref.id
+        for request in hostile_requests.unfolding(session, argument):
+            await fuzzer.send(request)
+
+    fuzzer = over_connection(target, attack)
+    assert not fuzzer.bugs, "\n".join(fuzzer.bugs[:5])
+    assert (fuzzer.codes["Create", "OK"], fuzzer.codes["Create", "RESOURCE_EXHAUSTED"]) == (2, 2)
+    check_health(service, target, fuzzer)
+
+
+def test_what_the_fuzzer_begins_with_is_right(server):
+    """Or it would not get far."""
+    service, target = server
+
+    async def send_all(fuzzer: Fuzzer) -> None:
+        session = await open_session(fuzzer)
+        executor = plain.ExecutorId(id=session)
+        values = [value_to_proto(payload, type_spec) for payload, type_spec in VALUES]
+        values += [plain.Value(computation=function.proto) for function in FUNCTIONS]
+        for value in values:
+            request = plain.CreateValueRequest(value=value, executor=executor)
+            await fuzzer.send(Request("CreateValue", [request.SerializeToString()]))
+        for phase, inputs, arguments in PHASES:
+            await fuzzer.send(phase_request(session, phase, inputs, arguments))
+
+    fuzzer = over_connection(target, send_all)
+    assert fuzzer.codes == {
+        ("GetExecutor", "OK"): 1,
+        ("CreateValue", "OK"): len(VALUES) + len(FUNCTIONS),
+        ("RunPhase", "OK"): len(PHASES),
+    }
+    check_health(service, target, fuzzer)
