@@ -48,6 +48,8 @@ CLIENT_OPTIONS: Options = (
     # gRPC's own goes up to two minutes: too long for a server that was only started anew.
     ("grpc.initial_reconnect_backoff_ms", int(_FIRST_RECONNECT_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_SECONDS * 1000),
+    # Else channels to one address share a connection, and what is wrong with it: a new one begins with an old failure.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 SERVER_OPTIONS: Options = (

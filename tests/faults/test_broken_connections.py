@@ -181,6 +181,20 @@ async def test_calls_that_wait_for_others_to_a_silent_peer_fail_with_them(fleet:
     await io_loop.run(connection.close())
 
 
+async def test_a_new_connection_does_not_begin_with_the_failure_of_an_old_one(fleet: Fleet) -> None:
+    worker = fleet.start()
+    worker.kill()
+    early = stub_to(worker.target)
+    for _ in range(5):  # so that it waits for a while before it dials again
+        with pytest.raises(WorkerUnavailableError, match="Connection refused"):
+            await io_loop.run(early.handshake())
+    fleet.restart(worker)
+    late = stub_to(worker.target)
+    assert await io_loop.run(late.handshake()) is not None
+    for stub in (early, late):
+        await io_loop.run(stub.close())
+
+
 @contextlib.contextmanager
 def listener(answer: bytes | None) -> Iterator[str]:
     """Yields the address of a server that takes connections and says nothing, or always the same."""
