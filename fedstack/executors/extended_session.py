@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 
 from fedstack.computations.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.travel import portable
@@ -83,7 +83,7 @@ class ExtendedSession(RemoteSession):
             return await self._keep_back(Creation(id=value_id, value=typed))
         header = extended.Upload(executor=self.executor, id=value_id, value=typed)
         with self._forgotten_on_failure(value_id):
-            await upload(self.stub, header, packing.segments)
+            await self._repeated(lambda: upload(self.stub, header, packing.segments))
         return value_id
 
     async def put_computation(self, computation: Computation) -> str:
@@ -123,22 +123,26 @@ class ExtendedSession(RemoteSession):
             raise
 
     async def _send(self, creations: Sequence[Creation]) -> None:
-        """Sends creations in a call of their own; again if it fails on its way."""
+        """Sends creations in a call of their own."""
         request = extended.CreateRequest(executor=self.executor, creation=creations)
-        pauses = self._retry.pauses()
         created = False
         try:
-            while not created:
-                try:
-                    await self.stub.create(request)
-                    created = True
-                except WorkerUnavailableError:
-                    pause = next(pauses, None)
-                    if pause is None:
-                        raise
-                    await asyncio.sleep(pause)
+            await self._repeated(lambda: self.stub.create(request))
+            created = True
         finally:
             self._pending.arrived(creations, created)
+
+    async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""
+        pauses = self._retry.pauses()
+        while True:
+            try:
+                return await call()
+            except WorkerUnavailableError:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
 
     async def compute(self, value: str, type_spec: Type) -> object:
         ref = plain.ValueRef(id=value)

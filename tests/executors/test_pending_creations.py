@@ -270,6 +270,17 @@ async def test_functions_are_sent_again_if_they_get_lost_on_their_way(executor, 
     assert len(set(requests)) == 1
 
 
+async def test_large_values_are_sent_again_if_they_get_lost_on_their_way(executor, connection, service):
+    connection.fail["UploadValue"] = [WorkerUnavailableError("gone")]
+    connection.lose["UploadValue"] = [WorkerUnavailableError("lost")]
+    array = np.arange(10_000, dtype=np.float32)
+    value = await executor.create_value(array, fl.TensorType(np.float32, [10_000]))
+    assert np.array_equal(await value.compute(), array)
+    assert len({call.request.id for call in connection.of("UploadValue")}) == 1
+    assert len(connection.of("UploadValue")) == 3
+    assert service.status().values == 1
+
+
 async def test_what_is_kept_back_is_bounded_in_number(executor, connection, service, monkeypatch):
     monkeypatch.setattr(extended_session, "_MAX_PENDING", 5)
     values = [await executor.create_value(number, INT) for number in range(14)]
