@@ -43,12 +43,24 @@ class Process:
 
     def kill(self) -> None:
         """Returns when it is dead."""
-        if not self._dead:
+        if not self._dead and not self._has_ended():
             os.kill(self.pid, signal.SIGKILL)
             with contextlib.suppress(ConnectionResetError):
                 while self._lifeline.recv(1000):
                     pass
-            self._dead = True
+        self._dead = True
+
+    def _has_ended(self) -> bool:
+        """Tells whether it has ended by itself; its id may be another process's by now."""
+        self._lifeline.setblocking(False)
+        try:
+            return self._lifeline.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+        finally:
+            self._lifeline.settimeout(WALL)
 
     def stop(self) -> None:
         """It gets no time any more, as if its machine had frozen; its connections stay."""
