@@ -101,7 +101,8 @@ def _count_calls(pool: WorkerPool, clients: int, operations: int) -> Iterator[Me
     values = [1.0] * clients
     mean = _mean_after(operations)
     with _remote(pool):
-        for when, most in (("first", 3), ("again", 1)):
+        # At first: two handshakes (is it there, who is it), a session, the phase.
+        for when, most in (("first", 4), ("again", 1)):
             before = _calls(pool)
             mean(values)
             calls = _calls(pool) - before

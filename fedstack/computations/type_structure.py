@@ -4,6 +4,7 @@ The language interns its types and never frees them, so an object's identity is 
 its hash walks the whole type each time.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TypeVar, cast
 
@@ -120,6 +121,20 @@ def tensor_leaves(type_spec: Type, path: str = "") -> Iterator[tuple[str, Tensor
 def join_path(path: str, name: str | None, index: int) -> str:
     """Extends a value path by a field: `arg.weights` by name, `arg[2]` by position."""
     return f"{path}[{index}]" if name is None else f"{path}.{name}"
+
+
+def least_bytes(type_spec: Type) -> int:
+    """Returns how many bytes the numbers of a value have at least, going by its type.
+
+    Unknown dimensions, sequences, strings and values that differ from client to client count as nothing.
+    """
+    if isinstance(type_spec, StructType):
+        return sum(least_bytes(member) for _, member in fields_of(type_spec))
+    if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
+        return least_bytes(type_spec.member)
+    if not isinstance(type_spec, TensorType) or type_spec.shape is None or is_string(type_spec):
+        return 0
+    return math.prod(size or 0 for size in type_spec.shape) * type_spec.dtype.itemsize
 
 
 def flatten(payload: object, type_spec: Type) -> list[object]:

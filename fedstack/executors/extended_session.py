@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 
 from fedstack.computations.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.travel import portable
+from fedstack.computations.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.executors.pending_creations import Creation, PendingCreations
 from fedstack.executors.remote_sessions import Computation, Named, PlainSession, RemoteSession, elements_of
-from fedstack.executors.remote_transfers import Packing, download, pack_value, upload
+from fedstack.executors.remote_transfers import Packing, download, pack_value, read_response, upload
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
@@ -145,11 +146,20 @@ class ExtendedSession(RemoteSession):
                 await asyncio.sleep(pause)
 
     async def compute(self, value: str, type_spec: Type) -> object:
-        ref = plain.ValueRef(id=value)
         creations = self._pending.needed_for([value])
+        if least_bytes(type_spec) <= _QUICK_BYTES:
+            response = await self._compute_now(value, creations)
+            if response.HasField("value"):
+                return read_response(response, type_spec)
+        elif creations:
+            await self._send(creations)
+        return await download(self.stub, self._peer, self.executor, plain.ValueRef(id=value), type_spec)
+
+    async def _compute_now(self, value: str, creations: Sequence[Creation]) -> extended.ComputeNowResponse:
+        """Creates what is missing and asks for a value: the answer is empty if that is large or takes long."""
         request = extended.ComputeNowRequest(
             executor=self.executor,
-            value_ref=ref,
+            value_ref=plain.ValueRef(id=value),
             wait_seconds=_QUICK_SECONDS,
             max_bytes=_QUICK_BYTES,
             creation=creations,
@@ -160,7 +170,7 @@ class ExtendedSession(RemoteSession):
             created = True
         finally:
             self._pending.arrived(creations, created)
-        return await download(self.stub, self._peer, self.executor, ref, response, type_spec)
+        return response
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
         there, waiting = self._pending.drop(values)

@@ -85,20 +85,22 @@ def frames_of(header: Message, segments: Sequence[memoryview], chunking: Chunkin
     yield from data_frames(segments, chunking.chunk_bytes)
 
 
+def read_response(response: extended.ComputeNowResponse, type_spec: Type) -> object:
+    """Returns the payload of a value that came in one message."""
+    unpacker = Unpacker(max_bytes=0)
+    payload = unpacker.unpack(response.value, type_spec, "result")
+    unpacker.finish()
+    return payload
+
+
 async def download(
     stub: ExecutorStub,
     peer: extended.HandshakeResponse,
     executor: plain.ExecutorId,
     ref: plain.ValueRef,
-    response: extended.ComputeNowResponse,
     type_spec: Type,
 ) -> object:
-    """Returns the payload of a value: out of a response that has it, or else from a stream."""
-    if response.HasField("value"):
-        unpacker = Unpacker(max_bytes=0)
-        payload = unpacker.unpack(response.value, type_spec, "result")
-        unpacker.finish()
-        return payload
+    """Returns the payload of a value of any size, from a stream."""
     frames = stub.download_value(extended.DownloadRequest(executor=executor, value_ref=ref))
     unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES)
 

@@ -133,7 +133,7 @@ class Packer:
         whole = (len(arrays), *shape)
         if math.prod(whole) * member.dtype.itemsize >= self._large_bytes:
             self._announce(proto.rows, whole, member)
-            self.segments.extend([_bytes_of(array, member, path) for array in arrays])
+            self.segments.extend(_bytes_of_rows(arrays, member, path))
         else:
             rows = None if member.shape is None else (None, *member.shape)
             write_array(proto.column, np.stack(arrays), member.dtype, rows, path=path)
@@ -309,6 +309,20 @@ def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
     if sys.byteorder != "little":
         array = array.byteswap()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _bytes_of_rows(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> list[memoryview]:
+    """Returns the bytes of arrays that have the same shape, at least one of them with bytes."""
+    first = _bytes_of(arrays[0], tensor, path)
+    dtype = tensor.dtype
+    if dtype.kind not in "iuf" or sys.byteorder != "little":
+        return [first, *(_bytes_of(array, tensor, path) for array in arrays[1:])]
+    # There may be many: what the first has shown of the shape, and a dtype of which Python knows the bytes, save a copy
+    # of the checks and most of the views.
+    return [
+        array.data.cast("B") if array.dtype is dtype and array.flags.c_contiguous else _bytes_of(array, tensor, path)
+        for array in arrays
+    ]
 
 
 def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:

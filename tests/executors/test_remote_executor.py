@@ -21,7 +21,7 @@ from fedstack.executors import RemoteExecutor
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.limits import ServiceLimits
 from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import Chunking
+from fedstack.transport.frames import CHUNK_BYTES, Chunking
 from fedstack.transport.io_loop import io_loop
 
 WALL = 20.0
@@ -250,8 +250,20 @@ async def test_no_message_is_larger_than_a_chunk(make_remote, service, connectio
     (upload,) = connection.of("UploadValue")
     (download,) = (sizes for method, sizes in connection.received if method == "DownloadValue")
     for sizes in (upload.sizes, download):
-        assert len(sizes) == 1 + 6
-        assert max(sizes) <= (2 << 20) + 10
+        assert len(sizes) == 1 + (12 << 20) // CHUNK_BYTES
+        assert max(sizes) <= CHUNK_BYTES + 10
+    executor.close()
+
+
+async def test_a_value_that_is_known_to_be_large_is_fetched_in_one_call(make_remote, connection):
+    array, type_spec = vector(100 * KIB)
+    executor = make_remote()
+    value = await executor.create_value(array, type_spec)
+    assert np.array_equal(await value.compute(), array)
+    assert connection.methods == ["OpenSession", "UploadValue", "DownloadValue"]
+    zipped = await executor.create_struct({"a": value, "b": value})
+    assert np.array_equal((await zipped.compute()).b, array)
+    assert connection.methods[3:] == ["Create", "DownloadValue"]
     executor.close()
 
 
