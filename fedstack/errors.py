@@ -12,6 +12,9 @@ Each class is also the built-in that a Python user would catch. Messages say wha
 found, where (executor, client index, value path), and what to do.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from federated_language.framework import RetryableError
 
 
@@ -20,9 +23,11 @@ class FedstackError(Exception):
 
     Attributes:
       executor_path: For an error that a worker has sent, the executors that it went through there, outermost first.
+      causes: For an error of workers that cannot be reached or used, the address of each, and why, in a few words.
     """
 
     executor_path: tuple[str, ...] = ()
+    causes: Mapping[str, str] = MappingProxyType({})
 
 
 class InvalidComputationError(FedstackError, ValueError):

@@ -23,6 +23,7 @@ from fedstack.computations.language import (
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.trace import check_takes_values
 from fedstack.errors import (
+    FedstackError,
     InvalidComputationError,
     LostWorkersError,
     NoWorkersError,
@@ -35,6 +36,7 @@ from fedstack.executors.progress import ProgressCounts, current_progress
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sync_driver import need_event_loop, wait
 from fedstack.transport.retry import RetryPolicy
+from fedstack.transport.unreached import listed
 
 _logger = logging.getLogger(__name__)
 _NORMALIZING_THREADS = 4
@@ -101,26 +103,42 @@ class Invoker:
         self, comp: ConcreteComputation, signature: FunctionType, payload: object, cardinalities: Cardinalities
     ) -> object:
         pauses = self._retry_policy.pauses()
+        causes: dict[str, str] = {}
+        said = ""
         while True:
             try:
                 async with self._leased(cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)
             except RetryableError as error:
                 pause = next(pauses, None)
+                if isinstance(error, FedstackError):
+                    causes.update(error.causes)
                 if pause is None:
                     if isinstance(error, NoWorkersError):
                         raise  # it says all there is to say
-                    limits = self._retry_policy.limits
-                    lost = isinstance(error, WorkerUnavailableError)
-                    raise (LostWorkersError if lost else RetryLimitError)(
-                        f"Expected the computation to succeed within {limits}, found a retryable error each time; the "
-                        f"last was {type(error).__name__}: {error}"
-                    ) from error
+                    raise self._given_up(error, causes) from error
                 # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
+                found = f"{type(error).__name__}: {error}"
                 _logger.warning(
-                    "Trying a computation again in %.2f s after %s: %s", pause, type(error).__name__, str(error)
+                    "Trying a computation again in %.2f s after %s", pause, "the same" if found == said else found
                 )
+                said = found
             await wait(pause)
+
+    def _given_up(self, error: RetryableError, causes: Mapping[str, str]) -> FedstackError:
+        limits = self._retry_policy.limits
+        if not (isinstance(error, WorkerUnavailableError) and causes):
+            kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError
+            return kind(
+                f"Expected the computation to succeed within {limits}, found a retryable error each time; the last was "
+                f"{type(error).__name__}: {error}"
+            )
+        lost = LostWorkersError(
+            f"Expected the computation to succeed within {limits}, found workers lost; ask one with `fedstack check`:"
+            f"{listed(causes)}"
+        )
+        lost.causes = causes
+        return lost
 
     @contextlib.asynccontextmanager
     async def _leased(self, cardinalities: Cardinalities) -> AsyncGenerator[Executor, None]:

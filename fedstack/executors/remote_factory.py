@@ -1,11 +1,11 @@
 """Makes the stacks that run client work on workers in other processes."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.tensor_values import describe
-from fedstack.errors import InvalidValueError
+from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import unplaced_stack
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -34,6 +34,15 @@ class WorkerSource(Protocol):
     @property
     def credentials(self) -> "ClientCredentials | None":
         """Certificates and the token."""
+        ...
+
+
+@runtime_checkable
+class KnowsLosses(Protocol):
+    """A source of workers that knows when one of them has ended."""
+
+    def loss_of(self, target: str) -> FedstackError | None:
+        """Returns the error to raise for a worker that has ended, and `None` for one that runs."""
         ...
 
 
@@ -130,8 +139,8 @@ def remote_executor_factory(
 
 def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") -> list[ExecutorStub]:
     """Returns a stub for each target."""
-    if hasattr(targets, "targets"):
-        source = cast(WorkerSource, targets)
+    source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
+    if source is not None:
         targets, credentials = source.targets, credentials or source.credentials
     listed = targets if isinstance(targets, (list, tuple)) else [targets]
     stubs: list[ExecutorStub] = []
@@ -142,7 +151,7 @@ def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") 
             from fedstack.transport.grpc_connection import GrpcConnection  # gRPC is imported by those only who use it
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
-            stubs.extend(ExecutorStub(GrpcConnection(address, credentials)) for address in resolved)
+            stubs.extend(ExecutorStub(GrpcConnection(t, credentials), loss=_loss(source, t)) for t in resolved)
         elif hasattr(target, "unary_unary"):
             from fedstack.transport.channel_connection import ChannelConnection
 
@@ -153,3 +162,9 @@ def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") 
                 f"{describe(target)}"
             )
     return stubs
+
+
+def _loss(source: object, target: Target) -> Callable[[], FedstackError | None]:
+    if isinstance(source, KnowsLosses):
+        return lambda: source.loss_of(target.address)
+    return lambda: None

@@ -5,13 +5,16 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from fedstack.computations.language import RetryableError
-from fedstack.errors import FedstackError, InvalidValueError, NoWorkersError
+from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, NoWorkersError
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop
+from fedstack.transport.unreached import listed
 
 _logger = logging.getLogger(__name__)
 # How long the first who is ready waits for the others, so that a fleet that comes up together is used together.
 _SETTLE_SECONDS = 1.0
+# How long each wait is that follows one in vain.
+_AGAIN_SECONDS = 0.25
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
 
@@ -35,6 +38,18 @@ class Worker:
     def address(self) -> str:
         """Its address."""
         return self.stub.address
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it does not help to wait: it is no more, or what is wrong will not become right by itself."""
+        return self.cause is not None and (not isinstance(self.cause, RetryableError) or self.stub.loss() is not None)
+
+    def cause_after(self, seconds: float) -> str:
+        """Returns why it is not there, in a line, for who has waited so long for it."""
+        if self.cause is None:
+            return f"no answer within {seconds:g} s"
+        known = self.cause.causes.get(self.address) if isinstance(self.cause, FedstackError) else None
+        return known or str(self.cause).partition("\n")[0]
 
     def __repr__(self) -> str:
         return f"<Worker {self.address} {'ready' if self.ready else f'away: {self.cause}'}>"
@@ -72,6 +87,7 @@ class Workers:
 
         Raises:
           NoWorkersError: If none is, within the time to connect; the message has all addresses and causes.
+          FedstackError: If none will be, however long one waits: a wrong token will not become right.
         """
         return await io_loop.run(self._ready())
 
@@ -79,17 +95,17 @@ class Workers:
         loop = asyncio.get_running_loop()
         self._changed = self._changed or asyncio.Event()
         for worker in self._workers:
+            self._note_loss(worker)
             self._look_after(worker)
         begun = loop.time()
         # Who has waited in vain once need not do so at every attempt: the workers are looked after all the time.
-        patience = min(self._connect_seconds, _SETTLE_SECONDS) if self._gave_up else self._connect_seconds
+        patience = min(self._connect_seconds, _AGAIN_SECONDS) if self._gave_up else self._connect_seconds
         while True:
             ready = [worker for worker in self._workers if worker.ready]
             if len(ready) == len(self._workers):
                 break
-            hopeless = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
-            if len(hopeless) == len(self._workers):
-                raise hopeless[0]  # a wrong token will not become right by waiting
+            if all(worker.is_hopeless for worker in self._workers):
+                break
             fresh = any(worker.cause is None and not worker.ready for worker in self._workers)
             left = (min(_SETTLE_SECONDS, patience) if ready else patience) - (loop.time() - begun)
             if left <= 0 or (ready and not fresh):
@@ -101,12 +117,31 @@ class Workers:
                 continue
         self._gave_up = not ready
         if not ready:
-            causes = "; ".join(f"{worker.address}: {worker.cause or 'no answer'}" for worker in self._workers)
-            raise NoWorkersError(
-                f"Expected at least one of {len(self._workers)} workers to be ready within {patience:g} s, found none: "
-                f"{causes}; start them with `fedstack serve`, and ask one with `fedstack check`"
-            )
+            raise self._none_ready(patience)
         return ready
+
+    def _none_ready(self, seconds: float) -> FedstackError:
+        causes = {worker.address: worker.cause_after(seconds) for worker in self._workers}
+        mistakes = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
+        if len(mistakes) < len(self._workers):
+            error = NoWorkersError(
+                f"Expected at least one of {len(self._workers)} workers to be ready, found none; start them with "
+                f"`fedstack serve`, and ask one with `fedstack check`:{listed(causes)}"
+            )
+        elif len(set(map(str, mistakes))) == 1 or not isinstance(mistakes[0], AuthenticationError):
+            raise mistakes[0]
+        else:
+            error = AuthenticationError(
+                f"Expected at least one of {len(self._workers)} workers to let us in, found none:{listed(causes)}"
+            )
+        error.causes = causes
+        return error
+
+    def _note_loss(self, worker: Worker) -> None:
+        loss = worker.stub.loss()
+        if loss is not None:
+            worker.ready = False
+            worker.cause = loss
 
     def failed(self, worker: Worker, error: Exception) -> None:
         """Takes note that a worker has failed; it is looked after until it is back."""
@@ -118,7 +153,8 @@ class Workers:
         self._look_after(worker)
 
     def _look_after(self, worker: Worker) -> None:
-        if not worker.ready and not self._closed and (worker.probe is None or worker.probe.done()):
+        gone = worker.stub.loss() is not None
+        if not worker.ready and not gone and not self._closed and (worker.probe is None or worker.probe.done()):
             worker.probe = asyncio.ensure_future(self._probe(worker))
 
     async def _probe(self, worker: Worker) -> None:
@@ -130,13 +166,16 @@ class Workers:
                 await worker.stub.handshake()
             except FedstackError as error:
                 # Without its frames, which would be kept as long as the worker is away.
-                worker.cause = error.with_traceback(None)
-                if not isinstance(error, RetryableError) and pause == _FIRST_PAUSE:
+                worker.cause = (worker.stub.loss() or error).with_traceback(None)
+                # If it is the only one, this is what the caller gets.
+                if not isinstance(error, RetryableError) and pause == _FIRST_PAUSE and len(self._workers) > 1:
                     _logger.warning("Doing without the worker at %s: %s", worker.address, error)
             else:
                 worker.cause, worker.ready = None, True
             if self._changed is not None:
                 self._changed.set()
+            if worker.stub.loss() is not None:
+                return
             if worker.ready:
                 _logger.debug("The worker at %s is ready", worker.address)
                 return

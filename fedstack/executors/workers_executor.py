@@ -159,10 +159,14 @@ class _WorkerSlice:
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if isinstance(error.__cause__, RemoteTraceback):
                 raise  # the worker says so itself, of something behind it: it is there
-            self._workers.failed(self._worker, error)
-            raise WorkerUnavailableError(
-                f"Expected the worker at {self._worker.address} to finish its part, found it gone: {error}"
-            ) from error
+            self._workers.failed(self._worker, self._worker.stub.loss() or error)
+            raise self._lost() from error
+
+    def _lost(self) -> WorkerUnavailableError:
+        address, cause = self._worker.address, self._worker.cause_after(0)
+        lost = WorkerUnavailableError(f"Expected the worker at {address} to finish its part, found it gone: {cause}")
+        lost.causes = {address: cause}
+        return lost
 
     async def _value_by_value(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range

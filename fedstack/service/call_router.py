@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.errors import InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.service.call_counts import CallCounts
+from fedstack.transport.credentials import TOKEN_REFUSED
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
 from fedstack.transport.status import Code, StatusError, code_of, details_of, message_of
 
@@ -66,7 +67,7 @@ class CallRouter(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
         """Returns what handles a call; gRPC asks for each."""
         if not self._is_allowed(cast("Metadata", handler_call_details.invocation_metadata or ())):
-            return self._refusal(Code.UNAUTHENTICATED, "the token of this server is not with the call")
+            return self._refusal(Code.UNAUTHENTICATED, TOKEN_REFUSED)
         path = handler_call_details.method
         return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
 

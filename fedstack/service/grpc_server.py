@@ -13,9 +13,9 @@ from fedstack.service.call_counts import CallCounts, ReportsCalls
 from fedstack.service.call_router import CallRouter, Metadata
 from fedstack.service.health import HealthService
 from fedstack.service.listening import Listener, TcpListener, UnixListener
-from fedstack.service.tls_check import why_unusable
 from fedstack.transport.channels import SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
+from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.methods import Service
 
 _logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class GrpcServer:
                 return server.add_secure_port(self._listener.address, server_credentials(self._credentials))
             return server.add_insecure_port(self._listener.address)
         except RuntimeError as error:
-            reason = why_unusable(self._credentials) if self._credentials.uses_tls else None
+            reason = _why_unusable(self._credentials)
             if reason is not None:
                 raise InvalidValueError(f"{reason}; for the server at {self._listener.address}") from error
             # Somebody has taken the address since it was looked at.
@@ -202,6 +202,14 @@ class GrpcServer:
         else:
             state = f"at {self._target}, {self._router.running} calls running"
         return f"<GrpcServer {state}>"
+
+
+def _why_unusable(credentials: ServerCredentials) -> str | None:
+    """Returns what is wrong with certificates that gRPC has refused, which it does without a reason."""
+    if credentials.certificate is None or credentials.private_key is None:
+        return None
+    roots = credentials.client_root_certificates
+    return why_no_pair(credentials.certificate, credentials.private_key) or (roots and why_no_roots(roots)) or None
 
 
 def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Service]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from fedstack.errors import InvalidValueError, WorkerUnavailableError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.leaf_threads import CORES
 from fedstack.transport.credentials import ClientCredentials
 
@@ -53,6 +53,7 @@ class WorkerPool:
         self.credentials = credentials
         self._workers = workers
         self._folder = folder
+        self._closed = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -61,8 +62,26 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent."""
+        self._closed = True
         _end(self._workers)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def loss_of(self, target: str) -> FedstackError | None:
+        """Returns the error to raise for a worker that has ended, and `None` for one that runs.
+
+        Args:
+          target: Its address.
+        """
+        if self._closed:
+            return ClosedError("Expected an open pool of workers, found it closed; start one with local_worker_pool()")
+        worker = next((worker for worker in self._workers if worker.target == target), None)
+        code = None if worker is None else worker.process.poll()
+        if worker is None or code is None:
+            return None
+        cause = f"the worker process with pid {worker.process.pid} ended with code {code}"
+        error = WorkerUnavailableError(f"Expected the worker at {target} to run, found that {cause}; start a new pool")
+        error.causes = {target: cause}
+        return error
 
     def __enter__(self) -> "WorkerPool":
         return self

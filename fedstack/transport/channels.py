@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from fedstack.errors import InvalidValueError
 from fedstack.transport.credentials import ClientCredentials, channel_credentials
+from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.targets import Target
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ def open_channel(
 
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure
-    if not secure:
+    if secure:
+        check_certificates(credentials, f"for dialling {target}")
+    else:
         _check_plaintext(target, credentials, allow_plaintext_token)
     every_option = [*options, *CLIENT_OPTIONS]
     if target.is_local:
@@ -99,6 +102,21 @@ def open_channel(
     if credentials.server_name is not None:
         every_option.append(("grpc.ssl_target_name_override", credentials.server_name))
     return grpc.aio.secure_channel(target.address, channel_credentials(credentials), every_option)
+
+
+def check_certificates(credentials: ClientCredentials, where: str) -> None:
+    """Checks here what gRPC would find out when it dials, and not tell.
+
+    Raises:
+      InvalidValueError: If certificates or keys cannot be read, or do not fit each other; the message ends in `where`.
+    """
+    reason = None
+    if credentials.certificate is not None and credentials.private_key is not None:
+        reason = why_no_pair(credentials.certificate, credentials.private_key)
+    if reason is None and credentials.root_certificates is not None:
+        reason = why_no_roots(credentials.root_certificates)
+    if reason is not None:
+        raise InvalidValueError(f"{reason}; {where}")
 
 
 def _check_plaintext(target: Target, credentials: ClientCredentials, allow_plaintext_token: bool) -> None:

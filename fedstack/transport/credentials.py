@@ -9,10 +9,11 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import attrs
 
+from fedstack.computations.tensor_values import describe
 from fedstack.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 File: TypeAlias = str | os.PathLike[str]
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
+_BEGIN = rb"-----BEGIN [A-Z ]*%b-----"
 _METADATA_KEY = "authorization"
 _SCHEME = "bearer"
+# What our servers say to a call without one of their tokens.
+TOKEN_REFUSED = "the token of this server is not with the call"
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -51,6 +55,9 @@ class ClientCredentials:
         _check_pair(self.certificate, self.private_key)
         if self.token is not None:
             _check_token(self.token, "")
+        name = cast(object, self.server_name)
+        if not (name is None or (isinstance(name, str) and name.strip())):
+            raise InvalidValueError(f"Expected server_name to be a host name as text, found {describe(name)}")
 
     @classmethod
     def from_files(
@@ -97,6 +104,13 @@ class ClientCredentials:
         )
 
 
+def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
+    # A text is a sequence of texts, and each letter of it would be let in.
+    if isinstance(tokens, (str, bytes)) or not isinstance(cast(object, tokens), Iterable):
+        raise InvalidValueError(f"Expected a list of tokens, found {type(tokens).__name__}; give [token]")
+    return tuple(tokens)
+
+
 @attrs.frozen(kw_only=True, repr=False)
 class ServerCredentials:
     """What a server proves itself with, and what it asks of clients.
@@ -112,7 +126,7 @@ class ServerCredentials:
     certificate: bytes | None = None
     private_key: bytes | None = None
     client_root_certificates: bytes | None = None
-    tokens: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    tokens: tuple[str, ...] = attrs.field(default=(), converter=_tokens)
 
     def __attrs_post_init__(self) -> None:
         _check_pair(self.certificate, self.private_key)
@@ -219,15 +233,29 @@ def read_tokens(file: File) -> tuple[str, ...]:
 
 
 def _check_token(token: str, where: str) -> None:
+    if not isinstance(cast(object, token), str):
+        raise InvalidValueError(f"Expected a token as text, found {type(token).__name__}{where}")
     if not _TOKEN.fullmatch(token):
         found = "other characters" if token else "none"
         raise InvalidValueError(f"Expected a token of printable ASCII without blanks, found {found}{where}")
 
 
 def _check_pem(what: str, content: bytes | None, kind: str) -> None:
+    if content is None:
+        return
+    if not isinstance(cast(object, content), bytes):
+        raise InvalidValueError(
+            f"Expected {what} in PEM as bytes, found {type(content).__name__}; from_files() reads them from files"
+        )
     # gRPC takes anything, and says only later, and not to us, that it is of no use.
-    if content is not None and not re.search(rb"-----BEGIN [A-Z ]*" + kind.encode(), content):
-        raise InvalidValueError(f"Expected {what} in PEM, with a line -----BEGIN ... {kind}-----, found none")
+    if not re.search(_BEGIN % kind.encode(), content):
+        other = "PRIVATE KEY" if kind == "CERTIFICATE" else "CERTIFICATE"
+        found = (
+            f"a {other.lower()}; give each file its own place"
+            if re.search(_BEGIN % other.encode(), content)
+            else "none"
+        )
+        raise InvalidValueError(f"Expected {what} in PEM, with a line -----BEGIN ... {kind}-----, found {found}")
 
 
 def _check_pair(certificate: bytes | None, private_key: bytes | None) -> None:

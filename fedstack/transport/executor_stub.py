@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -42,6 +42,7 @@ class ExecutorStub:
       keeps_handles: Whether such a peer is in this process, and finds Python functions here.
       control_seconds: How long a call may take that only hands something over, in seconds.
       chunking: What is sent in chunks.
+      loss: Tells whether the peer is known to have ended, by the error to raise then.
 
     Attributes:
       out_of_reach: Whether the peer was, when something was last asked of it.
@@ -56,10 +57,12 @@ class ExecutorStub:
         keeps_handles: bool = False,
         control_seconds: float = CONTROL_SECONDS,
         chunking: Chunking | None = None,
+        loss: Callable[[], FedstackError | None] = lambda: None,
     ) -> None:
         self.connection = connection
         self.out_of_reach = False
         self.chunking = chunking or Chunking()
+        self.loss = loss
         self._goodbyes: set[asyncio.Task[None]] = set()
         self.sends_code = sends_code
         self.keeps_handles = keeps_handles

@@ -8,18 +8,23 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from fedstack.computations.language import RetryableError
 from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
 from fedstack.transport.call_turns import CallTurns
 from fedstack.transport.channels import open_channel
-from fedstack.transport.credentials import ClientCredentials
-from fedstack.transport.status import error_from_status
+from fedstack.transport.credentials import TOKEN_REFUSED, ClientCredentials
+from fedstack.transport.diagnosis import ARGUMENTS, Words, diagnosis_of, token_refused
+from fedstack.transport.status import RemoteTraceback, error_from_status
 from fedstack.transport.targets import Target
+from fedstack.transport.unreached import NO_ANSWER
 
 _DETAILS_KEY = "grpc-status-details-bin"
 # A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
 _MAX_CALLS = 256
 _MAX_STREAMS = 4096
 _ASK_SECONDS = 0.25
+# How much longer than it was told a wait takes, where it is about to find out what is wrong.
+_EXPLAIN_SECONDS = 1.0
 # All other codes are what a peer says.
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 # What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
@@ -35,14 +40,23 @@ class GrpcConnection:
       target: Where the peer is.
       credentials: What it wants to see, and what it is to show; `None` for a peer in the clear.
       max_calls: The most calls in flight; more wait here.
+      words: What errors call the parts of the credentials.
     """
 
     def __init__(
-        self, target: Target, credentials: ClientCredentials | None = None, *, max_calls: int = _MAX_CALLS
+        self,
+        target: Target,
+        credentials: ClientCredentials | None = None,
+        *,
+        max_calls: int = _MAX_CALLS,
+        words: Words = ARGUMENTS,
     ) -> None:
         self._target = target
-        self._credentials = credentials
-        self._metadata = () if credentials is None else credentials.metadata
+        self._credentials = credentials or ClientCredentials()
+        self._metadata = self._credentials.metadata
+        self._words = words
+        self._failure = ""
+        self._explanation: asyncio.Task[FedstackError | None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[tuple[str, str], Any] = {}
         self._turns = CallTurns(max_calls)
@@ -102,26 +116,62 @@ class GrpcConnection:
     async def wait_ready(self, timeout: float) -> None:
         channel = self._open()
         try:
-            await asyncio.wait_for(channel.channel_ready(), timeout)
+            await asyncio.wait_for(self._until_ready(channel), timeout)
         except asyncio.TimeoutError:
-            if await self._answers():
+            error = await self._failure_of_asking()
+            if error is None:
                 return
-            raise WorkerUnavailableError(
-                f"Expected a server at {self.address}, found none within {timeout:g} s; start one with `fedstack "
-                "serve`, and look with `fedstack check`"
-            ) from None
+            try:
+                error = await asyncio.wait_for(self.explained(error), _EXPLAIN_SECONDS)
+            except asyncio.TimeoutError:
+                error = await self._failure_of_asking()
+            if error is not None:
+                raise error from None
 
-    async def _answers(self) -> bool:
-        """Tells whether a peer that is not ready answers a call; raises why not, which gRPC tells to calls only."""
+    async def _until_ready(self, channel: grpc.aio.Channel) -> None:
+        """Returns when the channel is ready; raises if there is a reason not to wait for that."""
+        asked = False
+        state = channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not asked:
+                asked = True
+                error = await self._failure_of_asking()
+                if error is None:
+                    return
+                error = await self.explained(error)
+                if not isinstance(error, RetryableError):
+                    raise error
+            else:
+                await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+    async def _failure_of_asking(self) -> FedstackError | None:
+        """Returns why a peer that is not ready answers no call, which gRPC tells to calls only; `None` if it does."""
         try:
             await self.unary("/grpc.health.v1.Health/Check", b"", _ASK_SECONDS)
-        except (WorkerUnavailableError, AuthenticationError):
-            raise
         except DeadlineExceededError:
-            return False
+            return NO_ANSWER.error_at(self.address)
+        except (WorkerUnavailableError, AuthenticationError) as error:
+            return error
         except FedstackError:
-            return True
-        return True
+            return None
+        return None
+
+    async def explained(self, error: FedstackError) -> FedstackError:
+        """Returns what is wrong on the way to the peer if that is the reason for an error of a call; else the error."""
+        away = isinstance(error, (WorkerUnavailableError, DeadlineExceededError, AuthenticationError))
+        if not away or isinstance(error.__cause__, RemoteTraceback) or self._closed:
+            return error
+        if isinstance(error, AuthenticationError) and error.causes == self._token_refused.causes:
+            return error
+        if self._explanation is None or self._failure != str(error):  # all looks the same as long as gRPC says the same
+            self._failure = str(error)
+            self._explanation = asyncio.ensure_future(diagnosis_of(self._target, self._credentials, self._words))
+        return await asyncio.shield(self._explanation) or error
+
+    @property
+    def _token_refused(self) -> FedstackError:
+        return token_refused(self._target, self._credentials, self._words)
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
@@ -131,6 +181,8 @@ class GrpcConnection:
         except grpc.aio.AioRpcError as failure:
             if failure.code() not in _UNANSWERED:
                 self._turns.answered()
+            if failure.code() is grpc.StatusCode.UNAUTHENTICATED and failure.details() == TOKEN_REFUSED:
+                raise self._token_refused from None
             error = error_of_call(failure, self.address)
             raise error from error.__cause__  # the peer's traceback, and not ours
 
@@ -138,6 +190,8 @@ class GrpcConnection:
         self._closed = True
         channel, self._channel = self._channel, None
         self._methods.clear()
+        if self._explanation is not None:
+            self._explanation.cancel()
         if channel is not None:
             await channel.close()
 

@@ -20,7 +20,6 @@ UNAVAILABLE and FAILED_PRECONDITION, and on no other code:
 """
 
 import enum
-import re
 import traceback
 from collections.abc import Sequence
 
@@ -30,6 +29,7 @@ from google.protobuf.message import DecodeError
 from fedstack import errors
 from fedstack.computations.language import RetryableError
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
+from fedstack.transport.unreached import reason_of
 
 # What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
 MAX_DETAILS_BYTES = 6 * 1024
@@ -148,12 +148,6 @@ _MEANINGS = {
     Code.UNAUTHENTICATED: _REFUSED,
     Code.PERMISSION_DENIED: _REFUSED,
 }
-_NO_HANDSHAKE = _Meaning(errors.AuthenticationError, "see that each side trusts the other's certificate, and its name")
-# gRPC reports these as UNAVAILABLE, and would try again for ever.
-_HANDSHAKE_FAILURES = re.compile(
-    r"(ssl|tls) handshake failed|verification check failed|not in peer certificate|create security handshaker",
-    re.IGNORECASE,
-)
 
 
 def code_of(error: Exception) -> Code:
@@ -248,8 +242,9 @@ def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
 def _plain_error(code: Code, message: str, address: str) -> Exception:
     """Returns the error for a status of which nothing more is known."""
     meaning = _MEANINGS.get(code)
-    if code == Code.UNAVAILABLE and _HANDSHAKE_FAILURES.search(message):
-        meaning = _NO_HANDSHAKE
+    reason = reason_of(message) if code == Code.UNAVAILABLE else None
+    if reason is not None:
+        return reason.error_at(address)
     text = f"Expected an answer from {address}, found {code.name}: {message}".removesuffix(": ")
     return errors.RemoteError(text, code=code.name) if meaning is None else meaning.error(f"{text}; {meaning.advice}")
 

@@ -187,7 +187,7 @@ async def test_a_new_connection_does_not_begin_with_the_failure_of_an_old_one(fl
     worker.kill()
     early = stub_to(worker.target)
     for _ in range(5):  # so that it waits for a while before it dials again
-        with pytest.raises(WorkerUnavailableError, match="Connection refused"):
+        with pytest.raises(WorkerUnavailableError, match="nobody listens there"):
             await io_loop.run(early.handshake())
     fleet.restart(worker)
     late = stub_to(worker.target)
@@ -277,7 +277,7 @@ def test_a_server_whose_certificate_is_not_trusted_is_no_worker_to_wait_for(tmp_
             credentials=ClientCredentials.from_files(root_certificates=others.ca),
             retry_policy=fedstack.RetryPolicy.none(),
         )
-        with fedstack.use_context(context), pytest.raises(AuthenticationError, match="trusts the other's certificate"):
+        with fedstack.use_context(context), pytest.raises(AuthenticationError, match="an authority that we trust"):
             Background(lambda: doubled_sum([1, 2])).result()
         context.close()
 

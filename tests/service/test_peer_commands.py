@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +159,62 @@ def test_check_says_what_is_wrong_with_a_certificate(
         keys = ["--tls-cert", others.client_cert, "--tls-key", others.client_key]
         found = complaint(capsys, thread.target, "--tls-ca", files.ca, *keys)
         assert found.startswith(f"Expected our certificate to be accepted at {thread.target}, found that it is not")
+
+
+def test_a_token_is_not_blamed_on_a_certificate_nor_the_other_way_round(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = make_test_certificates(tmp_path, ["other.example"])
+    (tmp_path / "right").write_text("secret")
+    (tmp_path / "wrong").write_text("guess")
+    ca = ["--tls-ca", files.ca]
+    mine = [*ca, "--tls-cert", files.client_cert, "--tls-key", files.client_key]
+    theirs = [*ca, "--tls-cert", others.client_cert, "--tls-key", others.client_key]
+    with new_server(tls(files, mutual=True, tokens=("secret",))) as thread:
+        assert "asks for no token, found one that does" in complaint(capsys, thread.target, *mine)
+        found = complaint(capsys, thread.target, *mine, "--token-file", tmp_path / "wrong")
+        assert "Expected our token to be accepted" in found
+        found = complaint(capsys, thread.target, *theirs, "--token-file", tmp_path / "right")
+        assert "Expected our certificate to be accepted" in found
+        found = complaint(capsys, thread.target, *ca, "--token-file", tmp_path / "right")
+        assert "asks for no certificate, found one that does" in found
+
+
+def test_a_token_that_nobody_asks_for_is_not_called_accepted(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    assert main(["check", target, "--token-file", str(tmp_path / "token"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token"] == "not asked for"
+
+
+def test_certificates_that_do_not_fit_are_wrong_usage_before_anybody_is_dialled(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    for cert, key, ca, expected in (
+        (files.client_cert, files.server_key, files.ca, "found the key of another certificate"),
+        (files.client_key, files.client_cert, files.ca, "CERTIFICATE-----, found a private key"),
+        (garbage, files.client_key, files.ca, "found that they cannot be read"),
+        (files.client_cert, files.client_key, garbage, "Expected certificates of authorities in PEM"),
+    ):
+        options = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(ca)]
+        with pytest.raises(SystemExit) as exit_info:
+            main(["check", "no-such-host.invalid:1", *options])
+        assert exit_info.value.code == 2
+        assert expected in capsys.readouterr().err
+
+
+def test_grpc_adds_nothing_to_what_check_says(files: CertificateFiles, target: str) -> None:
+    for options in (["--tls-ca", files.ca], []):
+        with new_server(tls(files, mutual=True)) as thread:
+            for dialled in (thread.target, target, "127.0.0.1:1"):
+                command = [sys.executable, "-m", "fedstack", "check", dialled, *map(str, options)]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                if done.returncode:
+                    assert done.stderr.startswith("fedstack check: error: Expected ")
+                assert done.stderr.count("\n") == done.returncode
 
 
 def test_check_says_when_the_token_is_missing_or_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

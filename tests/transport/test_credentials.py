@@ -97,6 +97,37 @@ def test_a_certificate_without_its_key_is_refused():
         ServerCredentials(private_key=KEY)
 
 
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("token", 5, "Expected a token as text, found int"),
+        ("token", b"secret", "Expected a token as text, found bytes"),
+        (
+            "root_certificates",
+            CERTIFICATE.decode(),
+            "Expected root certificates in PEM as bytes, found str; from_files",
+        ),
+        ("certificate", 5, "Expected a certificate in PEM as bytes, found int"),
+        ("private_key", KEY.decode(), "Expected a private key in PEM as bytes, found str"),
+        ("server_name", b"worker", "Expected server_name to be a host name as text, found"),
+        ("server_name", "", "Expected server_name to be a host name as text, found"),
+    ],
+)
+def test_parts_of_another_type_are_refused_and_not_quoted(part, value, message):
+    parts = {"certificate": CERTIFICATE, "private_key": KEY, part: value}
+    with pytest.raises(InvalidValueError, match=message) as caught:
+        ClientCredentials(**parts)
+    assert "secret" not in str(caught.value)
+    assert "BBBB" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tokens", ["secret", b"secret", 5, None, [5]])
+def test_tokens_of_a_server_are_a_list_of_texts(tokens):
+    with pytest.raises(InvalidValueError, match="Expected a (list of tokens|token as text), found") as caught:
+        ServerCredentials(tokens=tokens)
+    assert "secret" not in str(caught.value)
+
+
 def test_an_encrypted_key_is_refused():
     with pytest.raises(InvalidValueError, match="found an encrypted one"):
         ClientCredentials(certificate=CERTIFICATE, private_key=KEY.replace(b"EC PRIVATE", b"ENCRYPTED PRIVATE"))

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, TypedDict
 
+import attrs
+
 from fedstack.errors import FedstackError
 from fedstack.service.command_line.command import SUCCESS
 from fedstack.service.command_line.peer_options import add_peer_options, ask, failed, not_ours, peer_of
@@ -44,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Checks a server: what it is goes to standard output, what is wrong to standard error."""
     target, credentials = peer_of(options)
 
+    token = "none" if credentials.token is None else "accepted"
+
     async def look(stub: "ExecutorStub") -> Answer:
         handshake = await stub.handshake()
         if handshake is None:
@@ -56,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         return Answer(
             target=str(target),
             encryption=_encryption(target, credentials),
-            token="none" if credentials.token is None else "accepted",
+            token=token,
             version=handshake.version,
             python_version=handshake.python_version,
             leaf_runtimes=list(handshake.leaf_runtimes),
@@ -67,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         answer = ask(target, credentials, options.timeout, look)
+        if credentials.token is not None and _asks_for_no_token(target, credentials, options.timeout):
+            answer["token"] = "not asked for"
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
     if options.json:
@@ -74,6 +80,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(answer)
     return SUCCESS
+
+
+def _asks_for_no_token(target: "Target", credentials: "ClientCredentials", timeout: float) -> bool:
+    """Tells whether a server that lets us in would do so without our token."""
+
+    async def look(stub: "ExecutorStub") -> bool:
+        return await stub.handshake() is not None
+
+    try:
+        return ask(target, attrs.evolve(credentials, token=None), timeout, look)
+    except FedstackError:
+        return False
 
 
 def _encryption(target: "Target", credentials: "ClientCredentials") -> str:

@@ -6,14 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from fedstack.errors import (
-    AuthenticationError,
-    DeadlineExceededError,
-    FedstackError,
-    InvalidValueError,
-    RemoteError,
-    WorkerUnavailableError,
-)
+from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.service.command_line.command import FAILURE, UsageError, seconds
 
 if TYPE_CHECKING:
@@ -22,8 +15,6 @@ if TYPE_CHECKING:
     from fedstack.transport.targets import Target
 
 _T = TypeVar("_T")
-# What an error on the way to a server may show up as.
-_NO_WAY = (WorkerUnavailableError, DeadlineExceededError, AuthenticationError, RemoteError)
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +35,8 @@ def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
     Raises:
       UsageError: If the options do not fit each other, or name files that cannot be read.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would say of failures, we say in our own words
+    from fedstack.transport.channels import check_certificates
     from fedstack.transport.credentials import ClientCredentials
     from fedstack.transport.targets import parse_target
 
@@ -55,6 +48,7 @@ def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
             token_file=options.token_file,
             server_name=options.server_name,
         )
+        check_certificates(credentials, "give the right --tls-cert, --tls-key and --tls-ca")
         return parse_target(options.target), credentials
     except InvalidValueError as error:
         raise UsageError(str(error)) from error
@@ -71,29 +65,21 @@ def ask(
     Raises:
       FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
     """
-    # gRPC would write the failures that are explained below to standard error, in its own words.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from fedstack.service.diagnosis import diagnose
+    from fedstack.transport.diagnosis import OPTIONS
     from fedstack.transport.executor_stub import ExecutorStub
     from fedstack.transport.grpc_connection import GrpcConnection
     from fedstack.transport.io_loop import io_loop
 
     async def dial() -> _T:
-        connection = GrpcConnection(target, credentials)
+        connection = GrpcConnection(target, credentials, words=OPTIONS)
         try:
             return await work(ExecutorStub(connection, control_seconds=timeout))
+        except FedstackError as error:
+            raise await connection.explained(error) from error
         finally:
             await connection.close()
 
-    try:
-        return io_loop.run_sync(dial())
-    except _NO_WAY as error:
-        found = diagnose(target, credentials)
-        if found is not None:
-            raise type(error)(found) from error
-        if isinstance(error, AuthenticationError):
-            raise AuthenticationError(_about_token(target, credentials)) from error
-        raise
+    return io_loop.run_sync(dial())
 
 
 def not_ours(target: "Target") -> RemoteError:
@@ -113,9 +99,3 @@ def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:
         raise error
     print(json.dumps({"ok": False, "target": str(target), "error": str(error)}))
     return FAILURE
-
-
-def _about_token(target: "Target", credentials: "ClientCredentials") -> str:
-    if credentials.token is None:
-        return f"Expected a server at {target} that asks for no token, found one that does; give it with --token-file"
-    return f"Expected our token to be accepted at {target}, found that it is not; give the server's with --token-file"

@@ -1,0 +1,324 @@
+"""Finds out why a server cannot be reached, by trying the steps to it one by one.
+
+gRPC says the same thing when nobody listens, when one side talks TLS and the other does not, and when a certificate is
+missing; and what it says differs from release to release.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import attrs
+
+from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailableError
+from fedstack.transport.credentials import ClientCredentials
+from fedstack.transport.key_pairs import load_pair
+from fedstack.transport.targets import Target
+
+_logger = logging.getLogger(__name__)
+_STEP_SECONDS = 3.0
+# What a client of HTTP/2 says first: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEADER_BYTES, _SETTINGS = 9, 4
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+@attrs.frozen
+class Words:
+    """What the parts of the credentials are called where they are given."""
+
+    authority: str
+    certificate: str
+    server_name: str
+    token: str
+    no_tls: str
+
+
+ARGUMENTS = Words(
+    "root_certificates",
+    "certificate and private_key",
+    "server_name",
+    "ClientCredentials(token=...)",
+    "leave certificates out",
+)
+OPTIONS = Words("--tls-ca", "--tls-cert and --tls-key", "--server-name", "--token-file", "leave the TLS options out")
+
+
+async def diagnosis_of(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError | None:
+    """Does what `diagnose` does on a thread, which nobody waits for when this is cancelled."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[FedstackError | None] = loop.create_future()
+
+    def finish(found: FedstackError | None) -> None:
+        if not waiter.done():
+            waiter.set_result(found)
+
+    def work() -> None:
+        found = None
+        try:
+            found = diagnose(target, credentials, words)
+        except Exception:  # it is about a failure that there is already
+            _logger.debug("Looking for what is wrong at %s failed", target, exc_info=True)
+        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+            loop.call_soon_threadsafe(finish, found)
+
+    threading.Thread(target=work, name="fedstack-diagnosis", daemon=True).start()
+    return await waiter
+
+
+def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGUMENTS) -> FedstackError | None:
+    """Returns what is wrong on the way to a server, and what to do; `None` if nothing is as far as it can tell.
+
+    Blocks for some seconds at most.
+
+    Args:
+      target: The server.
+      credentials: What it was dialled with.
+      words: What to call parts of the credentials.
+
+    Returns:
+      An error that is not retryable if it does not help to wait.
+    """
+    if target.address.startswith("unix:"):
+        return _diagnose_socket(target, Path(target.address.removeprefix("unix:")))
+    if not target.is_local and any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
+        return None  # gRPC may go another way
+    host, _, port = target.address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        address = _reach(host, int(port))
+    except socket.gaierror as error:
+        return _away(
+            target,
+            f"there is no host of that name ({error.strerror})",
+            f"Expected a host that can be found from here, found none named {host!r}: {error.strerror}",
+        )
+    except ConnectionRefusedError:
+        return _away(
+            target,
+            "nobody listens there (connection refused)",
+            f"Expected a server listening at {target}, found none: connection refused; start one with `fedstack serve` "
+            "or correct host and port",
+        )
+    except TimeoutError:
+        return _away(
+            target,
+            f"no answer within {_STEP_SECONDS:g} s; look for a firewall in between",
+            f"Expected an answer from {target}, found none within {_STEP_SECONDS:g} s; check the address, and for a "
+            "firewall in between",
+        )
+    except OSError as error:
+        why = error.strerror or error
+        return _away(target, f"there is no way to it: {why}", f"Expected a way to {target}, found none: {why}")
+    secure = credentials.uses_tls if target.secure is None else target.secure
+    if secure:
+        return _diagnose_tls(target, host, address, credentials, words)
+    return _diagnose_plaintext(target, address, words)
+
+
+def _away(target: Target, cause: str, text: str) -> FedstackError:
+    return _with_cause(target, cause, WorkerUnavailableError(text))
+
+
+def _refused(target: Target, cause: str, text: str) -> FedstackError:
+    return _with_cause(target, cause, AuthenticationError(text))
+
+
+def _with_cause(target: Target, cause: str, error: FedstackError) -> FedstackError:
+    error.causes = {target.address: cause}
+    return error
+
+
+def _diagnose_socket(target: Target, path: Path) -> FedstackError | None:
+    if not hasattr(socket, "AF_UNIX"):
+        text = "Expected a system with Unix sockets, found one without; dial host and port"
+        return _away(target, "this system has no Unix sockets", text)
+    if not path.exists():
+        return _away(
+            target,
+            "there is no such socket",
+            f"Expected a socket at {path}, found no file; start a server with `fedstack serve --unix-socket {path}`",
+        )
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_STEP_SECONDS)
+            connection.connect(str(path))
+    except ConnectionRefusedError:
+        return _away(
+            target,
+            "nobody listens there: the socket was left behind",
+            f"Expected a server listening at {path}, found a socket that its server left behind; start it again",
+        )
+    except OSError as error:
+        why = error.strerror or error
+        return _away(target, f"there is no way to it: {why}", f"Expected a way to {path}, found none: {why}")
+    return None
+
+
+def _diagnose_plaintext(target: Target, address: tuple[str, int], words: Words) -> FedstackError | None:
+    if _is_http2(address, None):
+        return None
+    if _talks_tls(address):
+        return _refused(
+            target,
+            f"it talks TLS and was dialled without; give {words.authority}",
+            f"Expected a server without TLS at {target}, found one with; give the certificate of its authority with "
+            f"{words.authority}",
+        )
+    return _away(
+        target,
+        "it talks something else than gRPC",
+        f"Expected a gRPC server at {target}, found one that talks something else; correct host and port",
+    )
+
+
+def _diagnose_tls(
+    target: Target, host: str, address: tuple[str, int], credentials: ClientCredentials, words: Words
+) -> FedstackError | None:
+    context = ssl.create_default_context()
+    if credentials.root_certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=credentials.root_certificates.decode("ascii", "replace"))
+    if credentials.certificate is not None and credentials.private_key is not None:
+        load_pair(context, credentials.certificate, credentials.private_key)
+    context.set_alpn_protocols(["h2"])
+    name = credentials.server_name or host
+    try:
+        if _is_http2(address, context, name):
+            return None
+    except ssl.SSLCertVerificationError as error:
+        return _mistrusted(target, name, error, words)
+    except OSError:  # no TLS at all, or none that we know
+        if _is_http2(address, None):
+            return _refused(
+                target,
+                "it talks no TLS and was dialled with",
+                f"Expected a server with TLS at {target}, found one without; {words.no_tls}",
+            )
+        return _away(
+            target,
+            "it talks something else than TLS",
+            f"Expected TLS at {target}, found something else; correct host and port",
+        )
+    if not _wants_certificates(address, context, name):
+        return _away(
+            target,
+            "it hangs up once there is TLS",
+            f"Expected a gRPC server at {target}, found one that hangs up once there is TLS; see whether what is "
+            f"behind it runs, and whether it asks for {words.certificate}",
+        )
+    if credentials.certificate is None:
+        return _refused(
+            target,
+            f"it asks for a certificate of ours; give {words.certificate}",
+            f"Expected a server at {target} that asks for no certificate, found one that does; give "
+            f"{words.certificate}",
+        )
+    return _refused(
+        target,
+        "it does not accept our certificate",
+        f"Expected our certificate to be accepted at {target}, found that it is not; give one from an authority that "
+        "the server trusts",
+    )
+
+
+def _mistrusted(target: Target, name: str, error: ssl.SSLCertVerificationError, words: Words) -> FedstackError:
+    why = error.verify_message.rstrip(".")
+    if "mismatch" in why:
+        return _refused(
+            target,
+            f"its certificate is not for {name}; give the name that it is for as {words.server_name}",
+            f"Expected a certificate for {name} at {target}, found one for other names: {why}; dial a name that it is "
+            f"for, or give that as {words.server_name}",
+        )
+    return _refused(
+        target,
+        f"its certificate is not from an authority that we trust ({why}); give {words.authority}",
+        f"Expected a certificate from an authority that we trust at {target}, found another one: {why}; give the "
+        f"authority's with {words.authority}",
+    )
+
+
+def token_refused(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError:
+    """Returns the error for a server that wants a token, or another one."""
+    if credentials.token is None:
+        return _refused(
+            target,
+            f"it asks for a token; give {words.token}",
+            f"Expected a server at {target} that asks for no token, found one that does; give it with {words.token}",
+        )
+    return _refused(
+        target,
+        "it does not accept our token",
+        f"Expected our token to be accepted at {target}, found that it is not; give the server's with {words.token}",
+    )
+
+
+def _reach(host: str, port: int) -> tuple[str, int]:
+    """Returns the address at which something listens."""
+    with socket.create_connection((host, port), _STEP_SECONDS) as connection:
+        found = connection.getpeername()
+        return found[0], found[1]
+
+
+def _is_http2(address: tuple[str, int], context: ssl.SSLContext | None, name: str = "") -> bool:
+    """Greets a server and tells whether it answers as gRPC's do.
+
+    Raises:
+      OSError: If it does not talk TLS as the context wants it.
+    """
+    with socket.create_connection(address, _STEP_SECONDS) as connection:
+        if context is None:
+            return _answers(connection)
+        with context.wrap_socket(connection, server_hostname=name) as secured:
+            return _answers(secured)
+
+
+def _wants_certificates(address: tuple[str, int], context: ssl.SSLContext, name: str) -> bool:
+    """Tells whether it is the certificate that a client shows, or does not, for which a server hangs up.
+
+    The client's comes last in TLS 1.3, and gRPC's servers then hang up without a word. In TLS 1.2 it is in the midst.
+    """
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        _is_http2(address, context, name)
+        return False
+    except ssl.SSLError as error:
+        return "PROTOCOL" not in (error.reason or "") or isinstance(error, ssl.SSLEOFError)
+    except ConnectionError:
+        return True
+    except OSError:
+        return False
+
+
+def _answers(connection: socket.socket) -> bool:
+    deadline = time.monotonic() + _STEP_SECONDS
+    answer = b""
+    try:
+        connection.sendall(_GREETING)
+        while len(answer) < _FRAME_HEADER_BYTES and time.monotonic() < deadline:
+            more = connection.recv(1024)
+            if not more:
+                return False
+            answer += more
+    except OSError:  # it hung up
+        return False
+    return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
+
+
+def _talks_tls(address: tuple[str, int]) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection(address, _STEP_SECONDS) as connection, context.wrap_socket(connection):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,220 @@
+"""Contexts over workers that cannot be used: what they say of each, and how soon."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import federated_language as fl
+import numpy as np
+import pytest
+
+pytest.importorskip("cryptography")
+
+import fedstack
+from fedstack import errors
+from fedstack.executors.factories import local_executor_factory
+from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.executor_service import ExecutorService
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.server_thread import ServerThread
+from fedstack.service.worker_pool import local_worker_pool
+from fedstack.transport.credentials import ClientCredentials, ServerCredentials
+
+# What a slow machine may add; without an early end the whole time to connect would pass.
+SOON, CONNECT_SECONDS = 5.0, 30.0
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def total(values: Any) -> Any:
+    return fl.federated_sum(values)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return make_test_certificates(tmp_path_factory.mktemp("others"), ["other.example"])
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens, and nobody else will."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def serving(credentials: ServerCredentials | None = None) -> ServerThread:
+    return ServerThread(GrpcServer([ExecutorService(local_executor_factory())], credentials=credentials))
+
+
+def of_server(files: CertificateFiles, *, mutual: bool = False) -> ServerCredentials:
+    return ServerCredentials.from_files(
+        certificate=files.server_cert,
+        private_key=files.server_key,
+        client_root_certificates=files.ca if mutual else None,
+    )
+
+
+def of_client(files: CertificateFiles) -> ClientCredentials:
+    return ClientCredentials.from_files(
+        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
+    )
+
+
+def failure(targets: Any, credentials: ClientCredentials | None = None, **options: Any) -> errors.FedstackError:
+    """Returns the error of a computation over workers that cannot be used."""
+    context = fedstack.create_sync_remote_execution_context(targets, credentials=credentials, **options)
+    try:
+        with fedstack.use_context(context), pytest.raises(errors.FedstackError) as caught:
+            total([1, 2, 3])
+        return caught.value
+    finally:
+        context.close()
+
+
+Case = tuple[ServerCredentials | None, ClientCredentials | None, str]
+CASES: dict[str, Callable[[CertificateFiles, CertificateFiles], Case]] = {
+    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "with TLS at {}, found one without"),
+    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "without TLS at {}, found one with"),
+    "another name": lambda files, others: (
+        of_server(others),
+        of_client(others),
+        "a certificate for 127.0.0.1 at {}, found one for other names",
+    ),
+    "untrusted": lambda files, others: (
+        of_server(files),
+        of_client(others),
+        "an authority that we trust at {}, found another",
+    ),
+    "no token": lambda files, others: (ServerCredentials(tokens=("a",)), None, "at {} that asks for no token"),
+    "wrong token": lambda files, others: (
+        attrs.evolve(of_server(files, mutual=True), tokens=("a",)),
+        attrs.evolve(of_client(files), token="b"),
+        "our token to be accepted at {}",
+    ),
+    "no certificate": lambda files, others: (
+        of_server(files, mutual=True),
+        ClientCredentials.from_files(root_certificates=files.ca),
+        "at {} that asks for no certificate, found one that does",
+    ),
+    "wrong certificate": lambda files, others: (
+        of_server(files, mutual=True),
+        attrs.evolve(of_client(others), root_certificates=files.ca.read_bytes()),
+        "our certificate to be accepted at {}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_does_not_become_right_by_waiting_is_said_at_once(
+    case: Callable[[CertificateFiles, CertificateFiles], Case], files: CertificateFiles, others: CertificateFiles
+) -> None:
+    of_the_server, of_ours, expected = case(files, others)
+    with serving(of_the_server) as thread:
+        begun = time.monotonic()
+        found = failure(thread.target, of_ours, connect_seconds=CONNECT_SECONDS)
+        assert time.monotonic() - begun < SOON
+        assert isinstance(found, errors.AuthenticationError)
+        assert expected.format(thread.target) in str(found)
+        assert str(found).count(thread.target) == 1
+        assert set(found.causes) == {thread.target}
+
+
+def test_a_key_of_another_certificate_is_noticed_before_anybody_is_dialled(
+    files: CertificateFiles, others: CertificateFiles, nobody: str
+) -> None:
+    credentials = attrs.evolve(of_client(files), private_key=others.client_key.read_bytes())
+    begun = time.monotonic()
+    found = failure(nobody, credentials, connect_seconds=CONNECT_SECONDS)
+    assert time.monotonic() - begun < SOON
+    assert isinstance(found, errors.InvalidValueError)
+    assert "found the key of another certificate" in str(found)
+
+
+def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
+    nobody: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(ServerCredentials(tokens=("a",))) as refusing:
+        targets = [nobody, f"unix:{tmp_path / 'none'}", "no-such-host.invalid:1", refusing.target]
+        begun = time.monotonic()
+        found = failure(targets, connect_seconds=3)
+        assert time.monotonic() - begun < 3 + 2 + SOON
+    assert isinstance(found, errors.NoWorkersError)
+    head, *lines = str(found).splitlines()
+    assert head == (
+        "Expected at least one of 4 workers to be ready, found none; start them with `fedstack serve`, and ask one "
+        "with `fedstack check`:"
+    )
+    assert [line.split(": ")[0].strip() for line in lines] == targets
+    assert lines[0] == f"  {nobody}: nobody listens there (connection refused)"
+    assert lines[1] == f"  {targets[1]}: there is no such socket"
+    assert lines[2].startswith(f"  {targets[2]}: there is no host of that name")
+    assert lines[3] == f"  {refusing.target}: it asks for a token; give ClientCredentials(token=...)"
+    assert list(found.causes) == targets
+    # The attempts that follow say no more than that nothing has changed.
+    retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Trying a computation again")]
+    assert [message.endswith("the same") for message in retries] == [False, True, True, True]
+
+
+def test_a_pool_that_is_closed_is_noticed_at_once() -> None:
+    with local_worker_pool(1) as pool:
+        pass
+    begun = time.monotonic()
+    found = failure(pool, connect_seconds=CONNECT_SECONDS)
+    assert time.monotonic() - begun < SOON
+    assert isinstance(found, errors.ClosedError)
+    assert "Expected an open pool of workers, found it closed" in str(found)
+
+
+def test_worker_processes_that_have_ended_are_noticed_at_once_with_their_codes() -> None:
+    with local_worker_pool(2) as pool:
+        for worker in pool._workers:
+            worker.process.kill()
+            worker.process.wait()
+        begun = time.monotonic()
+        found = failure(pool, connect_seconds=CONNECT_SECONDS)
+        assert time.monotonic() - begun < SOON
+        assert isinstance(found, errors.NoWorkersError)
+        codes = [worker.process.returncode for worker in pool._workers]
+        for pid, code, target in zip(pool.pids, codes, pool.targets):
+            assert f"\n  {target}: the worker process with pid {pid} ended with code {code}" in str(found)
+
+
+def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
+    with local_worker_pool(1) as pool:
+        context = fedstack.create_sync_remote_execution_context(pool, retry_policy=fedstack.RetryPolicy.none())
+        try:
+            with fedstack.use_context(context):
+                assert total([1, 2]) == 3
+
+                @fedstack.python_computation(np.int32, np.int32)
+                def die(value: int) -> int:
+                    import os
+
+                    os._exit(7)
+
+                @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+                def dying(values: Any) -> Any:
+                    return fl.federated_sum(fl.federated_map(die, values))
+
+                with pytest.raises(errors.LostWorkersError) as caught:
+                    dying([1, 2])
+        finally:
+            context.close()
+    head, line = str(caught.value).splitlines()
+    assert (
+        head
+        == "Expected the computation to succeed within 1 attempt, found workers lost; ask one with `fedstack check`:"
+    )
+    assert line in (
+        f"  {pool.targets[0]}: the connection broke off",
+        f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with code 7",
+    )
+    assert list(caught.value.causes) == list(pool.targets)
