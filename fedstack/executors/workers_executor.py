@@ -152,12 +152,15 @@ class _WorkerSlice:
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
+        is_served = False
         try:
-            if await self._remote.has_phases():
+            has_phases = await self._remote.has_phases()
+            is_served = True
+            if has_phases:
                 return await self._remote.run_phase(phase, inputs, arguments, clients)
             return await self._value_by_value(phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
-            if isinstance(error.__cause__, RemoteTraceback):
+            if is_served and isinstance(error.__cause__, RemoteTraceback):
                 raise  # the worker says so itself, of something behind it: it is there
             self._workers.failed(self._worker, self._worker.stub.loss() or error)
             raise self._lost() from error

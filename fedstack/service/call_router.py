@@ -39,6 +39,7 @@ class CallRouter(grpc.GenericRpcHandler):
       max_calls: The most calls at a time; one more is refused.
       background: More services, whose calls are not among those: a busy server still says that it is healthy, and one
         that stops does not wait for those who watch.
+      public: Those services of all that anybody may call, who is allowed to go on or not.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CallRouter(grpc.GenericRpcHandler):
         is_allowed: Callable[[Metadata], bool],
         max_calls: int,
         background: Sequence[Service] = (),
+        public: Sequence[Service] = (),
     ) -> None:
         self.counts = CallCounts()
         self._is_allowed = is_allowed
@@ -62,13 +64,15 @@ class CallRouter(grpc.GenericRpcHandler):
                     for method_name, method in methods.items():
                         handler = self._handler(f"{name}/{method_name}", method, running)
                         self._handlers[f"/{name}/{method_name}"] = handler
+        self._public = frozenset(f"/{n}/{m}" for service in public for n, ms in service.methods.items() for m in ms)
         self._known = f"services are {', '.join(sorted({path.split('/')[1] for path in self._handlers}))}"
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
         """Returns what handles a call; gRPC asks for each."""
-        if not self._is_allowed(cast("Metadata", handler_call_details.invocation_metadata or ())):
-            return self._refusal(Code.UNAUTHENTICATED, TOKEN_REFUSED)
         path = handler_call_details.method
+        metadata = cast("Metadata", handler_call_details.invocation_metadata or ())
+        if path not in self._public and not self._is_allowed(metadata):
+            return self._refusal(Code.UNAUTHENTICATED, TOKEN_REFUSED)
         return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
 
     @property

@@ -63,6 +63,7 @@ class ExecutorExtensions:
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
         """Tells what this server is."""
+        self._core.check_takes_clients()  # who is told so here does not count on this server
         policy, limits = self._core.policy, self._core.limits
         return messages.HandshakeResponse(
             protocol=PROTOCOL,

@@ -85,6 +85,10 @@ class ExecutorService:
         """Returns what the service holds and has done."""
         return (self._extensions or ExecutorExtensions(self._core)).status()
 
+    def drain(self) -> None:
+        """Opens no more sessions; those that are open go on."""
+        self._core.drain()
+
     async def close(self) -> None:
         """Ends all sessions and closes the factory. Idempotent."""
         await self._core.close()

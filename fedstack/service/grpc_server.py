@@ -16,7 +16,7 @@ from fedstack.service.listening import Listener, TcpListener, UnixListener
 from fedstack.transport.channels import SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
 from fedstack.transport.key_pairs import why_no_pair, why_no_roots
-from fedstack.transport.methods import Service
+from fedstack.transport.methods import Drains, Service
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +71,13 @@ class GrpcServer:
             )
         self._health = HealthService([name for service in services for name in service.methods])
         background = [self._health, *_reflection_of([*services, self._health], wanted=reflection)]
-        self._router = CallRouter(services, is_allowed=self._is_allowed, max_calls=max_calls, background=background)
+        self._router = CallRouter(
+            services,
+            is_allowed=self._is_allowed,
+            max_calls=max_calls,
+            background=background,
+            public=[self._health],  # whoever supervises a server need not be able to use it
+        )
         for service in services:
             if isinstance(service, ReportsCalls):
                 service.call_counts = self.call_counts
@@ -130,14 +136,18 @@ class GrpcServer:
     async def stop(self, grace: float | None = None) -> None:
         """Lets running calls come to their end, then closes the services. Idempotent.
 
-        Health says NOT_SERVING from the beginning. As long as one call is running, others are taken that it may need,
-        such as the renewal of a lease. When none is, or the grace is over, whoever calls is told to go elsewhere.
+        Health says NOT_SERVING from the beginning, and services take no new clients. As long as one call is running,
+        others are taken that it may need, such as the renewal of a lease. When none is, or the grace is over, whoever
+        calls is told to go elsewhere.
 
         Args:
           grace: How long running calls have, in seconds, before they are cancelled; `grace_seconds` by default. Of
             several calls of this method the shortest time counts.
         """
         self._health.drain()
+        for service in self._services:
+            if isinstance(service, Drains):
+                service.drain()
         seconds = self._grace_seconds if grace is None else grace
         timer = asyncio.get_running_loop().call_later(seconds, self._grace_is_over.set)
         if self._stopping is None:

@@ -58,6 +58,12 @@ class TcpListener:
         address = _ip_address(self.host)
         return self.host == "localhost" if address is None else address.is_loopback
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it stands for all addresses of this machine, and so cannot be dialled from another one."""
+        address = _ip_address(self.host)
+        return address is not None and address.is_unspecified
+
     def prepare(self) -> None:
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -17,7 +17,7 @@ from fedstack.computations.language import (
 from fedstack.computations.leaf_runtimes import runs_for_others
 from fedstack.computations.trace import step_limit
 from fedstack.computations.travel import check_received, import_referenced, modules_to_import
-from fedstack.errors import ClosedError, FedstackError, ResourceLimitError
+from fedstack.errors import ClosedError, FedstackError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.contexts import SyncExecutionContext
 from fedstack.executors.leaf_threads import leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
@@ -51,7 +51,24 @@ class ServiceCore:
         self.sessions = SessionTable(factory, limits, clock)
         self._inside_leaves = SyncExecutionContext(factory)  # for computations that are called in leaf functions
         self._sweeper: asyncio.Task[None] | None = None
+        self._draining = False
         self._closed = False
+
+    def drain(self) -> None:
+        """Opens no more sessions; those that are open go on."""
+        self._draining = True
+
+    def check_takes_clients(self) -> None:
+        """Checks that sessions may be opened.
+
+        Raises:
+          WorkerUnavailableError: If this server is about to stop.
+        """
+        if self._draining:
+            raise WorkerUnavailableError(
+                "Expected a server that takes new sessions, found one that is stopping and lets only those that it has "
+                "come to their end; dial another one, or this one later"
+            )
 
     def open(self, cardinalities: CardinalitiesType, lease_seconds: float | None) -> Session:
         """Opens a session.
@@ -59,9 +76,14 @@ class ServiceCore:
         Args:
           cardinalities: The numbers of participants.
           lease_seconds: How long it may be silent; `None` for a client that renews nothing.
+
+        Raises:
+          WorkerUnavailableError: If this server is about to stop.
+          ResourceLimitError: If there are too many sessions, or clients in this one.
         """
         if self._closed:
             raise ClosedError("Expected an open service, found it closing; dial another server")
+        self.check_takes_clients()
         clients = cardinalities.get(CLIENTS, 0)
         if clients > self.limits.max_clients:
             raise ResourceLimitError(f"Expected at most {self.limits.max_clients} clients, found {clients}")

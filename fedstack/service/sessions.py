@@ -197,7 +197,11 @@ class SessionTable:
             self._leases.open(session.id, lease_seconds)
         except ResourceLimitError:
             session.end("there was no room for it")
-            raise
+            most = self._limits.max_sessions
+            raise ResourceLimitError(
+                f"Expected at most {most} session{'s' * (most != 1)} at a time, found one more asked for; end others, "
+                "let them run out, or start the worker with a larger --max-sessions"
+            ) from None
         self._sessions[session.id] = session
         return session
 

@@ -4,7 +4,7 @@ Nothing here knows gRPC. A server registers the methods under their paths; a tes
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import attrs
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -65,4 +65,13 @@ class Service(Protocol):
 
     async def close(self) -> None:
         """Ends all work and frees everything. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Drains(Protocol):
+    """A service that can let the clients that it has come to their end."""
+
+    def drain(self) -> None:
+        """Takes no new clients from now on. Idempotent."""
         ...

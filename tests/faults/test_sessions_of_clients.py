@@ -25,7 +25,7 @@ async def test_one_more_session_than_there_is_room_for_is_refused_until_another_
     with executor_at(worker.target) as first, executor_at(worker.target) as late:
         with executor_at(worker.target) as second:
             values = [await executor.create_value(np.int32(7), np.int32) for executor in (first, second)]
-            with pytest.raises(ResourceLimitError, match="Expected at most 2 leases at a time"):
+            with pytest.raises(ResourceLimitError, match="Expected at most 2 sessions at a time"):
                 await late.create_value(np.int32(7), np.int32)
             assert [await value.compute() for value in values] == [7, 7]
             second.close()
@@ -37,7 +37,7 @@ def test_a_context_does_not_try_again_where_there_is_no_room(fleet: Fleet, caplo
     worker = fleet.start(max_sessions=1)
     with context_over([worker.target]):
         assert doubled_sum([1]) == 2
-        with pytest.raises(ResourceLimitError, match="Expected at most 1 leases"):
+        with pytest.raises(ResourceLimitError, match="Expected at most 1 session at a time"):
             doubled_sum([1, 2])  # another number of clients, and so another session
         assert doubled_sum([3]) == 6
     assert caplog.records == []

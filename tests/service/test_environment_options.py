@@ -44,6 +44,7 @@ def test_a_variable_stands_for_its_option() -> None:
         "log_format": "json",
         "insecure": True,
         "allow_module": ("a.b", "c"),
+        "of_environment": {"max_sessions", "grace_seconds", "log_format", "insecure", "allow_module"},
     }
 
 

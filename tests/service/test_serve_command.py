@@ -61,13 +61,59 @@ def test_the_ready_line_says_who_may_come_and_what_they_may_bring(files: Certifi
         return found.removeprefix(f"fedstack {fedstack.__version__} serving on h:1 ")
 
     assert line() == "(insecure, loopback only); python code refused"
-    assert line("--host", "0.0.0.0", "--insecure") == "(insecure); python code refused"
+    assert line("--host", "0.0.0.0", "--insecure") == "(insecure, every network of this machine); python code refused"
     assert line("--unix-socket", "s") == "(insecure, this user only); python code refused"
     assert line("--allow-python-code", "--allow-module", "a", "--allow-module", "b") == (
         "(insecure, loopback only); python code allowed; modules a, b"
     )
     everything = [*tls_options(files), "--tls-client-ca", files.ca, "--token-file", "t", "--host", "::"]
-    assert line(*everything) == "(TLS, client certificates, token); python code refused"
+    assert line(*everything) == (
+        "(TLS, client certificates, token, every network of this machine); python code refused"
+    )
+
+
+def test_a_server_at_every_address_is_dialled_by_the_name_of_its_machine() -> None:
+    def address(target: str, *arguments: object) -> str:
+        return serve_command.dialled_address(target, options_of(*arguments))
+
+    assert address("127.0.0.1:81", "--host", "0.0.0.0") == f"{socket.gethostname()}:81"
+    assert address("[::1]:81", "--host", "::") == f"{socket.gethostname()}:81"
+    assert address("worker.example:81", "--host", "worker.example") == "worker.example:81"
+    assert address("unix:/s", "--unix-socket", "/s", "--host", "0.0.0.0") == "unix:/s"
+
+
+@pytest.mark.parametrize("arguments", [["--host", "localhost"], ["--port", "0"], ["--host", "::1", "--port", "1"]])
+def test_a_socket_and_a_port_are_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
+    names = " and ".join(name for name in arguments if name.startswith("--"))
+    with pytest.raises(UsageError, match=f"found --unix-socket and {names}; leave one or the other out"):
+        serve_command.make_server(options_of("--unix-socket", tmp_path / "s", *arguments))
+
+
+def test_a_socket_on_the_command_line_wins_over_a_port_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSTACK_PORT", "81")
+    serve_command.make_server(options_of("--unix-socket", tmp_path / "s"))
+    monkeypatch.setenv("FEDSTACK_UNIX_SOCKET", str(tmp_path / "s"))
+    with pytest.raises(UsageError, match="found --unix-socket and --port"):
+        serve_command.make_server(options_of())
+
+
+def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a_package").mkdir()
+    for name in ("__init__.py", "inside.py"):
+        (tmp_path / "a_package" / name).write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = ["numpy", "a_package", "a_package.inside", "nosuch", "a_package.nosuch", "nosuch.inside"]
+    serve_command.make_server(options_of("--allow-module", ",".join(modules)))
+    found = [record.getMessage() for record in caplog.records if "--allow-module" in record.getMessage()]
+    assert [message.split("found none named ")[1].split(";")[0] for message in found] == [
+        "'nosuch'",
+        "'a_package.nosuch'",
+        "'nosuch.inside'",
+    ]
 
 
 def test_code_from_other_machines_needs_their_certificates(files: CertificateFiles) -> None:
@@ -242,6 +288,40 @@ def test_a_call_in_flight_comes_to_its_end_after_sigterm(listening: socket.socke
         code, _, err = ended(server)
     assert code == 0
     assert "Asked to stop by SIGTERM" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
+def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
+    listening: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total(values: Any) -> Any:
+        return fl.federated_sum(values)
+
+    def compute(*targets: str) -> object:
+        context = fedstack.create_sync_remote_execution_context(list(targets), connect_seconds=1)
+        try:
+            with fedstack.use_context(context):
+                return total([1, 2, 3])
+        finally:
+            context.close()
+
+    with served("--allow-python-code") as server, served() as other:
+        before = fedstack.create_sync_remote_execution_context([server.target, other.target])
+        with fedstack.use_context(before):
+            assert total([1, 2, 3]) == 6
+        held = HeldCall(server.target, listening)
+        server.process.terminate()
+        wait_until_it_is_draining(server.target)
+        with pytest.raises(errors.NoWorkersError, match="takes new sessions, found one that is stopping"):
+            compute(server.target)
+        assert main(["check", server.target]) == 1
+        assert "found one that is stopping and lets only those that it has" in capsys.readouterr().err
+        assert compute(server.target, other.target) == 6
+        with fedstack.use_context(before):
+            assert total([4, 5, 6]) == 15
+        before.close()
+        assert held.release() == 41
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")

@@ -114,7 +114,7 @@ def test_a_token_alone_does_not_make_an_address_safe() -> None:
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "secre", "secrets", "SECRET"])
-@pytest.mark.parametrize("method", ["Unary", "Download", "Upload", "Exchange", "Nothing", HEALTH, REFLECTION])
+@pytest.mark.parametrize("method", ["Unary", "Download", "Upload", "Exchange", "Nothing", REFLECTION])
 def test_without_the_token_there_is_no_answer_from_any_method(method: str, token: str | None) -> None:
     echo = EchoService()
     with ServerThread(GrpcServer([echo], credentials=ServerCredentials(tokens=("secret", "other")))) as thread:
@@ -124,6 +124,12 @@ def test_without_the_token_there_is_no_answer_from_any_method(method: str, token
     assert counts == [("(other)", "UNAUTHENTICATED", 1)]
     assert "secret" not in str(raised.value)
     assert ECHO not in str(raised.value)
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "secret"])
+def test_health_is_told_with_and_without_the_token(token: str | None) -> None:
+    with ServerThread(GrpcServer([EchoService()], credentials=ServerCredentials(tokens=("secret",)))) as thread:
+        assert call(thread.target, HEALTH, b"", SOON, ClientCredentials(token=token)) == b"\x08\x01"
 
 
 def test_each_of_the_tokens_lets_in_whatever_the_method() -> None:

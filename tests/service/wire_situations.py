@@ -224,7 +224,7 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
 RAW_MEAN = RAW.mean_function().computation
 
 AT_THE_DOOR: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("the server wants a token and the call has none that it knows, whatever the method",
+    ("the server wants a token and the call has none that it knows, whatever the method (but health)",
      {"credentials": ServerCredentials(tokens=("secret",))}),
     ("more calls run at a time than the server takes", {"max_calls": 0}),
     ("the message is larger than `--max-message-bytes`", {"max_message_bytes": 1}),

@@ -25,11 +25,14 @@ class EnvironmentOptions:
     Args:
       parser: Gets the options.
       environment: Has the variables; the process's own by default.
+
+    The namespace of options tells what was given: in `given` on the command line, in `of_environment` by a variable.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, environment: Mapping[str, str] | None = None) -> None:
         self._parser = parser
         self._environment = os.environ if environment is None else environment
+        self._found: frozenset[str] = frozenset()
 
     def add(
         self,
@@ -44,6 +47,7 @@ class EnvironmentOptions:
         variable, found = self._look_up(option)
         self._parser.add_argument(
             option,
+            action=_Given,
             metavar=metavar,
             type=_naming_the_variable(type),
             default=default if found is None else found,
@@ -81,7 +85,23 @@ class EnvironmentOptions:
             return variable, None
         found = _FromEnvironment(value)
         found.variable = variable
+        self._found |= {option.removeprefix("--").replace("-", "_")}
+        self._parser.set_defaults(of_environment=self._found)
         return variable, found
+
+
+class _Given(argparse.Action):
+    """An option with a value, which tells that it was given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = getattr(namespace, "given", frozenset[str]()) | {self.dest}
 
 
 class _Switch(argparse.Action):

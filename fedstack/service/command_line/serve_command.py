@@ -2,9 +2,13 @@
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import os
+import socket
 import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         server = make_server(options)
         thread = ServerThread(server)
         thread.start()
-        print(ready_line(server.target, options), flush=True)
+        print(ready_line(dialled_address(server.target, options), options), flush=True)
         # What functions print is not for whoever waits for that line.
         with contextlib.redirect_stdout(sys.stderr):
             who = requests.wait()
@@ -87,6 +91,8 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
     from fedstack.service.grpc_server import GrpcServer
     from fedstack.service.limits import ServiceLimits
 
+    _check_address(options)
+    _warn_of_missing_modules(options.allow_module)
     try:
         credentials = _credentials(options)
         # A reference into any module is as good as code: there are shutil.rmtree and the like.
@@ -121,6 +127,8 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
 
 def ready_line(target: str, options: argparse.Namespace) -> str:
     """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
+    from fedstack.service.listening import TcpListener
+
     traits = ["TLS" if options.tls_cert else "insecure"]
     if options.tls_client_ca:
         traits.append("client certificates")
@@ -130,9 +138,60 @@ def ready_line(target: str, options: argparse.Namespace) -> str:
         traits.append("this user only")
     elif _is_private(options):
         traits.append("loopback only")
+    elif TcpListener(options.host, options.port).is_everywhere:
+        traits.append("every network of this machine")
     code = "allowed" if options.allow_python_code else "refused"
     modules = f"; modules {', '.join(options.allow_module)}" if options.allow_module else ""
     return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); python code {code}{modules}"
+
+
+def dialled_address(target: str, options: argparse.Namespace) -> str:
+    """Returns what clients dial: for a server that listens at all addresses of this machine, by its name."""
+    from fedstack.service.listening import TcpListener
+
+    if options.unix_socket is not None or not TcpListener(options.host, options.port).is_everywhere:
+        return target
+    return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}"
+
+
+def _check_address(options: argparse.Namespace) -> None:
+    if options.unix_socket is None:
+        return
+    given: frozenset[str] = getattr(options, "given", frozenset[str]())
+    if "unix_socket" not in given:  # of variables, only those clash that the command line does not override
+        given |= getattr(options, "of_environment", frozenset[str]())
+    clashing = [f"--{name}" for name in ("host", "port") if name in given]
+    if clashing:
+        raise UsageError(
+            f"Expected a socket or host and port to listen at, found --unix-socket and {' and '.join(clashing)}; leave "
+            "one or the other out"
+        )
+
+
+def _warn_of_missing_modules(modules: Sequence[str]) -> None:
+    for module in modules:
+        if module != "*" and not _is_installed(module):
+            _logger.warning(
+                "Expected modules that are installed here in --allow-module, found none named %r; correct the name, "
+                "install it, or set PYTHONPATH",
+                module,
+            )
+
+
+def _is_installed(module: str) -> bool:
+    """Looks for a module without importing anything, which would run it."""
+    path: Sequence[str] | None = None
+    names = module.split(".")
+    for depth in range(len(names)):
+        name = ".".join(names[: depth + 1])
+        try:
+            found = PathFinder.find_spec(name, path) if depth else importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return False
+        if found is None:
+            return False
+        path = list(found.submodule_search_locations or ())
+    return True
 
 
 def _credentials(options: argparse.Namespace) -> "ServerCredentials":
