@@ -16,6 +16,7 @@ from fedstack.computations.containers import argument_maker
 from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
 from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
+from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import normalize, quick_reader
 from fedstack.errors import FedstackError, LeafError
@@ -109,10 +110,10 @@ class PythonLeaf(Leaf):
         arguments = [None] * size if argument is None else argument.items()
         values: list[object] = []
         try:
-            # extend() keeps what came before an exception, so its length is the index of the client that raised.
-            values.extend(map(self._call_once, arguments))
-            if len(values) < size:  # extend() takes this one for the end of what it iterates over
-                raise StopIteration
+            # Not by extend() and map(), which take a StopIteration of the function's for the end.
+            append, call = values.append, self._call_once
+            for argument in arguments:
+                append(call(argument))
         except BaseException as error:
             raise_leaf_error(error, self.name, first_client + len(values))
         return column_from_values(
@@ -166,13 +167,6 @@ def _positional_names(function: Callable[..., object]) -> list[str] | None:
     return [p.name for p in parameters] if positional else None
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as inner:  # of the user's own exception class
-        return f"whose text raises {type(inner).__name__}"
-
-
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
     if isinstance(error, (FedstackError, RetryableError)):
@@ -185,7 +179,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
     lines = "".join(traceback.format_list(frames)).rstrip()
     where = "" if client_index is None else f"; at client {client_index}"
     advice = ""
-    text = _text_of(error)
+    text = text_of(error)
     if isinstance(error, ValueError) and "read-only" in text:
         advice = "; arguments are read-only because they are shared: change a copy, x = x.copy()"
     elif isinstance(error, RuntimeError) and "running event loop" in text:

@@ -29,6 +29,7 @@ from fedstack.computations.language import (
 )
 from fedstack.computations.records import Record
 from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, shape_fits
+from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.errors import FedstackError, InvalidValueError
 
@@ -151,7 +152,7 @@ class SequenceView:
         except Exception as error:
             raise InvalidValueError(
                 f"Expected to iterate over {type(self.source).__name__}, found that it raised {type(error).__name__}: "
-                f"{error}; at {self.path}"
+                f"{text_of(error)}; at {self.path}"
             ) from error
 
     def __repr__(self) -> str:

@@ -10,7 +10,14 @@ from fedstack.computations.travel import portable
 from fedstack.computations.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.executors.pending_creations import Creation, PendingCreations
-from fedstack.executors.remote_sessions import Computation, Named, PlainSession, RemoteSession, elements_of
+from fedstack.executors.remote_sessions import (
+    Computation,
+    Named,
+    PlainSession,
+    RemoteSession,
+    elements_of,
+    naming_the_worker,
+)
 from fedstack.executors.remote_transfers import Packing, download, pack_value, read_response, upload
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
@@ -64,7 +71,8 @@ class ExtendedSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self._peer.same_process:
             return computation
-        return portable(computation, allow_by_value=self._takes_code)
+        with naming_the_worker(self.stub):
+            return portable(computation, allow_by_value=self._takes_code)
 
     @property
     def _takes_code(self) -> bool:
@@ -89,7 +97,7 @@ class ExtendedSession(RemoteSession):
 
     async def put_computation(self, computation: Computation) -> str:
         creation = Creation(id=uuid.uuid4().hex, computation=computation)
-        with self._forgotten_on_failure(creation.id):
+        with self._forgotten_on_failure(creation.id), naming_the_worker(self.stub):
             await self._send([creation])
         return creation.id
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from fedstack.computations.leaf_runtimes import runs_for_others
+from fedstack.computations.texts import text_of
 from fedstack.errors import ClosedError, LeafError
 
 _T = TypeVar("_T")
@@ -208,7 +209,7 @@ def _contained(error: BaseException) -> BaseException:
     """Returns what work for another process raised, as something that cannot end this one: an event loop would end."""
     if isinstance(error, (Exception, asyncio.CancelledError)):
         return error
-    contained = LeafError(f"Expected work to return, found that it raised {type(error).__name__}: {error}")
+    contained = LeafError(f"Expected work to return, found that it raised {type(error).__name__}: {text_of(error)}")
     contained.__cause__ = error
     return contained
 

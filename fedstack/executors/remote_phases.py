@@ -9,7 +9,7 @@ from fedstack.executors.phase_results import ReceivedResult, read_result
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments, partial_states
 from fedstack.executors.progress import ProgressCounts, current_progress
-from fedstack.executors.remote_sessions import RemoteSession
+from fedstack.executors.remote_sessions import RemoteSession, naming_the_worker
 from fedstack.executors.remote_transfers import check_size, frames_of, receive
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.frames import Heartbeat
@@ -47,7 +47,8 @@ async def run_remote_phase(
         frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
         return await receive(frames, messages.PhaseResponse, read, unpacker, peer.heartbeat_seconds, report.heard)
 
-    received = await io_loop.run(call())
+    with naming_the_worker(session.stub):
+        received = await io_loop.run(call())
     report.finished()
     return received.complete()
 

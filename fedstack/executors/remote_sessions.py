@@ -1,14 +1,15 @@
 """Holds values in another process, one session per executor: with fedstack's own peers, and with any other."""
 
 import abc
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 from fedstack.computations.codec import value_from_proto, value_to_proto
 from fedstack.computations.columns import with_columns
 from fedstack.computations.language import Type, computation_pb2
 from fedstack.computations.travel import portable
-from fedstack.errors import ResourceLimitError
+from fedstack.errors import CarrierError, ResourceLimitError
 from fedstack.executors.remote_transfers import Packing
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
@@ -18,6 +19,17 @@ Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
 
 _MAX_MESSAGE = (1 << 31) - 1
+
+
+@contextlib.contextmanager
+def naming_the_worker(stub: ExecutorStub) -> Generator[None, None, None]:
+    """Says at the end of a `CarrierError` for which worker it is: another one may let in what this one refuses."""
+    try:
+        yield
+    except CarrierError as error:
+        named = CarrierError(f"{error}; for the worker at {stub.address}")
+        named.executor_path = error.executor_path
+        raise named from error.__cause__
 
 
 class RemoteSession(abc.ABC):
@@ -101,7 +113,8 @@ class PlainSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self.stub.keeps_handles:
             return computation
-        return portable(computation, allow_by_value=self.stub.sends_code)
+        with naming_the_worker(self.stub):
+            return portable(computation, allow_by_value=self.stub.sends_code)
 
     @property
     def travel_key(self) -> object:
@@ -122,7 +135,8 @@ class PlainSession(RemoteSession):
         return (await self.stub.create_value(request)).value_ref.id
 
     async def put_computation(self, computation: Computation) -> str:
-        return await self.put(Packing(None, value=plain.Value(computation=computation)))
+        with naming_the_worker(self.stub):
+            return await self.put(Packing(None, value=plain.Value(computation=computation)))
 
     async def call(self, function: str, argument: str | None) -> str:
         request = plain.CreateCallRequest(executor=self.executor, function_ref=plain.ValueRef(id=function))

@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack import errors
 from fedstack.computations.language import RetryableError
+from fedstack.computations.texts import shortened
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.unreached import reason_of
 
@@ -41,7 +42,6 @@ _MAX_FRAMES = 64
 _MAX_PIECE_BYTES = 2048
 _MAX_LINE_BYTES = 300
 _DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"
-_CUT = " […] "
 
 
 class Code(enum.IntEnum):
@@ -166,7 +166,7 @@ def message_of(error: Exception) -> str:
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
     # All but printable ASCII takes three bytes for one on the wire.
     weight = sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode())
-    return _shortened(text, _MAX_MESSAGE_BYTES if weight <= _MAX_MESSAGE_BYTES else _MAX_MESSAGE_BYTES // 3)
+    return shortened(text, _MAX_MESSAGE_BYTES if weight <= _MAX_MESSAGE_BYTES else _MAX_MESSAGE_BYTES // 3)
 
 
 def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
@@ -182,18 +182,18 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
     """
     path = path or getattr(error, "executor_path", ())
     detail = ErrorDetail(
-        error=_shortened(_name_of(error), _MAX_NAME_BYTES),
-        path=[_shortened(_clean(step), _MAX_NAME_BYTES) for step in path[:_MAX_PATH_STEPS]],
+        error=shortened(_name_of(error), _MAX_NAME_BYTES),
+        path=[shortened(_clean(step), _MAX_NAME_BYTES) for step in path[:_MAX_PATH_STEPS]],
     )
     if isinstance(error, errors.LeafError):
-        detail.computation_name = _shortened(_clean(error.computation_name), _MAX_NAME_BYTES)
+        detail.computation_name = shortened(_clean(error.computation_name), _MAX_NAME_BYTES)
         if error.client_index is not None and error.client_index >= 0:
             detail.client_index = error.client_index
     status = Status(code=code_of(error), message=message_of(error))
     # The spare bytes are for the tags and lengths of what is still to be filled in.
     room = MAX_DETAILS_BYTES - status.ByteSize() - detail.ByteSize() - len(_DETAIL_TYPE) - 32
     printed = _traceback_of(error)
-    detail.message = _shortened(_text_of(error), room - min(len(printed.encode()), _MIN_TRACEBACK_BYTES))
+    detail.message = shortened(_text_of(error), room - min(len(printed.encode()), _MIN_TRACEBACK_BYTES))
     detail.traceback = _last(printed, room - len(detail.message.encode()))
     status.details.add(type_url=_DETAIL_TYPE, value=detail.SerializeToString())
     return status.SerializeToString()
@@ -273,7 +273,7 @@ def _traceback_of(error: Exception) -> str:
         printed = traceback.TracebackException(
             type(origin), origin, origin.__traceback__, limit=-_MAX_FRAMES, compact=True
         )
-        return "".join(_shortened(_with_short_lines(piece), _MAX_PIECE_BYTES) for piece in printed.format())
+        return "".join(shortened(_with_short_lines(piece), _MAX_PIECE_BYTES) for piece in printed.format())
     except Exception as failure:  # of the user's own exception class
         return f"(no traceback: printing it raised {type(failure).__name__})"
 
@@ -291,17 +291,7 @@ def _clean(text: str) -> str:
 
 
 def _with_short_lines(text: str) -> str:
-    return "\n".join(_shortened(line, _MAX_LINE_BYTES) for line in _clean(text).split("\n"))
-
-
-def _shortened(text: str, limit: int) -> str:
-    """Takes out the middle of a text that has more than `limit` bytes: what it begins and ends with says most."""
-    encoded = text.encode()
-    if len(encoded) <= limit:
-        return text
-    kept = limit - len(_CUT.encode())
-    head = encoded[: kept - kept // 3].decode(errors="ignore")
-    return head + _CUT + encoded[len(encoded) - kept // 3 :].decode(errors="ignore")
+    return "\n".join(shortened(line, _MAX_LINE_BYTES) for line in _clean(text).split("\n"))
 
 
 def _last(text: str, limit: int) -> str:

@@ -14,7 +14,7 @@ import fedstack
 from fedstack.computations.carriers import registry
 from fedstack.computations.python_computation import PythonComputation
 from fedstack.computations.records import Record
-from fedstack.errors import CarrierError, InvalidComputationError, LeafError, TypeMismatchError
+from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError, LeafError, TypeMismatchError
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
 PAIR = fl.StructType([("b", INT), ("a", INT)])
@@ -346,8 +346,42 @@ def test_a_function_that_ends_like_an_iterator_does_not_end_the_clients_before_i
     ) as caught:
         at_clients([1, 2, 3])
     assert caught.value.client_index == 1
+    assert "return next(iter([])) if x == 2 else x" in str(caught.value)
     with pytest.raises(LeafError, match="StopIteration"):
         exhausted(2)
+
+
+def test_a_very_long_text_of_an_exception_is_cut_and_says_by_how_much():
+    @leaf([np.int32], np.int32)
+    def fails(x):
+        raise ValueError("begin" + "x" * 3_000_000 + "end")
+
+    with pytest.raises(LeafError, match=r"ValueError: beginx+ \[… 299\d{4} bytes …\] x+end\n") as caught:
+        fails(1)
+    assert len(str(caught.value)) < 6000
+    assert "raise ValueError(" in str(caught.value)
+
+    def broken():
+        yield 1
+        raise ValueError("x" * 3_000_000)
+
+    @fl.federated_computation(fl.FederatedType(fl.SequenceType(INT), fl.CLIENTS))
+    def counted(x):
+        return fl.federated_sum(fl.federated_map(leaf([fl.SequenceType(INT)], np.int32)(lambda s: sum(s)), x))
+
+    with pytest.raises(InvalidValueError, match="bytes …") as refused:
+        counted([fedstack.from_generator(broken)])
+    assert len(str(refused.value)) < 6000
+
+
+def test_a_terminal_obeys_nothing_in_the_text_of_an_exception():
+    @leaf([np.int32], np.int32)
+    def fails(x):
+        raise ValueError("red \x1b[31m\0\r\x9b\u202e\ud800 and\n\tünïcödé")
+
+    with pytest.raises(LeafError) as caught:
+        fails(1)
+    assert r"red \x1b[31m\x00\r\x9b\u202e\ud800 and" + "\n\tünïcödé" in str(caught.value)
 
 
 def test_an_error_of_a_computation_inside_a_function_passes_through_as_it_is():

@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -368,6 +369,33 @@ def test_what_functions_print_does_not_follow_the_ready_line() -> None:
         code, out, err = ended(server)
     assert (code, out) == (0, "")
     assert err.count("chatter\n") == 2
+
+
+def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
+    by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
+    by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)
+
+    def compute(function: Any, *targets: str) -> object:
+        @fl.federated_computation(fl.FederatedType(fl.SequenceType(np.float64), fl.CLIENTS))
+        def everywhere(values: Any) -> Any:
+            return fl.federated_sum(fl.federated_map(function, values))
+
+        context = fedstack.create_sync_remote_execution_context(list(targets))
+        try:
+            with fedstack.use_context(context):
+                return everywhere([[1.0], [2.0]])
+        finally:
+            context.close()
+
+    with served("--allow-module", "statistics") as letting, served() as refusing:
+        assert compute(by_reference, letting.target) == 3.0
+        for function, targets in (
+            (by_reference, [refusing.target]),
+            (by_reference, [letting.target, refusing.target]),
+            (by_value, [refusing.target]),
+        ):
+            with pytest.raises(errors.CarrierError, match=f"; for the worker at {refusing.target}$"):
+                compute(function, *targets)
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(
