@@ -6,6 +6,7 @@ They are for tests and first steps. The authority's key is thrown away, so nobod
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,10 @@ except ModuleNotFoundError as error:
     raise ImportError('making certificates needs cryptography: pip install "fedstack[certs]"') from error
 
 DEFAULT_NAMES = ("localhost", "127.0.0.1", "::1")
+MAX_DAYS = 3650
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
+_MAX_NAME = 253
 _CLOCKS_DIFFER_BY = datetime.timedelta(hours=1)
 
 
@@ -71,10 +76,16 @@ def make_test_certificates(
 
     Raises:
       FileExistsError: If there are files already and `force` is not given; nothing is written then.
-      InvalidValueError: If a name is none that a certificate can have.
+      InvalidValueError: If a name is none that a certificate can have, the time is too long, or the folder cannot be
+        written to.
     """
+    if not 0 <= days <= MAX_DAYS:
+        raise InvalidValueError(f"Expected from 0 to {MAX_DAYS} days, found {days}")
     files = CertificateFiles.in_folder(folder)
-    there = [path.name for path in files if path.exists()]
+    try:
+        there = [path.name for path in files if os.path.lexists(path)]
+    except OSError as error:
+        raise _unusable(folder, error) from error
     if there and not force:
         raise FileExistsError(
             f"Expected a folder without certificates, found {', '.join(there)} in {folder}; choose another one, or "
@@ -84,14 +95,25 @@ def make_test_certificates(
     authority = _Authority(datetime.timedelta(days=days))
     server = authority.issue("fedstack test server", ExtendedKeyUsageOID.SERVER_AUTH, alternatives)
     client = authority.issue("fedstack test client", ExtendedKeyUsageOID.CLIENT_AUTH, None)
-    folder.mkdir(parents=True, exist_ok=True)
     contents = (_pem(authority.certificate), _pem(server[0]), _key_pem(server[1]), _pem(client[0]), _key_pem(client[1]))
-    for path, content in zip(files, contents):
-        path.unlink(missing_ok=True)  # the mode of a file that is there would stay as it is
-        mode = 0o600 if path.suffix == ".key" else 0o644
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
-            file.write(content)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(files, contents):
+            path.unlink(missing_ok=True)  # the mode of a file that is there would stay as it is
+            mode = 0o600 if path.suffix == ".key" else 0o644
+            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
+                file.write(content)
+    except OSError as error:
+        raise _unusable(folder, error) from error
     return files
+
+
+def _unusable(folder: Path, error: OSError) -> InvalidValueError:
+    where = f" with {error.filename}" if error.filename and Path(error.filename) != folder else ""
+    return InvalidValueError(
+        f"Expected a folder to write certificates to, found that {folder} is none{where}: {error.strerror or error}; "
+        "choose another one, or clear what is in the way"
+    )
 
 
 class _Authority:
@@ -151,11 +173,14 @@ def _general_name(name: str) -> x509.GeneralName:
     except ValueError:
         pass
     try:
-        if name:
-            return x509.DNSName(name.encode("idna").decode("ascii"))
+        encoded = name.encode("idna").decode("ascii")
     except UnicodeError:
-        pass
-    raise InvalidValueError(f"Expected a host name or an IP address, found {name!r}")
+        encoded = ""
+    if len(encoded) > _MAX_NAME or not _HOST_NAME.fullmatch(encoded):
+        raise InvalidValueError(
+            f"Expected a host name or an IP address, found {name!r}; give it as clients will dial it, without a port"
+        )
+    return x509.DNSName(encoded)
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:

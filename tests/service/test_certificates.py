@@ -1,5 +1,6 @@
 """`fedstack certs` and what it makes; that the certificates work is in the tests of servers with TLS."""
 
+import os
 import stat
 import sys
 from pathlib import Path
@@ -64,7 +65,74 @@ def test_nothing_is_written_over_unless_forced(tmp_path: Path, capsys: pytest.Ca
     assert all(path.read_bytes() != old for path, old in zip(files, before))
 
 
-@pytest.mark.parametrize("name", ["", "a" * 64 + ".example", ".."])
+@pytest.mark.parametrize("days", ["0", "-1", "3651", "9" * 30, "1.5"])
+def test_a_time_that_is_no_time_or_too_long_is_wrong_usage(
+    days: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["certs", str(tmp_path / "new"), f"--days={days}"])
+    assert exit_info.value.code == 2
+    assert f"expected a whole number from 1 to 3650, found '{days}'" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("days", [-1, 3651, 10**30])
+def test_certificates_are_made_for_ten_years_at_most(days: int, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=f"Expected from 0 to 3650 days, found {days}"):
+        make_test_certificates(tmp_path, days=days)
+
+
+def test_a_file_in_the_way_is_one_line_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "ca.pem" / "more").mkdir(parents=True)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "ca.pem").symlink_to(tmp_path / "nothing")
+    for arguments, expected in (
+        (["file"], f"found that {tmp_path / 'file'} is none"),
+        (["file/inside"], f"found that {tmp_path / 'file' / 'inside'} is none"),
+        (["folder", "--force"], f"with {tmp_path / 'folder' / 'ca.pem'}"),
+        (["link"], "found ca.pem in"),
+    ):
+        assert main(["certs", str(tmp_path / arguments[0]), *arguments[1:]]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fedstack certs: error: Expected a folder ")
+        assert expected in err
+        assert "Errno" not in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="nothing is unwritable to root")
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in (0o500, 0o000):
+        (tmp_path / f"{mode}").mkdir(mode=mode)
+        assert main(["certs", str(tmp_path / f"{mode}")]) == 1
+        assert "Expected a folder to write certificates to, found that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["worker.example", "*.example", "a_b", "büro.example", "xn--bro-hoa.example", "w-1"])
+def test_a_host_name_is_taken(name: str, tmp_path: Path) -> None:
+    files = make_test_certificates(tmp_path, [name])
+    assert alternatives(files.server_cert) == [name.encode("idna").decode()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        "a b",
+        "a.b ",
+        "a" * 64 + ".example",
+        "..",
+        "-a",
+        "a:80",
+        "[::1]",
+        "https://a",
+        "a\nb",
+        "a." * 127 + "bc",
+    ],
+)
 def test_a_name_that_no_host_can_have_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="host name or an IP address"):
         make_test_certificates(tmp_path / "new", [name])

@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="host name or IP address of the server; may be repeated (default: localhost, 127.0.0.1, ::1)",
     )
-    parser.add_argument("--days", type=whole_number(1), default=30, metavar="N", help="how long they are valid")
+    parser.add_argument("--days", type=whole_number(1, 3650), default=30, metavar="N", help="how long they are valid")
     parser.add_argument("--force", action="store_true", help="write over files that are there")
 
 
