@@ -112,8 +112,8 @@ class PythonLeaf(Leaf):
         try:
             # Not by extend() and map(), which take a StopIteration of the function's for the end.
             append, call = values.append, self._call_once
-            for argument in arguments:
-                append(call(argument))
+            for item in arguments:
+                append(call(item))
         except BaseException as error:
             raise_leaf_error(error, self.name, first_client + len(values))
         return column_from_values(

@@ -11,21 +11,17 @@ import os
 import socket
 import ssl
 import threading
-import time
 from pathlib import Path
 
 import attrs
 
 from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailableError
 from fedstack.transport.credentials import ClientCredentials
+from fedstack.transport.greetings import STEP_SECONDS, is_http2, reach, talks_tls, wants_certificates
 from fedstack.transport.key_pairs import load_pair
 from fedstack.transport.targets import Target
 
 _logger = logging.getLogger(__name__)
-_STEP_SECONDS = 3.0
-# What a client of HTTP/2 says first: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -92,7 +88,7 @@ def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGU
     host, _, port = target.address.rpartition(":")
     host = host.strip("[]")
     try:
-        address = _reach(host, int(port))
+        address = reach(host, int(port))
     except socket.gaierror as error:
         return _away(
             target,
@@ -109,8 +105,8 @@ def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGU
     except TimeoutError:
         return _away(
             target,
-            f"no answer within {_STEP_SECONDS:g} s; look for a firewall in between",
-            f"Expected an answer from {target}, found none within {_STEP_SECONDS:g} s; check the address, and for a "
+            f"no answer within {STEP_SECONDS:g} s; look for a firewall in between",
+            f"Expected an answer from {target}, found none within {STEP_SECONDS:g} s; check the address, and for a "
             "firewall in between",
         )
     except OSError as error:
@@ -147,7 +143,7 @@ def _diagnose_socket(target: Target, path: Path) -> FedstackError | None:
         )
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_STEP_SECONDS)
+            connection.settimeout(STEP_SECONDS)
             connection.connect(str(path))
     except ConnectionRefusedError:
         return _away(
@@ -162,9 +158,9 @@ def _diagnose_socket(target: Target, path: Path) -> FedstackError | None:
 
 
 def _diagnose_plaintext(target: Target, address: tuple[str, int], words: Words) -> FedstackError | None:
-    if _is_http2(address, None):
+    if is_http2(address, None):
         return None
-    if _talks_tls(address):
+    if talks_tls(address):
         return _refused(
             target,
             f"it talks TLS and was dialled without; give {words.authority}",
@@ -190,12 +186,12 @@ def _diagnose_tls(
     context.set_alpn_protocols(["h2"])
     name = credentials.server_name or host
     try:
-        if _is_http2(address, context, name):
+        if is_http2(address, context, name):
             return None
     except ssl.SSLCertVerificationError as error:
         return _mistrusted(target, name, error, words)
     except OSError:  # no TLS at all, or none that we know
-        if _is_http2(address, None):
+        if is_http2(address, None):
             return _refused(
                 target,
                 "it talks no TLS and was dialled with",
@@ -206,7 +202,7 @@ def _diagnose_tls(
             "it talks something else than TLS",
             f"Expected TLS at {target}, found something else; correct host and port",
         )
-    if not _wants_certificates(address, context, name):
+    if not wants_certificates(address, context, name):
         return _away(
             target,
             "it hangs up once there is TLS",
@@ -258,67 +254,3 @@ def token_refused(target: Target, credentials: ClientCredentials, words: Words) 
         "it does not accept our token",
         f"Expected our token to be accepted at {target}, found that it is not; give the server's with {words.token}",
     )
-
-
-def _reach(host: str, port: int) -> tuple[str, int]:
-    """Returns the address at which something listens."""
-    with socket.create_connection((host, port), _STEP_SECONDS) as connection:
-        found = connection.getpeername()
-        return found[0], found[1]
-
-
-def _is_http2(address: tuple[str, int], context: ssl.SSLContext | None, name: str = "") -> bool:
-    """Greets a server and tells whether it answers as gRPC's do.
-
-    Raises:
-      OSError: If it does not talk TLS as the context wants it.
-    """
-    with socket.create_connection(address, _STEP_SECONDS) as connection:
-        if context is None:
-            return _answers(connection)
-        with context.wrap_socket(connection, server_hostname=name) as secured:
-            return _answers(secured)
-
-
-def _wants_certificates(address: tuple[str, int], context: ssl.SSLContext, name: str) -> bool:
-    """Tells whether it is the certificate that a client shows, or does not, for which a server hangs up.
-
-    The client's comes last in TLS 1.3, and gRPC's servers then hang up without a word. In TLS 1.2 it is in the midst.
-    """
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        _is_http2(address, context, name)
-        return False
-    except ssl.SSLError as error:
-        return "PROTOCOL" not in (error.reason or "") or isinstance(error, ssl.SSLEOFError)
-    except ConnectionError:
-        return True
-    except OSError:
-        return False
-
-
-def _answers(connection: socket.socket) -> bool:
-    deadline = time.monotonic() + _STEP_SECONDS
-    answer = b""
-    try:
-        connection.sendall(_GREETING)
-        while len(answer) < _FRAME_HEADER_BYTES and time.monotonic() < deadline:
-            more = connection.recv(1024)
-            if not more:
-                return False
-            answer += more
-    except OSError:  # it hung up
-        return False
-    return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
-
-
-def _talks_tls(address: tuple[str, int]) -> bool:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with socket.create_connection(address, _STEP_SECONDS) as connection, context.wrap_socket(connection):
-            return True
-    except OSError:
-        return False

@@ -75,7 +75,10 @@ def ask(
         try:
             return await work(ExecutorStub(connection, control_seconds=timeout))
         except FedstackError as error:
-            raise await connection.explained(error) from error
+            explained = await connection.explained(error)
+            if explained is error:
+                raise
+            raise explained from error
         finally:
             await connection.close()
 

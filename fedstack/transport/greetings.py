@@ -1,0 +1,75 @@
+"""Greets servers as gRPC does, and with TLS or without, to see what they are."""
+
+import socket
+import ssl
+import time
+
+STEP_SECONDS = 3.0
+# What a client of HTTP/2 says first: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEADER_BYTES, _SETTINGS = 9, 4
+
+
+def reach(host: str, port: int) -> tuple[str, int]:
+    """Returns the address at which something listens."""
+    with socket.create_connection((host, port), STEP_SECONDS) as connection:
+        found = connection.getpeername()
+        return found[0], found[1]
+
+
+def is_http2(address: tuple[str, int], context: ssl.SSLContext | None, name: str = "") -> bool:
+    """Greets a server and tells whether it answers as gRPC's do.
+
+    Raises:
+      OSError: If it does not talk TLS as the context wants it.
+    """
+    with socket.create_connection(address, STEP_SECONDS) as connection:
+        if context is None:
+            return _answers(connection)
+        with context.wrap_socket(connection, server_hostname=name) as secured:
+            return _answers(secured)
+
+
+def wants_certificates(address: tuple[str, int], context: ssl.SSLContext, name: str) -> bool:
+    """Tells whether it is the certificate that a client shows, or does not, for which a server hangs up.
+
+    The client's comes last in TLS 1.3, and gRPC's servers then hang up without a word. In TLS 1.2 it is in the midst.
+    """
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        is_http2(address, context, name)
+        return False
+    except ssl.SSLError as error:
+        return "PROTOCOL" not in (error.reason or "") or isinstance(error, ssl.SSLEOFError)
+    except ConnectionError:
+        return True
+    except OSError:
+        return False
+
+
+def _answers(connection: socket.socket) -> bool:
+    deadline = time.monotonic() + STEP_SECONDS
+    answer = b""
+    try:
+        connection.sendall(_GREETING)
+        while len(answer) < _FRAME_HEADER_BYTES and time.monotonic() < deadline:
+            more = connection.recv(1024)
+            if not more:
+                return False
+            answer += more
+    except OSError:  # it hung up
+        return False
+    return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
+
+
+def talks_tls(address: tuple[str, int]) -> bool:
+    """Tells whether a server talks TLS, whatever its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection(address, STEP_SECONDS) as connection, context.wrap_socket(connection):
+            return True
+    except OSError:
+        return False
