@@ -180,12 +180,16 @@ def test_a_token_is_not_blamed_on_a_certificate_nor_the_other_way_round(
         assert "asks for no certificate, found one that does" in found
 
 
-def test_a_token_that_nobody_asks_for_is_not_called_accepted(
-    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_nobody_asks_for_is_not_called_accepted(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").write_text("secret")
-    assert main(["check", target, "--token-file", str(tmp_path / "token"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["token"] == "not asked for"
+    options = ["--tls-ca", files.ca, "--tls-cert", files.client_cert, "--tls-key", files.client_key]
+    options += ["--token-file", tmp_path / "token"]
+    with new_server(tls(files)) as thread:
+        assert main(["check", thread.target, *map(str, options), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["encryption"], found["token"]) == ("TLS, our certificate is not asked for", "not asked for")
 
 
 def test_certificates_that_do_not_fit_are_wrong_usage_before_anybody_is_dialled(

@@ -71,8 +71,12 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         answer = ask(target, credentials, options.timeout, look)
-        if credentials.token is not None and _asks_for_no_token(target, credentials, options.timeout):
+        if credentials.token is not None and _lets_in(target, attrs.evolve(credentials, token=None), options.timeout):
             answer["token"] = "not asked for"
+        if credentials.certificate is not None:
+            without = attrs.evolve(credentials, certificate=None, private_key=None)
+            if _lets_in(attrs.evolve(target, secure=True), without, options.timeout):
+                answer["encryption"] = "TLS, our certificate is not asked for"
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
     if options.json:
@@ -82,14 +86,14 @@ def run(options: argparse.Namespace) -> int:
     return SUCCESS
 
 
-def _asks_for_no_token(target: "Target", credentials: "ClientCredentials", timeout: float) -> bool:
-    """Tells whether a server that lets us in would do so without our token."""
+def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float) -> bool:
+    """Tells whether a server lets us in with these credentials."""
 
     async def look(stub: "ExecutorStub") -> bool:
         return await stub.handshake() is not None
 
     try:
-        return ask(target, attrs.evolve(credentials, token=None), timeout, look)
+        return ask(target, credentials, timeout, look)
     except FedstackError:
         return False
 
