@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,21 @@ def test_a_file_in_the_way_is_one_line_that_names_it(tmp_path: Path, capsys: pyt
         assert err.count("\n") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="nothing is unwritable to root")
+@pytest.mark.skipif(sys.platform == "win32", reason="has other ways to say who may write where")
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for mode in (0o500, 0o000):
-        (tmp_path / f"{mode}").mkdir(mode=mode)
-        assert main(["certs", str(tmp_path / f"{mode}")]) == 1
+    for folder in _unwritable_folders(tmp_path):
+        assert main(["certs", str(folder)]) == 1
         assert "Expected a folder to write certificates to, found that" in capsys.readouterr().err
+
+
+def _unwritable_folders(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid():
+        for mode in (0o500, 0o000):
+            (tmp_path / f"{mode}").mkdir(mode=mode)
+            yield tmp_path / f"{mode}"
+    else:  # whom only the kernel keeps out, or a file
+        (tmp_path / "file").touch()
+        yield Path("/sys/kernel/certs") if sys.platform == "linux" else tmp_path / "file" / "certs"
 
 
 @pytest.mark.parametrize("name", ["worker.example", "*.example", "a_b", "büro.example", "xn--bro-hoa.example", "w-1"])
