@@ -1,25 +1,29 @@
 """Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
 
+import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from fedstack.computations.columns import concatenate, empty_column
 from fedstack.computations.language import Executor
 from fedstack.computations.tasks import Phase
-from fedstack.errors import InvalidValueError
+from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.leaf_threads import runs_inline
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
-from fedstack.executors.schedule_run import gather
 from fedstack.executors.sync_driver import need_event_loop
+
+# What says nothing about clients: the phase is run again, and the sooner the better.
+_LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 
 
 class ComposingExecutor(PlacedExecutor):
     """Runs each client phase on several children, each with a contiguous range of the clients.
 
     A child gets a whole phase and answers with partial results of the aligned blocks of its range, so sums and means
-    have the same bits for any number of children. Only `federated_aggregate` sees the cut: each child folds from zero,
-    and the results are merged in the order of the children.
+    have the same bits for any number of children, and if clients fail the first of them is blamed. Only
+    `federated_aggregate` sees the cut: each child folds from zero, and the results are merged in the order of the
+    children.
 
     Args:
       server: The executor of unplaced work and of work at the server. It is closed with this one.
@@ -65,7 +69,7 @@ class ComposingExecutor(PlacedExecutor):
         if runs_inline():
             results = [await call(child, part) for child, part in ranges]
         else:
-            results = await gather([call(child, part) for child, part in ranges])
+            results = await _all_in_order([call(child, part) for child, part in ranges])
         return self._merge(phase, arguments, results, clients)
 
     def _merge(
@@ -90,3 +94,31 @@ class ComposingExecutor(PlacedExecutor):
 
     def __repr__(self) -> str:
         return f"<ComposingExecutor with {self.clients} clients over {len(self._children)} children>"
+
+
+async def _all_in_order(parts: Sequence[Coroutine[Any, Any, PhaseResult]]) -> list[PhaseResult]:
+    """Awaits the parts of a phase side by side, and raises what running them one after the other would.
+
+    So of several clients that fail it is always the first whose error is seen. Parts behind one that has failed are
+    cancelled; those before it may still fail, and are waited for. The loss of a child is raised at once.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    wanted = tasks
+    try:
+        while running := [task for task in wanted if not task.done()]:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for position, task in enumerate(wanted):
+                if not task.done():
+                    continue
+                if task.cancelled() or isinstance(task.exception(), _LOSSES):
+                    return [task.result()]
+                if task.exception() is not None:
+                    for later in wanted[position + 1 :]:
+                        later.cancel()
+                    wanted = wanted[: position + 1]
+                    break
+        return [task.result() for task in wanted]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

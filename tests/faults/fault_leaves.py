@@ -35,6 +35,19 @@ def visit(port, x):
     return np.float32(np.sin(x) * np.float32(1e3))
 
 
+@fedstack.python_computation([np.int32, np.int32], np.int32)
+def visit_and_fail(port, x):
+    """Fails for positive numbers; those of even ones wait at a door before."""
+    if x % 2 == 0:
+        with socket.create_connection(("127.0.0.1", int(port))) as connection:
+            connection.settimeout(WALL)
+            connection.sendall(PID.pack(os.getpid()))
+            connection.recv(1)
+    if x > 0:
+        raise ZeroDivisionError(f"by {x}")
+    return x
+
+
 @fedstack.python_computation([MODEL], np.float32)
 def length_of(model):
     return np.float32(np.sum(model * model))
@@ -72,6 +85,11 @@ def doubled_sum(xs):
 @fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.float32]), fl.CLIENTS))
 def mean_visit(clients):
     return fl.federated_mean(fl.federated_map(visit, clients))
+
+
+@fl.federated_computation(fl.FederatedType(fl.StructType([np.int32, np.int32]), fl.CLIENTS))
+def sum_of_failing_visits(clients):
+    return fl.federated_sum(fl.federated_map(visit_and_fail, clients))
 
 
 @fl.federated_computation(fl.FederatedType(MODEL, fl.CLIENTS))
