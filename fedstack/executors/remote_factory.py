@@ -62,6 +62,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         dispose_batch_size: int,
         stream_structs: bool,
         data_backend: DataBackend | None,
+        source: object = None,
     ) -> None:
         def make_remote(worker: Worker) -> RemoteExecutor:
             return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
@@ -77,6 +78,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
 
         super().__init__(stack, default_num_clients=default_num_clients)
         self._workers = workers
+        self._source = source  # a pool ends its processes when nobody refers to it
 
     @property
     def workers(self) -> Workers:
@@ -134,6 +136,7 @@ def remote_executor_factory(
         dispose_batch_size=dispose_batch_size,
         stream_structs=stream_structs,
         data_backend=data_backend,
+        source=targets,
     )
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import cast
 
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.leaf_threads import CORES
+from fedstack.service.pool_worker import TOKEN_FILE
 from fedstack.transport.credentials import ClientCredentials
 
 _READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
@@ -40,8 +42,8 @@ _THREAD_VARIABLES = (
 class WorkerPool:
     """Worker processes, and what to dial them with; made by `local_worker_pool`.
 
-    They end with `close()`, and with this process, however it ends: each waits for the end of its standard input, which
-    this process holds open.
+    They end with `close()`, when nobody refers to the pool or to a context over it any more, and with this process,
+    however it ends: each waits for the end of its standard input, which this process holds open.
 
     Attributes:
       targets: The addresses, one for each worker.
@@ -54,6 +56,8 @@ class WorkerPool:
         self._workers = workers
         self._folder = folder
         self._closed = False
+        # At the end of the process the system closes their standard input, whatever else goes wrong.
+        weakref.finalize(self, _let_go, workers).atexit = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -63,8 +67,10 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent."""
         self._closed = True
-        _end(self._workers)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            _end(self._workers)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def loss_of(self, target: str) -> FedstackError | None:
         """Returns the error to raise for a worker that has ended, and `None` for one that runs.
@@ -127,15 +133,15 @@ def local_worker_pool(
     if n < 1:
         raise InvalidValueError(f"Expected at least 1 worker, found {n}")
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
-    token_file = folder / "token"
+    token_file = folder / TOKEN_FILE
     token = secrets.token_urlsafe(32)
     workers: list[_Worker] = []
     try:
         with open(os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(token)
         variables = _environment(n, environment or {})
-        command = [sys.executable, "-m", "fedstack", "serve", "--exit-with-parent", "--allow-python-code"]
-        command += ["--token-file", str(token_file), "--allow-module", ",".join(modules), *options]
+        command = [sys.executable, "-m", "fedstack.service.pool_worker", str(folder), "--token-file", str(token_file)]
+        command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
         for number in range(n):
             workers.append(_Worker(number, [*command, *_listen_options(folder, number)], variables))
         deadline = time.monotonic() + startup_seconds
@@ -145,8 +151,10 @@ def local_worker_pool(
         token_file.unlink()
         return WorkerPool(workers, ClientCredentials(token=token), folder)
     except BaseException:
-        _end(workers)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _end(workers)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -166,7 +174,7 @@ def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Worker:
-    """One process, and a thread that reads what it says and says it again here."""
+    """One process, and a thread that reads what it says and says it again here; the thread does not refer to pools."""
 
     def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.target = ""
@@ -218,21 +226,27 @@ class _Worker:
             self.process.kill()
             self.process.wait()
         self._reader.join(_ENDING_SECONDS)
-        if self.process.stdout is not None and not self._reader.is_alive():
-            self.process.stdout.close()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            found = None if self.target else _READY.match(line)
-            if found:
-                self.target = found["target"]
-                self._ready_or_ended.set()
-                continue
-            self._said.append(line)
-            if self.target:
-                sys.stderr.write(line)
+        with self.process.stdout as lines:
+            for line in lines:
+                found = None if self.target else _READY.match(line)
+                if found:
+                    self.target = found["target"]
+                    self._ready_or_ended.set()
+                    continue
+                self._said.append(line)
+                if self.target:
+                    sys.stderr.write(line)
         self._ready_or_ended.set()
+        self.process.wait()  # else one that ends by itself would stay a zombie
+
+
+def _let_go(workers: Sequence[_Worker]) -> None:
+    """Lets workers end that nobody wants any more, and does not wait for it: a finalizer."""
+    for worker in workers:
+        worker.ask_to_end()
 
 
 def _end(workers: Sequence[_Worker]) -> None:

@@ -1,8 +1,13 @@
 """Worker processes of this machine: what they can do, who can use them, and that none is left over."""
 
+import contextlib
+import gc
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,3 +180,99 @@ def test_workers_end_with_their_parent_however_it_ends() -> None:
     assert len(workers) == 2
     _, alive = psutil.wait_procs(workers, timeout=WALL)
     assert alive == []
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("fedstack-*"))
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Returns when something is so that other processes bring about."""
+    deadline = time.monotonic() + WALL
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        threading.Event().wait(0.01)
+
+
+@contextlib.contextmanager
+def parent_with_a_pool(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
+    """Runs a program that has a pool until the end of its input; its temporary folders are in `tmp_path`."""
+    program = (
+        "import sys\n"
+        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "with local_worker_pool(2) as pool:\n"
+        "    print(*pool.pids, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as parent:
+        assert parent.stdout is not None
+        try:
+            yield parent, [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        finally:
+            parent.kill()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_workers_whose_parent_cannot_clear_up_remove_the_files_of_the_pool(tmp_path: Path, number: int) -> None:
+    with parent_with_a_pool(tmp_path) as (parent, workers):
+        assert len(list(tmp_path.glob("fedstack-*/*.sock"))) == 2
+        workers[0].kill()  # its socket stays where it is
+        parent.send_signal(number)
+        parent.wait(WALL)
+        wait_for(lambda: not list(tmp_path.iterdir()))
+        _, alive = psutil.wait_procs(workers, timeout=WALL)
+    assert alive == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path: Path) -> None:
+    with parent_with_a_pool(tmp_path) as (parent, workers):
+        for worker in workers:
+            worker.suspend()  # so that the pool waits for them
+        deadline = time.monotonic() + WALL
+        while parent.poll() is None and time.monotonic() < deadline:
+            parent.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                parent.wait(0.2)
+        for worker in workers:
+            worker.resume()
+        wait_for(lambda: not list(tmp_path.iterdir()))
+        _, alive = psutil.wait_procs(workers, timeout=WALL)
+    assert alive == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="counts files otherwise")
+def test_pools_that_are_dropped_leave_nothing_behind() -> None:
+    def drop_one() -> list[psutil.Process]:
+        pool = local_worker_pool(1)
+        return [psutil.Process(pid) for pid in pool.pids]
+
+    before, threads, files = folders(), threading.active_count(), psutil.Process().num_fds()
+    processes = [process for _ in range(3) for process in drop_one()]
+    gc.collect()
+    wait_for(lambda: not any(process.is_running() for process in processes))
+    wait_for(lambda: threading.active_count() <= threads)
+    wait_for(lambda: not folders() - before)
+    assert psutil.Process().num_fds() <= files
+
+
+def test_a_pool_lives_as_long_as_a_context_over_it() -> None:
+    context = fedstack.create_sync_remote_execution_context(local_worker_pool(1))
+    gc.collect()
+    leaf = fedstack.python_computation(np.int64, np.int64)(lambda value: value + 1)
+
+    @fl.federated_computation(CLIENT_INTS)
+    def everywhere(values: Any) -> Any:
+        return fl.federated_map(leaf, values)
+
+    with fedstack.use_context(context):
+        assert list(everywhere([1, 2])) == [2, 3]
+    context.close()
