@@ -6,6 +6,7 @@ shared executor under concurrent callers and retry without bound. One context se
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Generator
 from typing import cast
 
@@ -61,7 +62,7 @@ class SyncExecutionContext(SyncContext):
 
     def invoke(self, comp: object, arg: object) -> object:
         """Runs a computation and returns its result in the containers of its annotated type."""
-        token = leaf_environment.set(lambda: get_context_stack().install(self))
+        token = leaf_environment.set(_installing(self))
         try:
             return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
         except FedstackError as error:
@@ -114,7 +115,7 @@ class AsyncExecutionContext(AsyncContext):
         """Runs a computation and returns its result in the containers of its annotated type."""
         if inspect.isawaitable(arg):
             arg = await arg
-        token = leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
+        token = leaf_environment.set(_installing(self._inside_leaves))
         try:
             return await self._invoker.invoke(comp, arg)
         except FedstackError as error:
@@ -135,6 +136,20 @@ class AsyncExecutionContext(AsyncContext):
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
+
+
+def _installing(context: SyncContext) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """Returns what makes `context` the one of leaf functions.
+
+    It does not keep it alive: event loops keep the variables of calls that have long ended, until their timers expire.
+    """
+    found = weakref.ref(context)
+
+    def install() -> contextlib.AbstractContextManager[object]:
+        context = found()
+        return contextlib.nullcontext() if context is None else get_context_stack().install(context)
+
+    return install
 
 
 def without_own_frames(error: FedstackError) -> FedstackError:

@@ -12,6 +12,7 @@ from fedstack.computations.language import RetryableError
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote_sessions import RemoteSession
 from fedstack.transport.disposal import DisposalQueue
+from fedstack.transport.io_loop import start_apart
 
 _logger = logging.getLogger(__name__)
 # How long a value that nobody refers to may wait for its batch to fill.
@@ -44,7 +45,7 @@ class SessionKeeper:
 
     def start(self) -> None:
         """Begins to look after the session; called on the transport's loop."""
-        self._task = asyncio.ensure_future(self._run())
+        self._task = start_apart(self._run())
 
     def forget(self, value: str) -> None:
         """Takes note that nobody refers to a value any more. Does nothing but enqueue: finalizers call it."""

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 
 from fedstack.computations.language import RetryableError
 from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, NoWorkersError
 from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.io_loop import io_loop, start_apart
 from fedstack.transport.unreached import listed
 
 _logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class Worker:
       stub: Calls it.
       ready: Whether it is known to be there.
       cause: Why it is not; `None` if nobody has asked it yet.
+      probe: Tries to reach it.
     """
 
     def __init__(self, stub: ExecutorStub) -> None:
@@ -58,6 +60,8 @@ class Worker:
 class Workers:
     """A set of workers. Coroutines run on the transport's loop.
 
+    When nobody refers to it any more, nobody looks after the workers either; connections end with their stubs then.
+
     Args:
       stubs: Calls each of them. They are closed with this.
       connect_seconds: How long to wait for the first that is ready.
@@ -75,6 +79,7 @@ class Workers:
         self._gave_up = False
         self._changed: asyncio.Event | None = None
         self._closed = False
+        weakref.finalize(self, _abandon, self._workers).atexit = False
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers)
@@ -155,32 +160,8 @@ class Workers:
     def _look_after(self, worker: Worker) -> None:
         gone = worker.stub.loss() is not None
         if not worker.ready and not gone and not self._closed and (worker.probe is None or worker.probe.done()):
-            worker.probe = asyncio.ensure_future(self._probe(worker))
-
-    async def _probe(self, worker: Worker) -> None:
-        """Tries to reach a worker until it answers."""
-        pause = _FIRST_PAUSE
-        while not self._closed:
-            try:
-                await worker.stub.connection.wait_ready(_LONGEST_PAUSE)
-                await worker.stub.handshake()
-            except FedstackError as error:
-                # Without its frames, which would be kept as long as the worker is away.
-                worker.cause = (worker.stub.loss() or error).with_traceback(None)
-                # If it is the only one, this is what the caller gets.
-                if not isinstance(error, RetryableError) and pause == _FIRST_PAUSE and len(self._workers) > 1:
-                    _logger.warning("Doing without the worker at %s: %s", worker.address, error)
-            else:
-                worker.cause, worker.ready = None, True
-            if self._changed is not None:
-                self._changed.set()
-            if worker.stub.loss() is not None:
-                return
-            if worker.ready:
-                _logger.debug("The worker at %s is ready", worker.address)
-                return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            self._changed = self._changed or asyncio.Event()
+            worker.probe = start_apart(_probe(worker, self._changed, warns=len(self._workers) > 1))
 
     async def _close(self) -> None:
         self._closed = True
@@ -198,3 +179,38 @@ class Workers:
 
     def __repr__(self) -> str:
         return f"<Workers {', '.join(map(repr, self._workers))}>"
+
+
+async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None:
+    """Tries to reach a worker until it answers. It knows no more than that worker, and so keeps nothing else alive.
+
+    Args:
+      worker: The worker.
+      changed: Set when something is known of it.
+      warns: Whether to warn of what will not become right; of the only worker the caller gets it as an error.
+    """
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            await worker.stub.connection.wait_ready(_LONGEST_PAUSE)
+            await worker.stub.handshake()
+        except FedstackError as error:
+            # Without its frames, which would be kept as long as the worker is away.
+            worker.cause = (worker.stub.loss() or error).with_traceback(None)
+            if not isinstance(error, RetryableError) and pause == _FIRST_PAUSE and warns:
+                _logger.warning("Doing without the worker at %s: %s", worker.address, error)
+        else:
+            worker.cause, worker.ready = None, True
+        changed.set()
+        if worker.stub.loss() is not None:
+            return
+        if worker.ready:
+            _logger.debug("The worker at %s is ready", worker.address)
+            return
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _abandon(workers: Sequence[Worker]) -> None:
+    """Ends the looking after workers of a set that is gone; a finalizer."""
+    io_loop.call_soon(lambda: [worker.probe.cancel() for worker in workers if worker.probe is not None])

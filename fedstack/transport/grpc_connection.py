@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
@@ -72,7 +73,8 @@ class GrpcConnection:
         if self._closed:
             raise WorkerUnavailableError(f"Expected an open connection to {self.address}, found it closed")
         if self._channel is None:
-            self._channel = open_channel(self._target, self._credentials)
+            # What gRPC begins with the first channel of a process keeps the context variables for good.
+            self._channel = contextvars.Context().run(open_channel, self._target, self._credentials)
         return self._channel
 
     def _method(self, kind: str, path: str) -> Any:

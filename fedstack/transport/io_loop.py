@@ -7,9 +7,10 @@ none. What must not wait for a user's own code, such as renewing leases, goes on
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -88,6 +89,11 @@ class IoLoop:
         """Starts a coroutine on the loop and does not wait for it; it must not raise."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Calls something on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(callback, context=contextvars.Context())
+
     def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:
         """Runs a coroutine that closes something: waits for it where that blocks no event loop. Never raises."""
         try:
@@ -113,6 +119,15 @@ def _copy(task: "asyncio.Task[_T]", outcome: "concurrent.futures.Future[_T]") ->
         outcome.set_exception(error)
     else:
         outcome.set_result(task.result())
+
+
+def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+    """Starts a task on the running loop that may outlive who starts it.
+
+    It gets none of the caller's context variables: they lead to the execution context, which a task that goes on until
+    that is dropped would keep alive.
+    """
+    return contextvars.Context().run(asyncio.ensure_future, coroutine)
 
 
 io_loop = IoLoop()
