@@ -9,6 +9,9 @@ one with `register_leaf_runtime`, or from another distribution through the entry
 import abc
 import contextvars
 import functools
+import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from fedstack.computations.program import Program
 
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
+_MAX_LEAVES = 1000
 
 
 class Leaf(abc.ABC):
@@ -125,3 +129,57 @@ def load_leaf(computation: computation_pb2.Computation) -> Leaf:
             f"package whose entry point {ENTRY_POINT_GROUP!r} runs it"
         )
     return runtime.load(computation)
+
+
+class LoadedLeaves:
+    """The leaves that were used last, by content; for any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, Leaf | Exception] = OrderedDict()
+
+    def load(self, computation: computation_pb2.Computation) -> Leaf:
+        """Returns a leaf, loaded unless it has been.
+
+        Raises:
+          CarrierError: If it cannot be loaded; what `prepare` has found out is not tried again.
+        """
+        key = _digest(computation)
+        with self._lock:
+            known = self._known.get(key)
+        if known is None:
+            known = load_leaf(computation)
+            self._keep(key, known)
+        if isinstance(known, Exception):
+            raise known.with_traceback(None)
+        return known
+
+    def has(self, computation: computation_pb2.Computation) -> bool:
+        """Tells whether a leaf has been loaded."""
+        with self._lock:
+            return isinstance(self._known.get(_digest(computation)), Leaf)
+
+    def prepare(self, computation: computation_pb2.Computation) -> None:
+        """Loads a leaf ahead; what goes wrong is raised when it is used. That may run what others wrote."""
+        try:
+            found: Leaf | Exception = load_leaf(computation)
+        except Exception as error:
+            found = error
+        except BaseException as error:  # it is the sender's, and not meant for this process
+            found = CarrierError(f"Expected a function that can be loaded here, found that it raised {error!r}")
+        self._keep(_digest(computation), found)
+
+    def _keep(self, key: bytes, found: "Leaf | Exception") -> None:
+        with self._lock:
+            self._known[key] = found
+            self._known.move_to_end(key)
+            while len(self._known) > _MAX_LEAVES:
+                self._known.popitem(last=False)
+
+
+# What a service has loaded ahead for the current work; `None` elsewhere.
+prepared_leaves: contextvars.ContextVar[LoadedLeaves | None] = contextvars.ContextVar("prepared_leaves", default=None)
+
+
+def _digest(computation: computation_pb2.Computation) -> bytes:
+    return hashlib.sha256(computation.SerializeToString(deterministic=True)).digest()

@@ -4,9 +4,6 @@ Leaf functions are handles here; `portable` replaces them by carriers that the o
 refuses what a service does not let its clients send, before anything is loaded.
 """
 
-import contextlib
-import importlib
-import sys
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -14,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.carriers import PROCESS, CarrierPolicy, portable_carrier
 from fedstack.computations.language import computation_pb2
-from fedstack.computations.leaf_runtimes import carrier_of
+from fedstack.computations.leaf_runtimes import LoadedLeaves, carrier_of
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
 
@@ -112,18 +109,10 @@ def _content(leaf: Computation, message: type[_M]) -> _M:
         raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
 
 
-def import_referenced(computation: Computation) -> None:
-    """Imports the modules that a computation refers to; what is wrong with them shows when it is loaded."""
-    for module in modules_to_import(computation):
-        with contextlib.suppress(Exception):  # importing runs the module
-            importlib.import_module(module)
-
-
-def modules_to_import(computation: Computation) -> list[str]:
-    """Lists the modules that a computation refers to and that have not been imported."""
-    references = (
-        carriers_pb2.PythonReference.FromString(leaf.data.content.value)
+def leaves_to_load(computation: Computation, loaded: LoadedLeaves) -> list[Computation]:
+    """Lists the leaf functions in a computation whose loading may take a while, and that have not been loaded."""
+    return [
+        leaf
         for leaf in leaves_of(computation)
-        if carrier_of(leaf) == _REFERENCE
-    )
-    return [reference.module for reference in references if reference.module not in sys.modules]
+        if leaf.type.WhichOneof("type") == "function" and carrier_of(leaf) != _HANDLE and not loaded.has(leaf)
+    ]

@@ -1,15 +1,12 @@
 """Defines the executor at the bottom of every stack: it calls leaf computations, on a bounded pool of threads."""
 
-import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fedstack.computations.columns import Column
 from fedstack.computations.interpreter import run_once
-from fedstack.computations.language import Type, computation_pb2
-from fedstack.computations.leaf_runtimes import Leaf, load_leaf
+from fedstack.computations.language import Type
+from fedstack.computations.leaf_runtimes import LoadedLeaves, prepared_leaves
 from fedstack.computations.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
 from fedstack.computations.type_structure import contains_sequence
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
@@ -20,7 +17,6 @@ from fedstack.executors.timed_run import timed_run
 from fedstack.executors.unplaced_executor import UnplacedExecutor
 
 _T = TypeVar("_T")
-_MAX_LEAVES = 1000
 
 
 class LeafExecutor(UnplacedExecutor):
@@ -45,8 +41,7 @@ class LeafExecutor(UnplacedExecutor):
         # The thread that calls works too, so the bound of the pool is one of the clients as well.
         bounds = [bound for bound in (max_concurrent_clients, max_threads) if bound is not None]
         self._max_concurrent_clients = min(bounds) if bounds else None
-        self._leaves: OrderedDict[bytes, Leaf] = OrderedDict()
-        self._lock = threading.Lock()
+        self._leaves = LoadedLeaves()
 
     @property
     def drives_inline(self) -> bool:
@@ -64,7 +59,7 @@ class LeafExecutor(UnplacedExecutor):
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):
-            return self._load(operation.computation)
+            return (prepared_leaves.get() or self._leaves).load(operation.computation)
         if isinstance(operation, IntrinsicSource):
             found = arithmetic_for(operation)
             if found is None:
@@ -80,18 +75,6 @@ class LeafExecutor(UnplacedExecutor):
                 "backend for it into the stack"
             )
         return operation.linked(self.link)
-
-    def _load(self, computation: computation_pb2.Computation) -> Leaf:
-        key = hashlib.sha256(computation.SerializeToString(deterministic=True)).digest()
-        with self._lock:
-            leaf = self._leaves.get(key)
-        if leaf is None:
-            leaf = load_leaf(computation)
-            with self._lock:
-                self._leaves[key] = leaf
-                while len(self._leaves) > _MAX_LEAVES:
-                    self._leaves.popitem(last=False)
-        return leaf
 
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
         if not program.steps:

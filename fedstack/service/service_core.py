@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.carriers import CarrierPolicy, service_policy
@@ -14,12 +14,12 @@ from fedstack.computations.language import (
     computation_pb2,
     get_context_stack,
 )
-from fedstack.computations.leaf_runtimes import runs_for_others
+from fedstack.computations.leaf_runtimes import LoadedLeaves, prepared_leaves, runs_for_others
 from fedstack.computations.trace import step_limit
-from fedstack.computations.travel import check_received, import_referenced, modules_to_import
+from fedstack.computations.travel import check_received, leaves_to_load
 from fedstack.errors import ClosedError, FedstackError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.contexts import SyncExecutionContext
-from fedstack.executors.leaf_threads import leaf_environment
+from fedstack.executors.leaf_threads import LeafThreads, leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.held_values import executor_path
 from fedstack.service.limits import ServiceLimits
@@ -28,6 +28,7 @@ from fedstack.transport.packing import Unpacker
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0
+_LOADING_THREADS = 4
 
 
 class ServiceCore:
@@ -50,6 +51,8 @@ class ServiceCore:
         self.started = clock()
         self.sessions = SessionTable(factory, limits, clock)
         self._inside_leaves = SyncExecutionContext(factory)  # for computations that are called in leaf functions
+        self._leaves = LoadedLeaves()
+        self._loading = LeafThreads(_LOADING_THREADS)
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
         self._closed = False
@@ -110,10 +113,19 @@ class ServiceCore:
         self.sessions.end(executor.id, "its client has ended it")
 
     async def admit(self, computation: computation_pb2.Computation) -> None:
-        """Checks what a computation brings, and imports what it refers to, on a thread: others are waiting."""
+        """Checks what a computation brings, and loads that on a thread: it may import anything, and others wait.
+
+        What cannot be loaded is refused when it is used.
+        """
         check_received(computation, self.policy)
-        if modules_to_import(computation):
-            await asyncio.to_thread(import_referenced, computation)
+        leaves = leaves_to_load(computation, self._leaves)
+        if leaves:
+            await self._loading.run(lambda: self._load(leaves))
+
+    def _load(self, leaves: Sequence[computation_pb2.Computation]) -> None:
+        service_policy.set(self.policy)  # a thread has the caller's variables, and its own from here on
+        for leaf in leaves:
+            self._leaves.prepare(leaf)
 
     def check_size(self, size: int) -> None:
         """Checks the size of a value or phase, with what travels beside its message.
@@ -146,6 +158,7 @@ class ServiceCore:
         # This is a task of its own, so what is set here concerns nobody else.
         service_policy.set(self.policy)
         runs_for_others.set(True)
+        prepared_leaves.set(self._leaves)
         leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
         return await work
 
@@ -165,4 +178,5 @@ class ServiceCore:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
             self._sweeper = None
+        self._loading.close()
         self._inside_leaves.close()  # and the factory with it

@@ -25,13 +25,17 @@ def double(x):
     return x * 2
 
 
-@fedstack.python_computation([np.int32, np.float32], np.float32)
-def visit(port, x):
+def wait_at(port):
     """Waits at a door of the test; see `Door`."""
     with socket.create_connection(("127.0.0.1", int(port))) as connection:
         connection.settimeout(WALL)
         connection.sendall(PID.pack(os.getpid()))
         connection.recv(1)
+
+
+@fedstack.python_computation([np.int32, np.float32], np.float32)
+def visit(port, x):
+    wait_at(port)
     return np.float32(np.sin(x) * np.float32(1e3))
 
 
@@ -39,10 +43,7 @@ def visit(port, x):
 def visit_and_fail(port, x):
     """Fails for positive numbers; those of even ones wait at a door before."""
     if x % 2 == 0:
-        with socket.create_connection(("127.0.0.1", int(port))) as connection:
-            connection.settimeout(WALL)
-            connection.sendall(PID.pack(os.getpid()))
-            connection.recv(1)
+        wait_at(port)
     if x > 0:
         raise ZeroDivisionError(f"by {x}")
     return x
