@@ -9,6 +9,7 @@ from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
+from fedstack.executors.leaf_threads import SharedLeafThreads
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sequence_executor import SequenceExecutor
@@ -27,7 +28,8 @@ class StackOptions(TypedDict, total=False):
 
     Attributes:
       max_concurrent_clients: The most clients that run at the same time; 1 makes them run one after the other.
-      max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
+      max_threads: The most threads that run leaf work, for all executors of a factory together; by default 32, or four
+        per core if that is more.
       data_backend: Resolves `data` blocks that are not functions.
       wrap_clients: Makes a wrapper around the executor of client work: sizing, tracing, fault injection.
     """
@@ -63,8 +65,11 @@ def _local_stack(max_fanout: int, clients_per_thread: int | None, options: Stack
         if number is not None and number < least:
             raise InvalidValueError(f"Expected {name} of at least {least}, found {number}")
 
+    threads = SharedLeafThreads(max_threads)
+
     def stack(cardinalities: CardinalitiesType) -> Executor:
         leaf = LeafExecutor(
+            threads=threads,
             max_threads=max_threads,
             clients_per_thread=clients_per_thread,
             max_concurrent_clients=max_concurrent_clients,
@@ -99,7 +104,8 @@ def local_executor_factory(
       max_fanout: The most children of a composing executor; a local stack has none, whatever its number of clients.
       clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
       max_concurrent_clients: The most clients that run at the same time; 1 makes them run one after the other.
-      max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
+      max_threads: The most threads that run leaf work, for all executors of the factory together; by default 32, or
+        four per core if that is more.
       data_backend: Resolves `data` blocks that are not functions.
       wrap_clients: Makes a wrapper around the executor of client work: sizing, tracing, fault injection.
 

@@ -12,7 +12,7 @@ from fedstack.computations.type_structure import contains_sequence
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
 from fedstack.executors.arithmetic import arithmetic_for
 from fedstack.executors.client_blocks import ClientBlocks, Sink
-from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.timed_run import timed_run
 from fedstack.executors.unplaced_executor import UnplacedExecutor
 
@@ -26,6 +26,7 @@ class LeafExecutor(UnplacedExecutor):
       max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
       clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
       max_concurrent_clients: The most clients that run at the same time; 1 makes clients run one after the other.
+      threads: Threads that other executors use too; by default this one has its own.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class LeafExecutor(UnplacedExecutor):
         max_threads: int | None = None,
         clients_per_thread: int | None = None,
         max_concurrent_clients: int | None = None,
+        threads: SharedLeafThreads | None = None,
     ) -> None:
         super().__init__()
-        self._threads = LeafThreads(max_threads)
+        self._shared_threads = SharedLeafThreads(max_threads) if threads is None else threads
+        self._threads = self._shared_threads.lend()
         self._clients_per_thread = clients_per_thread
         # The thread that calls works too, so the bound of the pool is one of the clients as well.
         bounds = [bound for bound in (max_concurrent_clients, max_threads) if bound is not None]
@@ -98,8 +101,9 @@ class LeafExecutor(UnplacedExecutor):
         return work()
 
     def close(self) -> None:
-        super().close()
-        self._threads.close()
+        if not self._closed:
+            super().close()
+            self._shared_threads.give_back()
 
     def __repr__(self) -> str:
         return f"<LeafExecutor{' closed' if self._closed else ''}>"

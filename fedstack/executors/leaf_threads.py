@@ -139,6 +139,36 @@ class LeafThreads:
         return f"<LeafThreads {self._pool.threads} threads, at most {self.max_threads}>"
 
 
+class SharedLeafThreads:
+    """One pool for several executors, so that its bound is one for all of them. It is open as long as one of them is.
+
+    Args:
+      max_threads: As of `LeafThreads`.
+    """
+
+    def __init__(self, max_threads: int | None = None) -> None:
+        self._max_threads = max_threads
+        self._lock = threading.Lock()
+        self._users = 0
+        self._threads: LeafThreads | None = None
+
+    def lend(self) -> LeafThreads:
+        """Returns the pool; whoever gets it gives it back once, and does not close it."""
+        with self._lock:
+            self._users += 1
+            self._threads = self._threads or LeafThreads(self._max_threads)
+            return self._threads
+
+    def give_back(self) -> None:
+        """Takes note that one user fewer needs the pool."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._threads is None:
+                return
+            threads, self._threads = self._threads, None
+        threads.close()
+
+
 class _Pool:
     """The jobs of a `LeafThreads`, and the threads that do them."""
 
