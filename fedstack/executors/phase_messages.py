@@ -32,6 +32,7 @@ from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.packing import Packer, Unpacker
 
 Computation = computation_pb2.Computation
+_MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 
 
@@ -215,11 +216,14 @@ def _read_function(message: PhaseRequest.Function, unpacker: Unpacker) -> tuple[
     return program, Signature(tuple(inputs), results[0][1]), captures
 
 
-def check_clients(request: PhaseRequest, limit: int) -> None:
-    """Checks the numbers of a request before anything is made of it.
+def check_first_client(request: PhaseRequest) -> None:
+    """Checks that the indices of the clients are numbers that can be counted with, before anything is made of them.
 
     Raises:
-      InvalidValueError: If there are more clients than a phase may have.
+      InvalidValueError: If they are not.
     """
-    if request.clients > limit or request.first_client > np.iinfo(np.int64).max - limit:
-        raise InvalidValueError(f"Expected at most {limit} clients in a phase, found {request.clients}")
+    if request.first_client + request.clients > _MAX_INDEX:
+        raise InvalidValueError(
+            f"Expected clients with indices up to {_MAX_INDEX} in a phase, found {request.clients} from "
+            f"{request.first_client} on"
+        )

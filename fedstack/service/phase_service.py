@@ -1,7 +1,7 @@
 """Runs client phases that came by wire."""
 
 from fedstack.errors import CardinalityError
-from fedstack.executors.phase_messages import check_clients, computations_of, read_phase
+from fedstack.executors.phase_messages import check_first_client, computations_of, read_phase
 from fedstack.executors.phase_results import write_result
 from fedstack.executors.placed_executor import partial_states
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
@@ -27,7 +27,8 @@ async def run_phase(
       What the clients contributed, and the bytes that belong to it.
     """
     executor = phase_executor(session.executor)
-    check_clients(request, core.limits.max_clients)
+    core.check_clients(request.clients)
+    check_first_client(request)
     if request.clients != session.clients:
         raise CardinalityError(
             f"Expected a phase for the {session.clients} clients of the session, found one for {request.clients}"

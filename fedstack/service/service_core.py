@@ -88,8 +88,7 @@ class ServiceCore:
             raise ClosedError("Expected an open service, found it closing; dial another server")
         self.check_takes_clients()
         clients = cardinalities.get(CLIENTS, 0)
-        if clients > self.limits.max_clients:
-            raise ResourceLimitError(f"Expected at most {self.limits.max_clients} clients, found {clients}")
+        self.check_clients(clients)
         self.sessions.sweep()
         if lease_seconds is None:
             lease_seconds = self.limits.plain_lease_seconds
@@ -105,8 +104,8 @@ class ServiceCore:
         return session
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:
-        """Returns a session, if there is one of that id."""
-        return self.sessions.get(executor.id)
+        """Returns a session, if there is one of that id, and renews its lease."""
+        return self.sessions.find_if_there(executor.id)
 
     def end(self, executor: ExecutorId) -> None:
         """Ends a session, if there is one."""
@@ -126,6 +125,18 @@ class ServiceCore:
         service_policy.set(self.policy)  # a thread has the caller's variables, and its own from here on
         for leaf in leaves:
             self._leaves.prepare(leaf)
+
+    def check_clients(self, clients: int) -> None:
+        """Checks the number of clients of a session or phase.
+
+        Raises:
+          ResourceLimitError: If it is larger than a client may ask for.
+        """
+        if clients > self.limits.max_clients:
+            raise ResourceLimitError(
+                f"Expected at most {self.limits.max_clients} clients in a session or phase, found {clients}; use more "
+                "workers, or start the worker with a larger --max-clients"
+            )
 
     def check_size(self, size: int) -> None:
         """Checks the size of a value or phase, with what travels beside its message.

@@ -224,9 +224,9 @@ class SessionTable:
             raise stale_session(session_id, "it has ended, or this server was started anew")
         return found
 
-    def get(self, session_id: str) -> Session | None:
-        """Returns a session, if there is one of that id."""
-        return self._sessions.get(session_id)
+    def find_if_there(self, session_id: str) -> Session | None:
+        """Returns a session, if there is one of that id, and renews its lease."""
+        return self._sessions.get(session_id) if self.renew(session_id) else None
 
     def renew(self, session_id: str) -> bool:
         """Renews a lease; tells whether the session is there."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from fedstack.service.certificates import CertificateFiles, make_test_certificat
 from fedstack.service.command_line import serve_command
 from fedstack.service.command_line.command import UsageError
 from fedstack.service.command_line.log_format import JsonFormatter
+from fedstack.service.server_thread import ServerThread
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.retry import RetryPolicy
+from fedstack.transport.status import code_of
 from fedstack.transport.targets import parse_target
 
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
@@ -115,6 +118,66 @@ def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(
         "'a_package.nosuch'",
         "'nosuch.inside'",
     ]
+
+
+def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells_the_option() -> None:
+    with ServerThread(serve_command.make_server(options_of("--port", 0, "--max-clients", 5))) as server:
+        context = fedstack.create_sync_remote_execution_context(server.target)
+        with context, fedstack.use_context(context):
+            assert total_of_crowds([1] * 5) == 5
+            with pytest.raises(errors.ResourceLimitError) as caught:
+                total_of_crowds([1] * 6)
+        assert str(caught.value) == (
+            "Expected at most 5 clients in a session or phase, found 6; use more workers, or start the worker with a "
+            "larger --max-clients"
+        )
+        assert code_of(caught.value).name == "RESOURCE_EXHAUSTED"
+
+
+class Crowd:
+    """Counts how many are in it at the same time; whoever comes in waits a moment for more than there should be."""
+
+    def __init__(self, too_many: int) -> None:
+        self.peak = 0
+        self._too_many = too_many
+        self._inside = 0
+        self._changed = threading.Condition()
+
+    def visit(self) -> None:
+        with self._changed:
+            self._inside += 1
+            self.peak = max(self.peak, self._inside)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.peak >= self._too_many, 0.05)
+            self._inside -= 1
+
+
+crowd = Crowd(3)
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def visit_crowd(x):
+    crowd.visit()
+    return x
+
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def total_of_crowds(xs):
+    return fl.federated_sum(fl.federated_map(visit_crowd, xs))
+
+
+def test_the_bound_of_threads_is_one_for_all_sessions_of_a_server() -> None:
+    crowd.peak = 0
+    with ServerThread(serve_command.make_server(options_of("--port", 0, "--threads", 2))) as server:
+
+        def total(clients: int) -> int:
+            context = fedstack.create_sync_remote_execution_context(server.target)
+            with context, fedstack.use_context(context):
+                return total_of_crowds([1] * clients)
+
+        with futures.ThreadPoolExecutor(5) as pool:
+            assert list(pool.map(total, range(1, 6))) == [1, 2, 3, 4, 5]
+    assert crowd.peak <= 2
 
 
 def test_code_from_other_machines_needs_their_certificates(files: CertificateFiles) -> None:

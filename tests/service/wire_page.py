@@ -29,6 +29,7 @@ _PART = re.compile(
 _OPTIONS = {
     "max_sessions": "--max-sessions",
     "max_value_bytes": "--max-value-bytes",
+    "max_clients": "--max-clients",
     "lease_seconds": "--lease-seconds",
 }
 

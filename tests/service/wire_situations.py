@@ -147,8 +147,8 @@ def _create_twice(peer: Peer) -> None:
         peer.call("Create", executor=peer.executor, creation=[{"id": "mine", "value": typed}])
 
 
-def _phase_of_three(peer: Peer) -> None:
-    peer.stream("RunPhase", header_frame(extensions_pb2.PhaseRequest(executor=peer.executor, clients=3)))
+def _phase_of(peer: Peer, clients: int) -> None:
+    peer.stream("RunPhase", header_frame(extensions_pb2.PhaseRequest(executor=peer.executor, clients=clients)))
 
 
 def _deep() -> bytes:
@@ -198,7 +198,8 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
      lambda peer: upload(peer, 100, 99)),
     ("`UploadValue`, `RunPhase`", "more bytes than the server takes in one value or phase",
      lambda peer: upload(peer, 2000, 2000)),
-    ("`RunPhase`", "another number of clients than the session has", _phase_of_three),
+    ("`RunPhase`", "another number of clients than the session has", lambda peer: _phase_of(peer, 3)),
+    ("`RunPhase`", "more clients than the server takes", lambda peer: _phase_of(peer, 11)),
     ("`CreateCall`", "what is called is no function, or the argument does not fit its parameter",
      lambda peer: peer.call("CreateCall", executor=peer.executor, function_ref=peer.create(number()))),
     ("`CreateSelection`", "the source is no struct, or has no such member",

@@ -46,10 +46,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_repeatable("--allow-module", "MODULE", "installed module whose functions clients may call, * for any")
     switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca")
     add("--max-sessions", "N", "most sessions at a time", type=whole_number(1), default=1000)
+    add("--max-clients", "N", "most clients in a session or phase", type=whole_number(1), default=1_000_000)
     add("--max-value-bytes", "BYTES", "largest value or phase", type=whole_number(1), default=16 << 30)
     add("--max-message-bytes", "BYTES", "largest message, if not any that protobuf can have", type=whole_number(1024))
     add("--lease-seconds", "SECONDS", "how long a client may be silent", type=seconds, default=60.0)
-    add("--threads", "N", "most threads that run functions, for each number of clients", type=whole_number(1))
+    add("--threads", "N", "most threads that run functions", type=whole_number(1))
     add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
     add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
     add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds, default=30.0)
@@ -106,6 +107,7 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
             local_executor_factory(options.clients, max_threads=options.threads),
             limits=ServiceLimits(
                 max_sessions=options.max_sessions,
+                max_clients=options.max_clients,
                 max_value_bytes=options.max_value_bytes,
                 lease_seconds=options.lease_seconds,
             ),
