@@ -45,7 +45,8 @@ class LeakCheck:
                 return found
             ending = set(threading.enumerate()) - self._threads
             if ending:
-                ending.pop().join(_POLL_SECONDS)
+                with contextlib.suppress(RuntimeError):  # one that another thread is about to start is listed already
+                    ending.pop().join(_POLL_SECONDS)
             else:
                 threading.Event().wait(_POLL_SECONDS)
 
