@@ -22,7 +22,8 @@ class FedstackError(Exception):
     """The root of all errors that fedstack raises on purpose.
 
     Attributes:
-      executor_path: For an error that a worker has sent, the executors that it went through there, outermost first.
+      executor_path: The executors that it went through, outermost first: at the worker, if one has sent it. It is empty
+        for what was wrong before anything ran.
       causes: For an error of workers that cannot be reached or used, the address of each, and why, in a few words.
     """
 

@@ -64,6 +64,30 @@ def count_clients(payload: object, type_spec: Type, path: str = "arg") -> int | 
     return counts[0][1] if counts else None
 
 
+def check_clients(payload: object, type_spec: Type, clients: int | None) -> None:
+    """Checks that a payload that is to become a value of an executor has values for its number of clients.
+
+    Args:
+      payload: The payload.
+      type_spec: Its type.
+      clients: How many clients the executor has; `None` if that is not known.
+
+    Raises:
+      CardinalityError: If it has values for others, or two parts of the payload disagree.
+    """
+    found = count_clients(payload, type_spec, "value")
+    if found is not None and clients is not None and found != clients:
+        raise wrong_number_of_clients(clients, found)
+
+
+def wrong_number_of_clients(clients: int, found: int) -> CardinalityError:
+    """Returns the error for values of another number of clients than an executor has."""
+    return CardinalityError(
+        f"Expected one value for each of the {clients} clients of this executor, found {found}; create the executor "
+        "for as many clients as the values are for (`create_executor`, `set_cardinalities`)"
+    )
+
+
 def _counts(payload: object, type_spec: Type, path: str) -> Iterable[tuple[str, int]]:
     if isinstance(payload, Column) and is_client_valued(type_spec):
         yield path, len(payload)

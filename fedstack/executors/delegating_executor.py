@@ -30,6 +30,10 @@ class DelegatingExecutor(LazyExecutor, abc.ABC):
         return self._target.drives_inline
 
     @property
+    def known_clients(self) -> int | None:
+        return self._target.known_clients
+
+    @property
     def target(self) -> LazyExecutor:
         """The executor below."""
         return self._target

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import cast
 
 from fedstack.computations.containers import to_result
@@ -108,7 +108,8 @@ class Invoker:
         while True:
             try:
                 async with self._leased(cardinalities) as executor:
-                    return await _run(executor, comp, signature, payload)
+                    with telling_path(executor):
+                        return await _run(executor, comp, signature, payload)
             except RetryableError as error:
                 pause = next(pauses, None)
                 if isinstance(error, FedstackError):
@@ -199,3 +200,23 @@ async def _run_foreign(
     function = await executor.create_value(comp, signature)
     result = await (await executor.create_call(function, argument)).compute()
     return to_result(normalize_argument(result, signature.result, "result"), signature.result)
+
+
+@contextlib.contextmanager
+def telling_path(executor: Executor) -> Generator[None, None, None]:
+    """Lets errors of what is run in an executor tell its stack, unless they know better: where a worker raised them."""
+    try:
+        yield
+    except FedstackError as error:
+        error.executor_path = error.executor_path or executor_path(executor)
+        raise
+
+
+def executor_path(executor: Executor) -> tuple[str, ...]:
+    """Lists the kinds of executors in a stack, from the outermost in, as far as they tell."""
+    path: list[str] = []
+    inner: object = executor
+    while isinstance(inner, Executor):
+        path.append(type(inner).__name__)
+        inner = getattr(inner, "target", None) or getattr(inner, "server", None)
+    return tuple(path)

@@ -9,7 +9,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from fedstack.computations.federated_values import normalize_argument
+from fedstack.computations.federated_values import check_clients, normalize_argument
 from fedstack.computations.graph import Function
 from fedstack.computations.language import (
     ConcreteComputation,
@@ -57,6 +57,11 @@ class LazyExecutor(Executor):
     def drives_inline(self) -> bool:
         """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
         return False
+
+    @property
+    def known_clients(self) -> int | None:
+        """How many clients values have to be for; `None` if this executor does not say."""
+        return None
 
     @abc.abstractmethod
     def accepts(self, computation: computation_pb2.Computation) -> None:
@@ -118,6 +123,7 @@ class LazyExecutor(Executor):
 
         Raises:
           TypeMismatchError: If the value does not fit the type.
+          CardinalityError: If it has values for another number of clients than there are.
           InvalidComputationError: If this executor does not take the computation.
           ClosedError: After `close()`.
         """
@@ -136,7 +142,9 @@ class LazyExecutor(Executor):
             raise TypeMismatchError(
                 f"Expected a type for a value that is no computation, found none for {describe(value)}"
             )
-        return KnownValue(self, declared, normalize_argument(value, declared, "value"))
+        payload = normalize_argument(value, declared, "value")
+        check_clients(payload, declared, self.known_clients)
+        return KnownValue(self, declared, payload)
 
     def embed(self, computation: computation_pb2.Computation, declared: Type | None) -> LazyValue:
         """Embeds a computation: a function to call, or what yields a value."""

@@ -10,11 +10,12 @@ from typing import Protocol, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.columns import Column, ListColumn
+from fedstack.computations.federated_values import wrong_number_of_clients
 from fedstack.computations.interpreter import run_once
 from fedstack.computations.language import Executor, Type, computation_pb2
 from fedstack.computations.program import Program
 from fedstack.computations.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
-from fedstack.errors import CardinalityError, InvalidComputationError, InvalidValueError
+from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.fold_states import (
     AggregateState,
     FoldState,
@@ -45,6 +46,10 @@ class PlacedExecutor(ScheduledExecutor):
     def __init__(self, server: Executor) -> None:
         super().__init__()
         self.server = as_bulk(server)
+
+    @property
+    def known_clients(self) -> int | None:
+        return self.clients
 
     @abc.abstractmethod
     async def run_phase(
@@ -198,10 +203,7 @@ def _at_clients(payload: object, clients: int) -> object:
     """Returns a column for a value that differs by client, checked for length, and a shared payload as it is."""
     column = as_column(payload, clients)
     if len(column) != clients:
-        raise CardinalityError(
-            f"Expected one value for each of the {clients} clients of this executor, found {len(column)}; create the "
-            "executor with the number of clients that the arguments have"
-        )
+        raise wrong_number_of_clients(clients, len(column))
     return column
 
 

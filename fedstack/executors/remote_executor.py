@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.containers import to_structure
-from fedstack.computations.federated_values import count_clients, normalize_argument
+from fedstack.computations.federated_values import check_clients, normalize_argument
 from fedstack.computations.language import (
     CLIENTS,
     CardinalitiesType,
@@ -23,7 +23,6 @@ from fedstack.computations.tasks import Phase
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import fields_of, join_path, type_from_proto
 from fedstack.errors import (
-    CardinalityError,
     ClosedError,
     DeadlineExceededError,
     ForeignValueError,
@@ -168,7 +167,8 @@ class RemoteExecutor(Executor):
                 f"Expected a type for a value that is no computation, found none for {describe(value)}"
             )
         payload = normalize_argument(value, declared, "value")
-        self._check_clients(payload, declared)
+        # The peer would refuse it too, but only when it hears of the value, later.
+        check_clients(payload, declared, (self._cardinalities or {}).get(CLIENTS))
         keeper = await self._session()
         session = keeper.session
         if streamed:
@@ -177,15 +177,6 @@ class RemoteExecutor(Executor):
             packing = session.pack(payload, declared)
             value_id = await self._call(keeper, session.put(packing))
         return RemoteValue(self, keeper, value_id, declared)
-
-    def _check_clients(self, payload: object, type_spec: Type) -> None:
-        """Checks here what the peer would refuse only when it hears of the value, later."""
-        found, wanted = count_clients(payload, type_spec, "value"), (self._cardinalities or {}).get(CLIENTS)
-        if found is not None and wanted is not None and found != wanted:
-            raise CardinalityError(
-                f"Expected one value for each of the {wanted} clients of {self!r}, found {found}; set_cardinalities() "
-                "says how many there are"
-            )
 
     async def known(self, payload: object, type_spec: Type) -> RemoteValue:
         """Sends a payload that is known to fit its type."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedstack.computations.columns import with_columns
 from fedstack.computations.containers import to_result
-from fedstack.computations.federated_values import count_clients, normalize_argument
+from fedstack.computations.federated_values import check_clients, normalize_argument
 from fedstack.computations.intrinsics import same_without_names
 from fedstack.computations.language import (
     Executor,
@@ -16,7 +16,7 @@ from fedstack.computations.language import (
     Type,
     computation_pb2,
 )
-from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, UnsupportedIntrinsicError
+from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.delegating_executor import DelegatingExecutor
 from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.lazy_values import KnownValue, LazyValue
@@ -30,12 +30,7 @@ async def create_known(executor: Executor, payload: object, type_spec: Type) -> 
       CardinalityError: If it has values for another number of clients than the executor has.
     """
     payload = with_columns(payload, type_spec)
-    found, clients = count_clients(payload, type_spec, "value"), clients_of(executor)
-    if found is not None and clients is not None and found != clients:
-        raise CardinalityError(
-            f"Expected a value for each of {clients} clients, found {found}; create the executor with the number of "
-            "clients that the values are for"
-        )
+    check_clients(payload, type_spec, clients_of(executor))
     if isinstance(executor, LazyExecutor):
         return executor.known(payload, type_spec)
     return await executor.create_value(to_result(payload, type_spec), type_spec)
@@ -109,16 +104,6 @@ def find_phase_executor(executor: Executor) -> PlacedExecutor | None:
     while isinstance(executor, DelegatingExecutor):
         executor = executor.target
     return executor if isinstance(executor, PlacedExecutor) else None
-
-
-def executor_path(executor: Executor) -> tuple[str, ...]:
-    """Lists the kinds of executors in a stack, from the outermost in, as far as they tell."""
-    path: list[str] = []
-    inner: object = executor
-    while isinstance(inner, Executor):
-        path.append(type(inner).__name__)
-        inner = getattr(inner, "target", None) or getattr(inner, "server", None)
-    return tuple(path)
 
 
 class Pull:

@@ -17,11 +17,11 @@ from fedstack.computations.language import (
 from fedstack.computations.leaf_runtimes import LoadedLeaves, prepared_leaves, runs_for_others
 from fedstack.computations.trace import step_limit
 from fedstack.computations.travel import check_received, leaves_to_load
-from fedstack.errors import ClosedError, FedstackError, ResourceLimitError, WorkerUnavailableError
+from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.contexts import SyncExecutionContext
+from fedstack.executors.invocation import telling_path
 from fedstack.executors.leaf_threads import LeafThreads, leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.held_values import executor_path
 from fedstack.service.limits import ServiceLimits
 from fedstack.service.sessions import Clock, Session, SessionTable
 from fedstack.transport.packing import Unpacker
@@ -157,11 +157,8 @@ class ServiceCore:
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs work for a session: under its lease, under this service's policy, until the session ends."""
         try:
-            with self.sessions.hold(session):
+            with self.sessions.hold(session), telling_path(session.executor):
                 return await session.run(self._under_policy(work))
-        except FedstackError as error:
-            error.executor_path = error.executor_path or executor_path(session.executor)
-            raise
         finally:
             work.close()  # it may have been cancelled before it began
 

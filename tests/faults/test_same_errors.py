@@ -1,0 +1,84 @@
+"""What is wrong with a computation reads the same, wherever it runs."""
+
+import asyncio
+import re
+from typing import Any
+
+import failing_leaves as failing
+import pytest
+from fault_stacks import WALL, context_over, executor_at, locally
+from processes import Fleet
+
+import fedstack
+from fedstack.computations.language import CLIENTS, Executor
+from fedstack.errors import CarrierError, FedstackError
+from fedstack.transport.status import RemoteTraceback
+
+NUMBERS = [1, 1, 3, 1, 3]
+CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    **{name: (failing.mapped(leaf), (NUMBERS,)) for name, leaf in failing.LEAVES.items()},
+    "the fifth client raises": (failing.of_both, ([1] * 5, [1, 1, 1, 1, 3])),
+    "unknown function": (failing.with_unknown_function(), (NUMBERS,)),
+    "unknown data": (failing.with_unknown_data(), (NUMBERS,)),
+    "two numbers of clients": (failing.of_both, ([1] * 5, [1] * 4)),
+    "text for a number": (failing.of_both, ([1] * 5, [1, 1, "one", 1, 1])),
+}
+
+
+def error_of(call: Any) -> FedstackError:
+    with pytest.raises(FedstackError) as caught:
+        call()
+    return caught.value
+
+
+def what_it_says(error: FedstackError) -> dict[str, object]:
+    return {
+        "class": type(error),
+        # Workers may differ in what they let in, so this one error names the worker too.
+        "message": re.sub(r"; for the worker at \S+$", "", str(error))
+        if isinstance(error, CarrierError)
+        else str(error),
+        "computation_name": getattr(error, "computation_name", None),
+        "client_index": getattr(error, "client_index", None),
+        "executor_path": error.executor_path,
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_an_error_of_clients_is_the_same_here_and_at_workers(fleet: Fleet, name: str, workers: int) -> None:
+    computation, arguments = CASES[name]
+    here = error_of(lambda: locally(computation, *arguments))
+    with context_over([fleet.start().target for _ in range(workers)]):
+        there = error_of(lambda: computation(*arguments))
+    assert what_it_says(there) == what_it_says(here)
+    assert isinstance(there.__cause__, RemoteTraceback) or not there.executor_path
+
+
+async def run_in(executor: Executor, computation: Any, arguments: tuple[Any, ...]) -> object:
+    """Runs a computation by the four verbs."""
+    function = await executor.create_value(computation)
+    parameter = computation.type_signature.parameter
+    given: Any = arguments
+    if len(arguments) == 1:
+        (given,) = arguments
+    argument = await executor.create_value(given, parameter)
+    return await (await executor.create_call(function, argument)).compute()
+
+
+@pytest.mark.parametrize("extensions", [True, False], ids=["extended", "plain"])
+@pytest.mark.parametrize("name", [*CASES, "another number of clients than the executor has"])
+def test_an_error_of_an_executor_is_the_same_here_and_at_a_worker(fleet: Fleet, name: str, extensions: bool) -> None:
+    computation, arguments = CASES.get(name, (failing.of_both, ([1] * 3, [1] * 3)))
+
+    def run(executor: Executor) -> None:
+        asyncio.run(asyncio.wait_for(run_in(executor, computation, arguments), WALL))
+
+    factory = fedstack.local_executor_factory()
+    here = error_of(lambda: run(factory.create_executor({CLIENTS: 5})))
+    factory.close()
+    with executor_at(fleet.start().target, 5, extensions=extensions) as executor:
+        there = error_of(lambda: run(executor))
+    found, expected = what_it_says(there), what_it_says(here)
+    del found["executor_path"], expected["executor_path"]
+    assert found == expected
