@@ -4,7 +4,9 @@ The services run in this process, on the transport's loop, so leaf functions tra
 do. Everything else is real: servers, sockets, certificates.
 """
 
+import atexit
 import functools
+import shutil
 import tempfile
 import threading
 import time
@@ -90,7 +92,9 @@ def loopback_target() -> str:
 
 @functools.cache
 def certificates() -> CertificateFiles:
-    return make_test_certificates(Path(tempfile.mkdtemp(prefix="fedstack-tests-")))
+    folder = Path(tempfile.mkdtemp(prefix="fedstack-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_test_certificates(folder)
 
 
 @functools.cache
