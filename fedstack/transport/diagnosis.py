@@ -17,7 +17,16 @@ import attrs
 
 from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailableError
 from fedstack.transport.credentials import ClientCredentials
-from fedstack.transport.greetings import STEP_SECONDS, is_http2, reach, talks_tls, wants_certificates
+from fedstack.transport.greetings import (
+    STEP_SECONDS,
+    Address,
+    SilentError,
+    connect,
+    is_http2,
+    reach,
+    talks_tls,
+    wants_certificates,
+)
 from fedstack.transport.key_pairs import load_pair
 from fedstack.transport.targets import Target
 
@@ -81,8 +90,20 @@ def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGU
     Returns:
       An error that is not retryable if it does not help to wait.
     """
-    if target.address.startswith("unix:"):
-        return _diagnose_socket(target, Path(target.address.removeprefix("unix:")))
+    try:
+        if target.address.startswith("unix:"):
+            return _diagnose_socket(target, Path(target.address.removeprefix("unix:")), credentials, words)
+        return _diagnose_port(target, credentials, words)
+    except SilentError:
+        return _away(
+            target,
+            "it accepts connections and does not answer",
+            f"Expected an answer from {target}, found that it accepts connections and does not answer within "
+            f"{STEP_SECONDS:g} s; see whether it is busy or has been paused, or correct the address",
+        )
+
+
+def _diagnose_port(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError | None:
     if not target.is_local and any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
         return None  # gRPC may go another way
     host, _, port = target.address.rpartition(":")
@@ -112,10 +133,13 @@ def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGU
     except OSError as error:
         why = error.strerror or error
         return _away(target, f"there is no way to it: {why}", f"Expected a way to {target}, found none: {why}")
-    secure = credentials.uses_tls if target.secure is None else target.secure
-    if secure:
+    if _is_secure(target, credentials):
         return _diagnose_tls(target, host, address, credentials, words)
     return _diagnose_plaintext(target, address, words)
+
+
+def _is_secure(target: Target, credentials: ClientCredentials) -> bool:
+    return credentials.uses_tls if target.secure is None else target.secure
 
 
 def _away(target: Target, cause: str, text: str) -> FedstackError:
@@ -131,7 +155,7 @@ def _with_cause(target: Target, cause: str, error: FedstackError) -> FedstackErr
     return error
 
 
-def _diagnose_socket(target: Target, path: Path) -> FedstackError | None:
+def _diagnose_socket(target: Target, path: Path, credentials: ClientCredentials, words: Words) -> FedstackError | None:
     if not hasattr(socket, "AF_UNIX"):
         text = "Expected a system with Unix sockets, found one without; dial host and port"
         return _away(target, "this system has no Unix sockets", text)
@@ -141,10 +165,15 @@ def _diagnose_socket(target: Target, path: Path) -> FedstackError | None:
             "there is no such socket",
             f"Expected a socket at {path}, found no file; start a server with `fedstack serve --unix-socket {path}`",
         )
+    if not path.is_socket():
+        kind = "a folder" if path.is_dir() else "a file of another kind"
+        return _away(
+            target,
+            f"there is {kind}, and no socket",
+            f"Expected a socket at {path}, found {kind}; give the path that the server was given as --unix-socket",
+        )
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(STEP_SECONDS)
-            connection.connect(str(path))
+        connect(str(path)).close()
     except ConnectionRefusedError:
         return _away(
             target,
@@ -154,10 +183,10 @@ def _diagnose_socket(target: Target, path: Path) -> FedstackError | None:
     except OSError as error:
         why = error.strerror or error
         return _away(target, f"there is no way to it: {why}", f"Expected a way to {path}, found none: {why}")
-    return None
+    return None if _is_secure(target, credentials) else _diagnose_plaintext(target, str(path), words)
 
 
-def _diagnose_plaintext(target: Target, address: tuple[str, int], words: Words) -> FedstackError | None:
+def _diagnose_plaintext(target: Target, address: Address, words: Words) -> FedstackError | None:
     if is_http2(address, None):
         return None
     if talks_tls(address):
@@ -170,7 +199,7 @@ def _diagnose_plaintext(target: Target, address: tuple[str, int], words: Words) 
     return _away(
         target,
         "it talks something else than gRPC",
-        f"Expected a gRPC server at {target}, found one that talks something else; correct host and port",
+        f"Expected a gRPC server at {target}, found one that talks something else; correct the address",
     )
 
 

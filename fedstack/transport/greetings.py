@@ -3,11 +3,19 @@
 import socket
 import ssl
 import time
+from typing import TypeAlias
 
 STEP_SECONDS = 3.0
 # What a client of HTTP/2 says first: the preface and an empty SETTINGS frame. A server answers with a SETTINGS frame.
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
+
+# Host and port, or the path of a Unix socket.
+Address: TypeAlias = tuple[str, int] | str
+
+
+class SilentError(Exception):
+    """A server accepts connections, and then says nothing."""
 
 
 def reach(host: str, port: int) -> tuple[str, int]:
@@ -17,20 +25,46 @@ def reach(host: str, port: int) -> tuple[str, int]:
         return found[0], found[1]
 
 
-def is_http2(address: tuple[str, int], context: ssl.SSLContext | None, name: str = "") -> bool:
+def connect(address: Address) -> socket.socket:
+    """Connects to a server that is known to listen.
+
+    Raises:
+      SilentError: If its queue is full: it takes nobody out.
+    """
+    try:
+        if not isinstance(address, str):
+            return socket.create_connection(address, STEP_SECONDS)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(STEP_SECONDS)
+            connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except (TimeoutError, BlockingIOError) as error:
+        raise SilentError from error
+
+
+def is_http2(address: Address, context: ssl.SSLContext | None, name: str = "") -> bool:
     """Greets a server and tells whether it answers as gRPC's do.
 
     Raises:
+      SilentError: If it says nothing at all.
       OSError: If it does not talk TLS as the context wants it.
     """
-    with socket.create_connection(address, STEP_SECONDS) as connection:
+    with connect(address) as connection:
         if context is None:
             return _answers(connection)
-        with context.wrap_socket(connection, server_hostname=name) as secured:
+        try:
+            secured = context.wrap_socket(connection, server_hostname=name)
+        except TimeoutError as error:
+            raise SilentError from error
+        with secured:
             return _answers(secured)
 
 
-def wants_certificates(address: tuple[str, int], context: ssl.SSLContext, name: str) -> bool:
+def wants_certificates(address: Address, context: ssl.SSLContext, name: str) -> bool:
     """Tells whether it is the certificate that a client shows, or does not, for which a server hangs up.
 
     The client's comes last in TLS 1.3, and gRPC's servers then hang up without a word. In TLS 1.2 it is in the midst.
@@ -43,7 +77,7 @@ def wants_certificates(address: tuple[str, int], context: ssl.SSLContext, name: 
         return "PROTOCOL" not in (error.reason or "") or isinstance(error, ssl.SSLEOFError)
     except ConnectionError:
         return True
-    except OSError:
+    except (OSError, SilentError):
         return False
 
 
@@ -57,19 +91,22 @@ def _answers(connection: socket.socket) -> bool:
             if not more:
                 return False
             answer += more
+    except TimeoutError as error:
+        if not answer:
+            raise SilentError from error
     except OSError:  # it hung up
         return False
     return len(answer) >= _FRAME_HEADER_BYTES and answer[3] == _SETTINGS
 
 
-def talks_tls(address: tuple[str, int]) -> bool:
+def talks_tls(address: Address) -> bool:
     """Tells whether a server talks TLS, whatever its certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection(address, STEP_SECONDS) as connection, context.wrap_socket(connection):
+        with connect(address) as connection, context.wrap_socket(connection):
             return True
     except OSError:
         return False

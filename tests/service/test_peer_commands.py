@@ -1,7 +1,9 @@
 """`fedstack check` and `fedstack status`, run against real servers of this process."""
 
+import contextlib
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ pytest.importorskip("cryptography")
 
 from calling import on_loop
 from echo_service import EchoService
+from test_serve_command import served
 
 import fedstack
 from fedstack.__main__ import main
@@ -27,6 +30,7 @@ from fedstack.service.certificates import CertificateFiles, make_test_certificat
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.grpc_server import GrpcServer
 from fedstack.service.server_thread import ServerThread
+from fedstack.transport import greetings
 from fedstack.transport.credentials import ServerCredentials
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.grpc_connection import GrpcConnection
@@ -257,6 +261,52 @@ def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.Capture
                 last.sendall(b"q")
             thread.join()
     assert found.startswith(f"Expected a gRPC server at 127.0.0.1:{port}, found one that talks something else")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a process that can be paused")
+def test_a_server_that_is_paused_is_said_not_to_answer(
+    files: CertificateFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greetings, "STEP_SECONDS", 0.5)
+    with_tls = ["--tls-cert", files.server_cert, "--tls-key", files.server_key]
+    for options, ours in (([], []), (with_tls, ["--tls-ca", files.ca])):
+        with served(*options) as server:
+            assert main(["check", server.target, *map(str, ours)]) == 0
+            capsys.readouterr()
+            server.process.send_signal(signal.SIGSTOP)
+            for command in ("check", "status"):
+                assert main([command, server.target, "--timeout", "0.5", *map(str, ours)]) == 1
+                expected = f"Expected an answer from {server.target}, found that it accepts connections and does not"
+                assert expected in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
+@pytest.mark.parametrize("waiting", [0, 3])
+def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
+    waiting: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greetings, "STEP_SECONDS", 0.2)
+    path = tmp_path / "socket"
+    with contextlib.ExitStack() as sockets:
+        listening = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(str(path))
+        listening.listen(1 if waiting else 100)
+        for _ in range(waiting):
+            client = sockets.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(path))
+        found = complaint(capsys, f"unix:{path}", "--timeout", "0.5")
+    assert found.startswith(f"Expected an answer from unix:{path}, found that it accepts connections and does not")
+
+
+def test_what_is_no_socket_is_not_called_one_that_was_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert f"Expected a socket at {file}, found a file of another kind; " in complaint(capsys, f"unix:{file}")
+    assert f"Expected a socket at {tmp_path}, found a folder; " in complaint(capsys, f"unix:{tmp_path}")
 
 
 @pytest.mark.parametrize("command", ["check", "status"])
