@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 
+from fedstack.computations.number_checks import MOST_MESSAGE_BYTES, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.service.call_counts import CallCounts, ReportsCalls
 from fedstack.service.call_router import CallRouter, Metadata
@@ -42,7 +43,8 @@ class GrpcServer:
       grace_seconds: How long running calls have by default when the server stops.
 
     Raises:
-      InvalidValueError: If others could reach the server without TLS, and that was not asked for.
+      InvalidValueError: If a number is out of its range, or others could reach the server without TLS, and that was not
+        asked for.
     """
 
     def __init__(
@@ -59,6 +61,16 @@ class GrpcServer:
         max_message_bytes: int | None = None,
         grace_seconds: float = 30.0,
     ) -> None:
+        check_whole_number("port", port, 0, 65_535)
+        check_whole_number("max_calls", max_calls, 0)
+        if max_message_bytes is not None:
+            check_whole_number("max_message_bytes", max_message_bytes, 1, MOST_MESSAGE_BYTES)
+        check_number("grace_seconds", grace_seconds)
+        if unix_socket is None and not host.strip():
+            raise InvalidValueError(
+                f"Expected a name or an address of this machine as host, found {host!r}; 127.0.0.1 is for this machine "
+                "alone, 0.0.0.0 for every network it is in"
+            )
         self._services = tuple(services)
         self._listener: Listener = TcpListener(host, port) if unix_socket is None else UnixListener(unix_socket)
         self._credentials = ServerCredentials() if credentials is None else credentials

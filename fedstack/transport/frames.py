@@ -4,16 +4,25 @@ Data frames are written and read by hand, as protobuf would, because protobuf co
 they are copied once, into the message that gRPC gets, and on the way in once, from it into the array.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 from google.protobuf.message import DecodeError, Message
 
+from fedstack.computations.number_checks import check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.proto import extensions_pb2
 
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
 CHUNK_BYTES = 1024 * 1024
+_MOST_BYTES = 1 << 30  # a message has at most 2 GiB
+
+
+def _at_least(least: int) -> Callable[[object, "attrs.Attribute[int]", int], None]:
+    def check(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+        check_whole_number(attribute.name, value, least, _MOST_BYTES)
+
+    return check
 
 
 @attrs.frozen
@@ -25,8 +34,8 @@ class Chunking:
       chunk_bytes: The most bytes of arrays in one frame.
     """
 
-    large_bytes: int = 16 * 1024
-    chunk_bytes: int = CHUNK_BYTES
+    large_bytes: int = attrs.field(default=16 * 1024, validator=_at_least(0))
+    chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=_at_least(1))
 
 
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes

@@ -13,7 +13,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.
     parser = argparse.ArgumentParser(prog="try", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     options = EnvironmentOptions(parser, environment)
     options.add("--max-sessions", "N", "how many", type=whole_number(1), default=8)
-    options.add("--grace-seconds", "S", "how long", type=seconds, default=1.5)
+    options.add("--grace-seconds", "S", "how long", type=seconds(0), default=1.5)
     options.add("--log-format", "F", "how it looks", type=one_of("text", "json"), default="text")
     options.add_switch("--insecure", "do without")
     options.add_repeatable("--allow-module", "M", "what goes")

@@ -17,6 +17,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+import attrs
 import federated_language as fl
 import numpy as np
 import pytest
@@ -33,6 +34,8 @@ from fedstack.service.certificates import CertificateFiles, make_test_certificat
 from fedstack.service.command_line import serve_command
 from fedstack.service.command_line.command import UsageError
 from fedstack.service.command_line.log_format import JsonFormatter
+from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.limits import ServiceLimits
 from fedstack.service.server_thread import ServerThread
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.grpc_connection import GrpcConnection
@@ -201,6 +204,77 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
 def test_options_that_make_no_server_are_wrong_usage(arguments: list[str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         serve_command.make_server(options_of(*arguments))
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e999", "many", ""])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--port",
+        "--clients",
+        "--max-sessions",
+        "--max-clients",
+        "--max-value-bytes",
+        "--max-message-bytes",
+        "--lease-seconds",
+        "--threads",
+        "--grace-seconds",
+    ],
+)
+def test_a_number_that_cannot_be_is_wrong_usage(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        options_of(option, value)
+    assert exit_info.value.code == 2
+    assert f"argument {option}: expected a" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--lease-seconds", "0"],
+        ["--lease-seconds", "0.01"],
+        ["--max-sessions", "0"],
+        ["--max-clients", 1 << 31],
+        ["--max-value-bytes", 1 << 63],
+        ["--max-message-bytes", 1 << 31],
+        ["--host", ""],
+    ],
+    ids=str,
+)
+def test_an_option_with_which_no_call_would_go_well_is_wrong_usage(arguments: list[object]) -> None:
+    with pytest.raises(SystemExit):
+        options_of(*arguments)
+
+
+def test_more_clients_by_default_than_there_may_be_are_wrong_usage() -> None:
+    with pytest.raises(UsageError, match=r"Expected at most 5 clients .*, found 6; "):
+        serve_command.make_server(options_of("--clients", 6, "--max-clients", 5))
+
+
+@pytest.mark.parametrize("field", [field.name for field in attrs.fields(ServiceLimits) if field.name != "chunking"])
+@pytest.mark.parametrize(
+    "value", [0, -1, float("nan"), float("inf"), "1", None, True, 1 << 2000], ids=lambda value: str(value)[:9]
+)
+def test_a_limit_that_cannot_be_is_refused(field: str, value: object) -> None:
+    with pytest.raises(errors.InvalidValueError, match=f"Expected {field} .*found "):
+        ServiceLimits(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host": " "},
+        {"port": -1},
+        {"port": 65_536},
+        {"max_calls": 1.5},
+        {"max_message_bytes": 1 << 31},
+        {"grace_seconds": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_server_of_odd_numbers_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.InvalidValueError, match=f"{next(iter(options))}.*, found"):
+        GrpcServer([], **options)
 
 
 def test_a_log_line_can_be_json() -> None:

@@ -107,12 +107,13 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def seconds(text: str) -> float:
-    """The `type` of an option that is a length of time."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, found {text!r}")
-    return number
+def seconds(least: float) -> Callable[[str], float]:
+    """Returns the `type` of an option that is a length of time of at least `least`."""
+
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least <= (number := float(text)) < float("inf"):
+                return number
+        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least {least:g}, found {text!r}")
+
+    return parse

@@ -25,7 +25,9 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="the key of our own certificate (PEM)")
     parser.add_argument("--server-name", metavar="NAME", help="name in the server's certificate, if it is another one")
     parser.add_argument("--token-file", metavar="FILE", help="file with the token that the server asks for")
-    parser.add_argument("--timeout", type=seconds, default=10.0, metavar="SECONDS", help="how long an answer may take")
+    parser.add_argument(
+        "--timeout", type=seconds(0.001), default=10.0, metavar="SECONDS", help="how long an answer may take"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

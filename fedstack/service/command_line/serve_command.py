@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedstack._version import __version__
+from fedstack.computations.number_checks import MOST_BYTES, MOST_CLIENTS, MOST_MESSAGE_BYTES
 from fedstack.errors import InvalidValueError
 from fedstack.service.command_line.command import SUCCESS, UsageError, seconds, whole_number
 from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of
@@ -34,7 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Each option can be given as the environment variable in brackets; the command line wins."
     options = EnvironmentOptions(parser)
     add, switch = options.add, options.add_switch
-    add("--host", "HOST", "name or address to listen at; others than loopback need TLS", default="127.0.0.1")
+    count, clients = whole_number(1, MOST_BYTES), whole_number(1, MOST_CLIENTS)
+    message_bytes = whole_number(1024, MOST_MESSAGE_BYTES)
+    add("--host", "HOST", "name or address to listen at; all but loopback need TLS", type=_host, default="127.0.0.1")
     add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0, 65_535), default=8000)
     add("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path)
     add("--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0)
@@ -45,15 +48,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     switch("--insecure", "let other machines in without TLS")
     options.add_repeatable("--allow-module", "MODULE", "installed module whose functions clients may call, * for any")
     switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca")
-    add("--max-sessions", "N", "most sessions at a time", type=whole_number(1), default=1000)
-    add("--max-clients", "N", "most clients in a session or phase", type=whole_number(1), default=1_000_000)
-    add("--max-value-bytes", "BYTES", "largest value or phase", type=whole_number(1), default=16 << 30)
-    add("--max-message-bytes", "BYTES", "largest message, if not any that protobuf can have", type=whole_number(1024))
-    add("--lease-seconds", "SECONDS", "how long a client may be silent", type=seconds, default=60.0)
+    add("--max-sessions", "N", "most sessions at a time", type=count, default=1000)
+    add("--max-clients", "N", "most clients in a session or phase", type=clients, default=1_000_000)
+    add("--max-value-bytes", "BYTES", "largest value or phase", type=count, default=16 << 30)
+    add("--max-message-bytes", "BYTES", "largest message, if not any that protobuf can have", type=message_bytes)
+    add("--lease-seconds", "SECONDS", "how long a client may be silent", type=seconds(1), default=60.0)
     add("--threads", "N", "most threads that run functions", type=whole_number(1))
     add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
     add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
-    add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds, default=30.0)
+    add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds(0), default=30.0)
     switch("--exit-with-parent", "stop when standard input ends")
 
 
@@ -93,6 +96,11 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
     from fedstack.service.limits import ServiceLimits
 
     _check_address(options)
+    if options.clients > options.max_clients:
+        raise UsageError(
+            f"Expected at most {options.max_clients} clients where a request does not say (--max-clients), found "
+            f"{options.clients}; give a smaller --clients or a larger --max-clients"
+        )
     _warn_of_missing_modules(options.allow_module)
     try:
         credentials = _credentials(options)
@@ -154,6 +162,15 @@ def dialled_address(target: str, options: argparse.Namespace) -> str:
     if options.unix_socket is not None or not TcpListener(options.host, options.port).is_everywhere:
         return target
     return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}"
+
+
+def _host(text: str) -> str:
+    if text.strip():
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected a name or an address of this machine, found {text!r}; 127.0.0.1 is for this machine alone, 0.0.0.0 "
+        "for every network it is in"
+    )
 
 
 def _check_address(options: argparse.Namespace) -> None:

@@ -1,0 +1,90 @@
+"""What is said of numbers that users give."""
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+from fedstack.computations.number_checks import check_number, check_whole_number, checked_cardinalities
+from fedstack.errors import CardinalityError, InvalidValueError
+
+
+@pytest.mark.parametrize("value", [2, np.int64(2), np.array(2)])
+def test_a_whole_number_may_be_one_of_numpys(value: object) -> None:
+    found = check_whole_number("n", value, 1)
+    assert (found, type(found)) == (2, int)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("2", "str '2'"),
+        (None, "None"),
+        (2.0, "float 2.0"),
+        (float("nan"), "float nan"),
+        (True, "bool True"),
+        (np.bool_(True), "bool True"),
+        (np.array([1, 2]), r"an array int64\[2\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_whole_number_is_said_to_be_none(value: object, found: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"^Expected n of at least 1 as a whole number, found {found}$"):
+        check_whole_number("n", value, 1)
+
+
+def test_a_whole_number_out_of_its_range_is_named() -> None:
+    with pytest.raises(InvalidValueError, match=r"^Expected n of at least 1, found 0$"):
+        check_whole_number("n", 0, 1)
+    with pytest.raises(InvalidValueError, match=r"^Expected n from 1 to 3, found 4$"):
+        check_whole_number("n", 4, 1, 3)
+
+
+@pytest.mark.parametrize("value", [0, 1.5, np.float32(1), np.int8(1)])
+def test_a_number_need_not_be_whole(value: object) -> None:
+    check_number("n", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "positive", "message"),
+    [
+        (float("nan"), False, "of at least 0, found nan"),
+        (-1, False, "of at least 0, found -1"),
+        (float("-inf"), False, "of at least 0.*, found -inf"),
+        (float("inf"), False, "of at least 0, and finite, found inf"),
+        ("x", False, "of at least 0 as a number, found str 'x'"),
+        (None, False, "of at least 0 as a number, found None"),
+        (True, False, "of at least 0 as a number, found bool True"),
+        (0, True, "of more than 0, found 0"),
+    ],
+)
+def test_a_number_that_cannot_be_used_is_named(value: object, positive: bool, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"^Expected n {message}$"):
+        check_number("n", value, positive=positive)
+
+
+def test_a_number_may_be_infinite_where_that_makes_sense() -> None:
+    check_number("n", float("inf"), endless=True)
+    with pytest.raises(InvalidValueError, match="of at least 0, found -inf"):
+        check_number("n", float("-inf"), endless=True)
+
+
+def test_cardinalities_become_a_dict_of_their_own() -> None:
+    given = {fl.CLIENTS: np.int32(3)}
+    found = checked_cardinalities(given)
+    assert (found, type(found[fl.CLIENTS]), found is given) == ({fl.CLIENTS: 3}, int, False)
+
+
+@pytest.mark.parametrize(
+    ("cardinalities", "message"),
+    [
+        (None, "Expected numbers by placement, found None; give"),
+        (3, "Expected numbers by placement, found int 3; give"),
+        ({"clients": 2}, "Expected numbers by placement, found one for str 'clients'; give"),
+        ({fl.CLIENTS: -1}, "Expected a number of clients from 0 to 9, found -1"),
+        ({fl.CLIENTS: 10}, "Expected a number of clients from 0 to 9, found 10"),
+        ({fl.CLIENTS: 1.5}, "Expected a number of clients from 0 to 9 as a whole number, found float 1.5"),
+    ],
+)
+def test_cardinalities_that_are_none_are_refused(cardinalities: object, message: str) -> None:
+    with pytest.raises(CardinalityError, match=f"^{message}"):
+        checked_cardinalities(cardinalities, 9)
