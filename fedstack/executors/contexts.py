@@ -18,7 +18,7 @@ from fedstack.computations.language import (
     get_context_stack,
 )
 from fedstack.computations.tensor_values import describe
-from fedstack.errors import FedstackError
+from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.invocation import Invoker
 from fedstack.executors.leaf_threads import leaf_environment
 from fedstack.executors.progress import ProgressCounts
@@ -40,6 +40,9 @@ class SyncExecutionContext(SyncContext):
       progress: Shows the progress of invocations, if given.
       debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
 
+    Raises:
+      InvalidValueError: If an argument is of the wrong kind.
+
     As a context manager it closes itself; `use_context` makes it the one that computations are run in.
     """
 
@@ -51,7 +54,7 @@ class SyncExecutionContext(SyncContext):
         progress: Progress | None = None,
         debug: bool = False,
     ) -> None:
-        self._invoker = Invoker(factory, retry_policy or RetryPolicy(), progress)
+        self._invoker = Invoker(factory, _checked_policy(retry_policy), _checked_progress(progress))
         self._driver = SyncDriver(allow_loop=not debug)
         self._debug = debug
 
@@ -103,7 +106,7 @@ class AsyncExecutionContext(AsyncContext):
         retry_policy: RetryPolicy | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._invoker = Invoker(factory, retry_policy or RetryPolicy(), progress)
+        self._invoker = Invoker(factory, _checked_policy(retry_policy), _checked_progress(progress))
         self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
 
     @property
@@ -136,6 +139,25 @@ class AsyncExecutionContext(AsyncContext):
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
+
+
+def _checked_policy(policy: object) -> RetryPolicy:
+    if policy is None:
+        return RetryPolicy()
+    if not isinstance(policy, RetryPolicy):
+        raise InvalidValueError(
+            f"Expected retry_policy as a fedstack.RetryPolicy, found {describe(policy)}; give "
+            "fedstack.RetryPolicy(attempts=3), for example"
+        )
+    return policy
+
+
+def _checked_progress(progress: Progress | None) -> Progress | None:
+    if not (progress is None or callable(cast(object, progress))):
+        raise InvalidValueError(
+            f"Expected progress to be True, False or a function that shows it, found {describe(progress)}"
+        )
+    return progress
 
 
 def _installing(context: SyncContext) -> Callable[[], contextlib.AbstractContextManager[object]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor
-from fedstack.errors import InvalidValueError
+from fedstack.computations.number_checks import check_whole_number
 from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -62,8 +62,8 @@ def _local_stack(max_fanout: int, clients_per_thread: int | None, options: Stack
         ("max_concurrent_clients", max_concurrent_clients, 1),
         ("max_threads", max_threads, 1),
     ):
-        if number is not None and number < least:
-            raise InvalidValueError(f"Expected {name} of at least {least}, found {number}")
+        if number is not None:
+            check_whole_number(name, number, least)
 
     threads = SharedLeafThreads(max_threads)
 

@@ -19,6 +19,7 @@ from fedstack.computations.language import (
     array_pb2,
     computation_pb2,
 )
+from fedstack.computations.number_checks import MOST_CLIENTS, check_whole_number, checked_cardinalities
 from fedstack.computations.tasks import Phase
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import fields_of, join_path, type_from_proto
@@ -112,8 +113,7 @@ class RemoteExecutor(Executor):
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20, stream_structs: bool = False) -> None:
-        if dispose_batch_size < 1:
-            raise InvalidValueError(f"Expected dispose_batch_size of at least 1, found {dispose_batch_size}")
+        check_whole_number("dispose_batch_size", dispose_batch_size, 1)
         self._stub = stub
         self._dispose_batch_size = dispose_batch_size
         self._stream_structs = stream_structs
@@ -128,9 +128,13 @@ class RemoteExecutor(Executor):
         return self._stub
 
     def set_cardinalities(self, cardinalities: CardinalitiesType) -> None:
-        """Says how many participants there are. Values that were created before are of no use any more."""
+        """Says how many participants there are. Values that were created before are of no use any more.
+
+        Raises:
+          CardinalityError: If these are no numbers of participants by placement.
+        """
         self._check_open()
-        self._cardinalities = dict(cardinalities)
+        self._cardinalities = checked_cardinalities(cardinalities, MOST_CLIENTS)
         self._leave()
 
     async def create_value(self, value: object, type_spec: object = None) -> RemoteValue:

@@ -1,9 +1,10 @@
 """Makes the stacks that run client work on workers in other processes."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor
+from fedstack.computations.number_checks import MOST_CLIENTS, check_number, check_whole_number
 from fedstack.computations.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.data_executor import DataBackend
@@ -16,11 +17,9 @@ from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.workers import Worker, Workers
 from fedstack.executors.workers_executor import WorkersExecutor
 from fedstack.transport.connection import Channel
+from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.targets import Target, TargetResolver, resolve_targets
-
-if TYPE_CHECKING:
-    from fedstack.transport.credentials import ClientCredentials
 
 
 class WorkerSource(Protocol):
@@ -32,7 +31,7 @@ class WorkerSource(Protocol):
         ...
 
     @property
-    def credentials(self) -> "ClientCredentials | None":
+    def credentials(self) -> ClientCredentials | None:
         """Certificates and the token."""
         ...
 
@@ -101,7 +100,7 @@ def remote_executor_factory(
     dispose_batch_size: int = 20,
     stream_structs: bool = False,
     *,
-    credentials: "ClientCredentials | None" = None,
+    credentials: ClientCredentials | None = None,
     connect_seconds: float = 10.0,
     data_backend: DataBackend | None = None,
 ) -> RemoteExecutorFactory:
@@ -124,10 +123,15 @@ def remote_executor_factory(
     Raises:
       InvalidValueError: If an address or a number cannot be right.
     """
-    if max_fanout < 2:
-        raise InvalidValueError(f"Expected max_fanout of at least 2, found {max_fanout}")
-    if dispose_batch_size < 1:
-        raise InvalidValueError(f"Expected dispose_batch_size of at least 1, found {dispose_batch_size}")
+    check_whole_number("default_num_clients", default_num_clients, 0, MOST_CLIENTS)
+    check_whole_number("max_fanout", max_fanout, 2)
+    check_whole_number("dispose_batch_size", dispose_batch_size, 1)
+    check_number("connect_seconds", connect_seconds, endless=True)
+    if not (credentials is None or isinstance(cast(object, credentials), ClientCredentials)):
+        raise InvalidValueError(
+            f"Expected credentials as fedstack.ClientCredentials, found {type(credentials).__name__}; for a token give "
+            "fedstack.ClientCredentials(token=...)"
+        )
     stubs = make_stubs(targets, credentials)
     return RemoteExecutorFactory(
         Workers(stubs, connect_seconds),
@@ -140,7 +144,7 @@ def remote_executor_factory(
     )
 
 
-def make_stubs(targets: WorkerTargets, credentials: "ClientCredentials | None") -> list[ExecutorStub]:
+def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) -> list[ExecutorStub]:
     """Returns a stub for each target."""
     source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
     if source is not None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
-from fedstack.errors import ClosedError, InvalidValueError
+from fedstack.computations.number_checks import check_whole_number, checked_cardinalities
+from fedstack.errors import ClosedError
 
 Key = tuple[tuple[str, int], ...]
 
@@ -38,10 +39,8 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         max_executors: int = 10,
         default_num_clients: int = 0,
     ) -> None:
-        if default_num_clients < 0:
-            raise InvalidValueError(f"Expected default_num_clients of at least 0, found {default_num_clients}")
-        if max_executors < 1:
-            raise InvalidValueError(f"Expected max_executors of at least 1, found {max_executors}")
+        check_whole_number("default_num_clients", default_num_clients, 0)
+        check_whole_number("max_executors", max_executors, 1)
         self._stack_fn = stack_fn
         self._max_executors = max_executors
         self._default_num_clients = default_num_clients
@@ -54,7 +53,7 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         """Returns the executor for the cardinalities, made if need be. It stays this factory's own.
 
         Raises:
-          InvalidValueError: If a cardinality is negative.
+          CardinalityError: If these are no numbers of participants by placement.
           ClosedError: After `close()`.
         """
         return self._entry(cardinalities).executor
@@ -120,10 +119,7 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         return entry
 
     def _key(self, cardinalities: Mapping[PlacementLiteral, int]) -> Key:
-        filled = {CLIENTS: self._default_num_clients, **cardinalities}
-        for placement, count in filled.items():
-            if count < 0:
-                raise InvalidValueError(f"Expected a number of {placement} of at least 0, found {count}")
+        filled = {CLIENTS: self._default_num_clients, **checked_cardinalities(cardinalities)}
         return tuple(sorted((placement.uri, count) for placement, count in filled.items()))
 
     def close(self) -> None:

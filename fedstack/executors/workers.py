@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 from fedstack.computations.language import RetryableError
+from fedstack.computations.number_checks import check_number
 from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, NoWorkersError
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop, start_apart
@@ -72,8 +73,7 @@ class Workers:
             raise InvalidValueError(
                 "Expected at least one worker, found none; give its address, as in 'localhost:8000'"
             )
-        if not connect_seconds >= 0:
-            raise InvalidValueError(f"Expected connect_seconds of at least 0, found {connect_seconds!r}")
+        check_number("connect_seconds", connect_seconds, endless=True)
         self._workers = [Worker(stub) for stub in stubs]
         self._connect_seconds = connect_seconds
         self._gave_up = False

@@ -3,23 +3,23 @@
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import attrs
 
-from fedstack.errors import InvalidValueError
-
-_Number = TypeVar("_Number", int, float, "float | None")
+from fedstack.computations.number_checks import check_number, check_whole_number
 
 
-def _not_negative(_: object, attribute: "attrs.Attribute[_Number]", value: _Number) -> None:
-    if value is not None and value < 0:
-        raise InvalidValueError(f"Expected {attribute.name} of at least 0, found {value}")
+def _not_negative(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+    check_number(attribute.name, value)
+
+
+def _none_or_not_negative(_: object, attribute: "attrs.Attribute[float | None]", value: float | None) -> None:
+    if value is not None:
+        check_number(attribute.name, value, endless=True)
 
 
 def _at_least_one(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-    if value < 1:
-        raise InvalidValueError(f"Expected {attribute.name} of at least 1, found {value}")
+    check_whole_number(attribute.name, value, 1)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ class RetryPolicy:
     first_pause: float = attrs.field(default=0.05, validator=_not_negative)
     longest_pause: float = attrs.field(default=10.0, validator=_not_negative)
     multiplier: float = attrs.field(default=2.0, validator=_not_negative)
-    longest_total: float | None = attrs.field(default=None, validator=_not_negative)
+    longest_total: float | None = attrs.field(default=None, validator=_none_or_not_negative)
 
     @classmethod
     def none(cls) -> "RetryPolicy":

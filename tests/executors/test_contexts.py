@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 import fedstack
-from fedstack.errors import ClosedError, LeafError, RetryLimitError, WorkerUnavailableError
+from fedstack.errors import ClosedError, InvalidValueError, LeafError, RetryLimitError, WorkerUnavailableError
 from fedstack.executors import AsyncExecutionContext, SyncExecutionContext
 
 LIMIT = 20.0
@@ -300,3 +300,44 @@ async def test_the_event_loop_goes_on_while_many_values_are_checked(async_contex
         assert await total([1] * 50_000) == 100_000
         ticker.cancel()
     assert ticks > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"progress": 1}, "Expected progress to be True, False or a function that shows it, found int 1"),
+        ({"retry_policy": 3}, "Expected retry_policy as a fedstack.RetryPolicy, found int 3; "),
+        ({"retry_policy": 0}, "Expected retry_policy as a fedstack.RetryPolicy, found int 0; "),
+        ({"default_num_clients": "a"}, "Expected default_num_clients .*, found str 'a'"),
+        ({"max_fanout": 1.5}, "Expected max_fanout .*, found float 1.5"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize(
+    "create",
+    [
+        fedstack.create_sync_local_execution_context,
+        fedstack.create_async_local_execution_context,
+        lambda **options: fedstack.create_sync_remote_execution_context("localhost:1", **options),
+        lambda **options: fedstack.create_async_remote_execution_context("localhost:1", **options),
+    ],
+    ids=["sync", "async", "sync_remote", "async_remote"],
+)
+def test_options_of_the_wrong_kind_are_refused_when_a_context_is_made(create, options, message):
+    with pytest.raises(InvalidValueError, match=f"^{message}"):
+        create(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"credentials": "abc"}, "Expected credentials as fedstack.ClientCredentials, found str; "),
+        ({"connect_seconds": "x"}, "Expected connect_seconds of at least 0 as a number, found str 'x'"),
+        ({"connect_seconds": float("nan")}, "Expected connect_seconds of at least 0, found nan"),
+        ({"dispose_batch_size": 0}, "Expected dispose_batch_size of at least 1, found 0"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_before_a_worker_is_dialled(options, message):
+    for create in (fedstack.create_sync_remote_execution_context, fedstack.create_async_remote_execution_context):
+        with pytest.raises(InvalidValueError, match=f"^{message}"):
+            create("localhost:1", **options)

@@ -20,6 +20,7 @@ from fedstack.errors import (
 from fedstack.executors import RemoteExecutor
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.limits import ServiceLimits
+from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.frames import CHUNK_BYTES, Chunking
 from fedstack.transport.io_loop import io_loop
@@ -335,3 +336,20 @@ async def test_a_result_of_many_small_arrays_is_not_crammed_into_one_answer(exec
     assert len(await value.compute()) == 100
     assert connection.methods == ["OpenSession", "UploadValue", "ComputeNow", "DownloadValue"]
     assert next(sizes for method, sizes in connection.received if method == "ComputeNow") == [0]
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, 10**12, "2", None, float("nan")])
+def test_a_number_of_participants_that_cannot_be_is_refused_when_it_is_set(count: object) -> None:
+    executor = RemoteExecutor(ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory()))))
+    with pytest.raises(CardinalityError, match="Expected a number of clients from 0 to 2147483647"):
+        executor.set_cardinalities({fl.CLIENTS: count})  # type: ignore[dict-item]
+    with pytest.raises(CardinalityError, match="found one for str 'clients'"):
+        executor.set_cardinalities({"clients": 2})  # type: ignore[dict-item]
+    executor.close()
+
+
+@pytest.mark.parametrize("size", ["a", None, 1.5, 0])
+def test_a_batch_of_no_size_is_refused(size: object) -> None:
+    stub = ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory())))
+    with pytest.raises(InvalidValueError, match="Expected dispose_batch_size of at least 1"):
+        RemoteExecutor(stub, dispose_batch_size=size)  # type: ignore[arg-type]
