@@ -30,6 +30,7 @@ from google.protobuf.message import DecodeError, Message
 from fedstack.computations.language import FunctionType, Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf, register_leaf_runtime
 from fedstack.computations.python_functions import PythonLeaf
+from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
@@ -224,7 +225,9 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
         found: object = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
         function = inspect.unwrap(cast("Callable[..., object]", found))
     except Exception as error:  # importing runs the module
-        raise CarrierError(f"Expected an installed function {module}:{qualname}, found none: {error}") from error
+        raise CarrierError(
+            f"Expected an installed function {module}:{qualname}, found none: {type(error).__name__}: {text_of(error)}"
+        ) from error
     # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
     if (getattr(function, "__module__", None), getattr(function, "__qualname__", None)) != (module, qualname):
         raise CarrierError(f"Expected a function defined as {module}:{qualname}, found {function!r} there")

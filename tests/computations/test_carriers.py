@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import federated_language as fl
 import numpy as np
@@ -436,3 +437,12 @@ def test_a_runtime_that_somebody_registers_runs_leaves_of_its_kind(fedstack_cont
     mapped = fl.federated_computation(lambda x: fl.federated_map(run, x), fl.FederatedType(INT, fl.CLIENTS))
     assert mapped([1, 2]) == [10, 20]
     leaf_runtimes._find_runtime.cache_clear()
+
+
+def test_a_module_that_cannot_be_imported_is_told_with_the_class_of_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_at_import.py").write_text("raise ValueError('import broke')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CarrierError, match="broken_at_import:f, found none: ValueError: import broke$"):
+        resolve_reference("broken_at_import", "f")
