@@ -335,6 +335,23 @@ def test_what_cannot_be_dialled_is_wrong_usage(arguments: list[str], capsys: pyt
     assert "xpected" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "status"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["localhost"], ["localhost:99999"], ["localhost:1", "--token-file", "/no/such"]],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_wrong_usage_can_be_json_too(command: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, *arguments, "--json"])
+    assert exit_info.value.code == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["ok"], found["target"]) == (False, arguments[0])
+    assert found["error"].startswith("Expected ")
+    assert err == f"fedstack {command}: error: {found['error']}; see 'fedstack {command} --help'\n"
+
+
 def open_session(target: str, clients: int) -> None:
     async def work() -> None:
         connection = GrpcConnection(parse_target(target))

@@ -2,14 +2,15 @@
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from fedstack.errors import FedstackError
 
-SUCCESS, FAILURE, INTERRUPTED = 0, 1, 130  # argparse's own 2 is for wrong usage
+SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class UsageError(Exception):
@@ -58,7 +59,7 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
     Raises:
       SystemExit: With code 2 for wrong usage, and with 0 once help or version is printed.
     """
-    parser = argparse.ArgumentParser(prog="fedstack", description="Runs federated computations.", allow_abbrev=False)
+    parser = _Parser(prog="fedstack", description="Runs federated computations.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fedstack {version}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in commands:
@@ -71,7 +72,9 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
         )
         command.add_options(own)
         own.set_defaults(command=command, parser=own)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     chosen: Command = options.command
     parser_of_chosen: argparse.ArgumentParser = options.parser
     try:
@@ -79,6 +82,9 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
         sys.stdout.flush()
         return code
     except UsageError as error:
+        if getattr(options, "json", False):
+            target = getattr(options, "target", None)
+            print(json.dumps({"ok": False, "target": target, "error": str(error)}), flush=True)
         parser_of_chosen.error(str(error))
     except KeyboardInterrupt:
         print(f"\nfedstack {chosen.NAME}: interrupted", file=sys.stderr)
@@ -92,6 +98,13 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
             raise  # not one of ours, which say what to install, but a broken installation
         print(f"fedstack {chosen.NAME}: error: {error}", file=sys.stderr)
         return FAILURE
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the arguments: the usage of a command with many options is long."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USAGE, f"{self.prog}: error: {message}; see '{self.prog} --help'\n")
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
