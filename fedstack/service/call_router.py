@@ -6,13 +6,12 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from fedstack.errors import InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.service.call_counts import CallCounts
 from fedstack.transport.credentials import TOKEN_REFUSED
+from fedstack.transport.grpc_module import grpc
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
 from fedstack.transport.status import Code, StatusError, code_of, details_of, message_of
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-
 from fedstack.computations.number_checks import MOST_MESSAGE_BYTES, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.service.call_counts import CallCounts, ReportsCalls
@@ -16,6 +14,7 @@ from fedstack.service.health import HealthService
 from fedstack.service.listening import Listener, TcpListener, UnixListener
 from fedstack.transport.channels import SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
+from fedstack.transport.grpc_module import grpc
 from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.methods import Drains, Service
 

@@ -6,12 +6,10 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
-import grpc
-import grpc.aio
-
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.transport.connection import Channel
 from fedstack.transport.grpc_connection import error_of_call
+from fedstack.transport.grpc_module import grpc
 
 _MAX_CALLS = 256
 _MAX_UNREAD = 2

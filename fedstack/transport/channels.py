@@ -86,7 +86,7 @@ def open_channel(
     Raises:
       InvalidValueError: If a token or a certificate would be of no use, or be seen by others.
     """
-    import grpc.aio  # a local run needs none
+    from fedstack.transport.grpc_module import grpc  # a local run needs none
 
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure

@@ -178,14 +178,14 @@ class ServerCredentials:
 
 def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredentials":
     """Returns gRPC's credentials for dialling with TLS."""
-    import grpc  # a local run needs none
+    from fedstack.transport.grpc_module import grpc  # a local run needs none
 
     return grpc.ssl_channel_credentials(credentials.root_certificates, credentials.private_key, credentials.certificate)
 
 
 def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredentials":
     """Returns gRPC's credentials for serving with TLS; clients must show a certificate if there are roots for them."""
-    import grpc  # a local run needs none
+    from fedstack.transport.grpc_module import grpc  # a local run needs none
 
     if credentials.certificate is None or credentials.private_key is None:
         raise InvalidValueError("Expected a certificate and its key for TLS, found none")

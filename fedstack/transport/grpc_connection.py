@@ -6,15 +6,13 @@ import contextvars
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
-import grpc
-import grpc.aio
-
 from fedstack.computations.language import RetryableError
 from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
 from fedstack.transport.call_turns import CallTurns
 from fedstack.transport.channels import open_channel
 from fedstack.transport.credentials import TOKEN_REFUSED, ClientCredentials
 from fedstack.transport.diagnosis import ARGUMENTS, Words, diagnosis_of, token_refused
+from fedstack.transport.grpc_module import grpc
 from fedstack.transport.status import RemoteTraceback, error_from_status
 from fedstack.transport.targets import Target
 from fedstack.transport.unreached import NO_ANSWER

@@ -125,3 +125,25 @@ def test_the_command_line_imports_nothing_heavy_or_optional_before_a_subcommand_
     done = run_process("-c", "import sys, fedstack.__main__; print(*{n.partition('.')[0] for n in sys.modules})")
     assert done.returncode == 0
     assert set(done.stdout.split()) & heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("", "NONE"),
+        ("import grpc;", "None"),
+        ("import os; os.environ['GRPC_VERBOSITY'] = 'INFO';", "INFO"),
+    ],
+)
+def test_grpc_is_told_to_be_quiet_unless_the_user_has_a_say(
+    before: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    program = (
+        f"{before} import os, sys, fedstack; early = os.environ.get('GRPC_VERBOSITY');"
+        "fedstack.create_sync_remote_execution_context('localhost:1').close();"
+        "print(early, os.environ.get('GRPC_VERBOSITY'), 'grpc' in sys.modules)"
+    )
+    early, late, imported = run_process("-c", program.lstrip()).stdout.split()
+    assert early == ("None" if expected == "NONE" else expected)  # a local run needs none
+    assert (late, imported) == (expected, "True")

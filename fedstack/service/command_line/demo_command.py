@@ -1,7 +1,6 @@
 """The subcommand `fedstack demo`."""
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -30,7 +29,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs the demo: the table goes to standard output, the rest to standard error and into files."""
     begin = time.perf_counter()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say of workers, we say in our own words
     # Imported here because they are slow to import and need an extra.
     from fedstack.service.demo.picture import draw_curve
     from fedstack.service.demo.report import print_table, write_csv

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,7 +36,6 @@ def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
     Raises:
       UsageError: If the options do not fit each other, or name files that cannot be read.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would say of failures, we say in our own words
     from fedstack.transport.channels import check_certificates
     from fedstack.transport.credentials import ClientCredentials
     from fedstack.transport.targets import parse_target

@@ -63,8 +63,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until told to stop: one line goes to standard output, once the server can be dialled, and no more."""
     configure_logging(options.log_level, options.log_format)
-    if options.log_level != "debug":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it would say is in no format, and we say it too
+    if options.log_level == "debug":
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
     from fedstack.service.server_thread import ServerThread
 
     requests = ShutdownRequests()
