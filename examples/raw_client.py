@@ -3,6 +3,7 @@
 docs/wire.md explains each message. Run it: fedstack serve, and in another terminal: python examples/raw_client.py
 """
 
+import argparse
 import sys
 
 import grpc
@@ -16,8 +17,7 @@ CLIENTS, SERVER = computation_pb2.Placement(uri="clients"), computation_pb2.Plac
 
 
 def placed(placement, all_equal):
-    spec = computation_pb2.PlacementSpec(value=placement)
-    return computation_pb2.FederatedType(placement=spec, all_equal=all_equal, member=FLOAT)
+    return computation_pb2.FederatedType(placement={"value": placement}, all_equal=all_equal, member=FLOAT)
 
 
 def value_at_clients(numbers):
@@ -30,8 +30,7 @@ def mean_function():
     argument = computation_pb2.Type(federated=placed(CLIENTS, all_equal=False))
     result = computation_pb2.Type(federated=placed(SERVER, all_equal=True))
     type_spec = computation_pb2.Type(function={"parameter": argument, "result": result})
-    intrinsic = computation_pb2.Intrinsic(uri="federated_mean")
-    return executor_pb2.Value(computation=computation_pb2.Computation(type=type_spec, intrinsic=intrinsic))
+    return executor_pb2.Value(computation={"type": type_spec, "intrinsic": {"uri": "federated_mean"}})
 
 
 def mean(call, numbers):
@@ -48,16 +47,24 @@ def mean(call, numbers):
         call("DisposeExecutor", executor=executor)
 
 
-def main(target="localhost:8000"):
-    with grpc.insecure_channel(target) as channel:
+def main():
+    parser = argparse.ArgumentParser(description="Has a worker compute the mean of some numbers.")
+    parser.add_argument("target", nargs="?", default="localhost:8000", metavar="ADDRESS", help="as in localhost:8000")
+    parser.add_argument("--token-file", type=argparse.FileType(), metavar="FILE", help="with its token")
+    options = parser.parse_args()
+    metadata = [("authorization", f"Bearer {options.token_file.read().strip()}")] if options.token_file else []
+    with grpc.insecure_channel(options.target) as channel:
 
         def call(method, **fields):
             request, response = getattr(executor_pb2, f"{method}Request"), getattr(executor_pb2, f"{method}Response")
             send = channel.unary_unary(f"{SERVICE}/{method}", request.SerializeToString, response.FromString)
-            return send(request(**fields), timeout=60)
+            return send(request(**fields), timeout=60, metadata=metadata)
 
-        print(mean(call, [1.5, 2.5, 3.5, 4.5, 5.5]))
+        try:
+            print(mean(call, [1.5, 2.5, 3.5, 4.5, 5.5]))
+        except grpc.RpcError as error:
+            sys.exit(f"{options.target}: {error.code().name}: {error.details()}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""examples/remote_workers.py, with real workers: what the README says to type."""
+"""Examples with real workers: what the README says to type."""
 
 import os
 import re
@@ -55,3 +55,21 @@ def test_functions_of_modules_that_are_not_allowed_are_refused() -> None:
     with served(environment=ENVIRONMENT) as worker:
         with pytest.raises(AssertionError, match="start the worker with --allow-module federated_averaging"):
             accuracies(worker.target)
+
+
+def raw_client(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, EXAMPLES / "raw_client.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)
+
+
+def test_the_raw_client_computes_also_where_a_token_is_asked_for(tmp_path: Path) -> None:
+    assert raw_client("--help").stdout.startswith("usage: raw_client.py")
+    (tmp_path / "token").write_text("secret")
+    with served("--token-file", tmp_path / "token") as worker:
+        assert raw_client(worker.target, "--token-file", str(tmp_path / "token")).stdout == "3.5\n"
+        refused = raw_client(worker.target)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == f"{worker.target}: UNAUTHENTICATED: the token of this server is not with the call\n"
+    away = raw_client(worker.target)
+    assert away.stderr.startswith(f"{worker.target}: UNAVAILABLE: ")
+    assert "Traceback" not in away.stderr
