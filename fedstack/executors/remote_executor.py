@@ -107,7 +107,8 @@ class RemoteExecutor(Executor):
     other executor service everything works value by value.
 
     Args:
-      stub: Calls the peer. It stays open when this executor is closed.
+      stub: Calls the peer, as `fedstack.executors.remote_factory.make_stubs` makes it; README.md has an example. It
+        stays open when this executor is closed.
       dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
     """
