@@ -17,6 +17,9 @@ _logger = logging.getLogger(__name__)
 _SETTLE_SECONDS = 1.0
 # How long each wait is that follows one in vain.
 _AGAIN_SECONDS = 0.25
+# How long it may take to find out whether one that was away listens now, and then to hear from it.
+_REDIAL_SECONDS = 0.5
+_ANSWER_SECONDS = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 2.0
 
@@ -29,6 +32,7 @@ class Worker:
       ready: Whether it is known to be there.
       cause: Why it is not; `None` if nobody has asked it yet.
       probe: Tries to reach it.
+      redialled: Whether it was found to listen again, and has not been heard of since.
     """
 
     def __init__(self, stub: ExecutorStub) -> None:
@@ -36,6 +40,7 @@ class Worker:
         self.ready = False
         self.cause: Exception | None = None
         self.probe: asyncio.Task[None] | None = None
+        self.redialled = False
 
     @property
     def address(self) -> str:
@@ -105,6 +110,7 @@ class Workers:
         begun = loop.time()
         # Who has waited in vain once need not do so at every attempt: the workers are looked after all the time.
         patience = min(self._connect_seconds, _AGAIN_SECONDS) if self._gave_up else self._connect_seconds
+        redialled = False
         while True:
             ready = [worker for worker in self._workers if worker.ready]
             if len(ready) == len(self._workers):
@@ -113,7 +119,15 @@ class Workers:
                 break
             fresh = any(worker.cause is None and not worker.ready for worker in self._workers)
             left = (min(_SETTLE_SECONDS, patience) if ready else patience) - (loop.time() - begun)
-            if left <= 0 or (ready and not fresh):
+            if ready and (left <= 0 or not fresh):
+                break
+            if left <= 0:
+                # What is known of the workers may be seconds old: those who listen now are not to be called away.
+                if redialled or not await self._redial():
+                    break
+                redialled, begun, patience = True, loop.time(), _ANSWER_SECONDS
+                continue
+            if redialled and not any(worker.redialled for worker in self._workers):
                 break
             self._changed.clear()
             try:
@@ -124,6 +138,18 @@ class Workers:
         if not ready:
             raise self._none_ready(patience)
         return ready
+
+    async def _redial(self) -> bool:
+        """Asks workers that were away again if they listen now; tells whether there are such."""
+        away = [worker for worker in self._workers if not worker.ready and not worker.is_hopeless]
+        found = await asyncio.gather(*(worker.stub.connection.redial(_REDIAL_SECONDS) for worker in away))
+        for worker, listens in zip(away, found):
+            if listens and not worker.ready and not worker.redialled:
+                if worker.probe is not None:
+                    worker.probe.cancel()  # it may be in a long pause
+                worker.probe, worker.redialled = None, True
+                self._look_after(worker)
+        return any(found)
 
     def _none_ready(self, seconds: float) -> FedstackError:
         causes = {worker.address: worker.cause_after(seconds) for worker in self._workers}
@@ -201,6 +227,7 @@ async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None
                 _logger.warning("Doing without the worker at %s: %s", worker.address, error)
         else:
             worker.cause, worker.ready = None, True
+        worker.redialled = False
         changed.set()
         if worker.stub.loss() is not None:
             return

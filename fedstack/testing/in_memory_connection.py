@@ -85,6 +85,9 @@ class InMemoryConnection:
         if self._closed:
             raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")
 
+    async def redial(self, timeout: float) -> bool:
+        return not self._closed
+
     async def close(self) -> None:
         self._closed = True
 

@@ -78,6 +78,10 @@ class ChannelConnection:
         finally:
             ready.cancel()
 
+    async def redial(self, timeout: float) -> bool:
+        """Returns that it cannot: when the channel dials is for its owner to say."""
+        return False
+
     def _check_open(self) -> None:
         if self._closed:
             raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")

@@ -61,6 +61,14 @@ class Connection(Protocol):
         """
         ...
 
+    async def redial(self, timeout: float) -> bool:
+        """Tells whether the peer can be reached now, whatever was so before; dials anew if it can and could not.
+
+        Args:
+          timeout: How long to look, in seconds.
+        """
+        ...
+
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
         ...

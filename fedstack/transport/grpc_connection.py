@@ -29,6 +29,8 @@ _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 # What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
 _MAKESHIFT = "Internal error from Core"
 _STATUS_SECONDS = 0.25
+# How long calls that go on over a connection that takes no new ones may take to end.
+_OLD_CALLS_SECONDS = 600.0
 _LOOK_SECONDS = 0.005
 
 
@@ -56,6 +58,8 @@ class GrpcConnection:
         self._words = words
         self._failure = ""
         self._explanation: asyncio.Task[FedstackError | None] | None = None
+        self._redialling: asyncio.Task[bool] | None = None
+        self._old_channels: set[asyncio.Task[None]] = set()
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[tuple[str, str], Any] = {}
         self._turns = CallTurns(max_calls)
@@ -117,6 +121,10 @@ class GrpcConnection:
         channel = self._open()
         try:
             await asyncio.wait_for(self._until_ready(channel), timeout)
+        except grpc.aio.UsageError:
+            if channel is self._channel:
+                raise
+            await self.wait_ready(timeout)  # it was closed, and there is another one since, or there will be none
         except asyncio.TimeoutError:
             error = await self._failure_of_asking()
             if error is None:
@@ -157,6 +165,31 @@ class GrpcConnection:
             return None
         return None
 
+    async def redial(self, timeout: float) -> bool:
+        if self._closed:
+            return False
+        if self._redialling is None or self._redialling.done():
+            self._redialling = asyncio.ensure_future(self._redial())
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._redialling), timeout)
+        except asyncio.TimeoutError:
+            return False
+
+    async def _redial(self) -> bool:
+        """Dials apart from the channel, which after failures waits for seconds before it dials, and fails until then."""
+        channel = self._channel
+        if await diagnosis_of(self._target, self._credentials, self._words) is not None:
+            return False
+        waits = channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        if channel is not None and channel is self._channel and waits:
+            self._channel = None
+            self._methods.clear()
+            self._failure, self._explanation = "", None
+            ending = asyncio.ensure_future(_end_old(channel))
+            self._old_channels.add(ending)
+            ending.add_done_callback(self._old_channels.discard)
+        return True
+
     async def explained(self, error: FedstackError) -> FedstackError:
         """Returns what is wrong on the way to the peer if that is the reason for an error of a call; else the error."""
         away = isinstance(error, (WorkerUnavailableError, DeadlineExceededError, AuthenticationError))
@@ -190,13 +223,24 @@ class GrpcConnection:
         self._closed = True
         channel, self._channel = self._channel, None
         self._methods.clear()
-        if self._explanation is not None:
-            self._explanation.cancel()
+        rest = [task for task in (self._explanation, self._redialling, *self._old_channels) if task is not None]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
         if channel is not None:
             await channel.close()
 
     def __repr__(self) -> str:
         return f"<GrpcConnection to {self.address}{' closed' if self._closed else ''}>"
+
+
+async def _end_old(channel: grpc.aio.Channel) -> None:
+    """Closes a channel once the calls that go on over it have ended; at once when cancelled."""
+    try:
+        await channel.close(_OLD_CALLS_SECONDS)
+    except asyncio.CancelledError:
+        await channel.close()
+        raise
 
 
 async def _send(call: Any, frames: Iterable[bytes]) -> None:

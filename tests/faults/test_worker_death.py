@@ -168,6 +168,19 @@ def test_a_worker_that_comes_back_on_its_address_is_used_again(fleet: Fleet, doo
         assert sorted(door.visitors[before:]) == sorted([anew.pid, left.pid])
 
 
+def test_the_only_worker_is_used_at_the_first_call_after_its_return_however_long_it_was_away(fleet: Fleet) -> None:
+    worker = fleet.start()
+    with context_over([worker.target], connect_seconds=0.2, retry_policy=fedstack.RetryPolicy.none()):
+        assert doubled_sum([1, 2]) == 6
+        worker.kill()
+        deadline = time.monotonic() + 3.0  # until then pauses between dials have grown
+        while time.monotonic() < deadline:
+            with pytest.raises(WorkerUnavailableError):
+                doubled_sum([1, 2])
+        fleet.start(worker.port)
+        assert doubled_sum([1, 2]) == 6
+
+
 def test_a_worker_that_was_frozen_is_used_again_when_it_thaws(fleet: Fleet, door: Door) -> None:
     frozen, other = fleet.start(), fleet.start()
     door.open()
