@@ -98,7 +98,13 @@ class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
 
 
 class NoWorkersError(WorkerUnavailableError):
-    """None of the workers is there; a context that has tried for long enough raises this as it is."""
+    """None of the workers is there; a context that has tried for long enough raises this as it is.
+
+    Attributes:
+      is_final: Whether none can come back, so that it is not tried again.
+    """
+
+    is_final: bool = False
 
 
 class LostWorkersError(WorkerUnavailableError, RetryLimitError):

@@ -111,7 +111,8 @@ class Invoker:
                     with telling_path(executor):
                         return await _run(executor, comp, signature, payload)
             except RetryableError as error:
-                pause = next(pauses, None)
+                is_final = isinstance(error, NoWorkersError) and error.is_final
+                pause = None if is_final else next(pauses, None)
                 if isinstance(error, FedstackError):
                     causes.update(error.causes)
                 if pause is None:

@@ -131,7 +131,8 @@ class Workers:
                 break
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), left)
+                # Nobody tells that a process has ended, so it is looked at in between.
+                await asyncio.wait_for(self._changed.wait(), min(left, _AGAIN_SECONDS))
             except asyncio.TimeoutError:
                 continue
         self._gave_up = not ready
@@ -152,9 +153,18 @@ class Workers:
         return any(found)
 
     def _none_ready(self, seconds: float) -> FedstackError:
+        for worker in self._workers:
+            self._note_loss(worker)
         causes = {worker.address: worker.cause_after(seconds) for worker in self._workers}
         mistakes = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
-        if len(mistakes) < len(self._workers):
+        if not mistakes and all(worker.stub.loss() is not None for worker in self._workers):
+            error = NoWorkersError(
+                f"Expected at least one of {len(self._workers)} worker processes to run, found that all have ended, "
+                "likely from a client function (os._exit, a crash, too much memory); mend that, and start a new pool:"
+                f"{listed(causes)}"
+            )
+            error.is_final = True
+        elif len(mistakes) < len(self._workers):
             error = NoWorkersError(
                 f"Expected at least one of {len(self._workers)} workers to be ready, found none; start them with "
                 f"`fedstack serve`, and ask one with `fedstack check`:{listed(causes)}"

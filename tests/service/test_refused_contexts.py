@@ -182,28 +182,52 @@ def test_worker_processes_that_have_ended_are_noticed_at_once_with_their_codes()
         found = failure(pool, connect_seconds=CONNECT_SECONDS)
         assert time.monotonic() - begun < SOON
         assert isinstance(found, errors.NoWorkersError)
+        assert str(found).startswith("Expected at least one of 2 worker processes to run, found that all have ended")
+        assert found.is_final
         codes = [worker.process.returncode for worker in pool._workers]
         for pid, code, target in zip(pool.pids, codes, pool.targets):
             assert f"\n  {target}: the worker process with pid {pid} ended with code {code}" in str(found)
 
 
+def of_a_function_that_ends_workers() -> Any:
+    @fedstack.python_computation(np.int32, np.int32)
+    def die(value: int) -> int:
+        import os
+
+        os._exit(7)
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def dying(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(die, values))
+
+    return dying
+
+
+def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dying = of_a_function_that_ends_workers()
+    with local_worker_pool(2) as pool:
+        context = fedstack.create_sync_remote_execution_context(pool, retry_policy=fedstack.RetryPolicy(attempts=50))
+        with context, fedstack.use_context(context), pytest.raises(errors.NoWorkersError) as caught:
+            dying([1, 2])
+    head, *lines = str(caught.value).splitlines()
+    assert "likely from a client function (os._exit, a crash, too much memory)" in head
+    assert lines == [
+        f"  {target}: the worker process with pid {pid} ended with code 7"
+        for target, pid in zip(pool.targets, pool.pids)
+    ]
+    retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Trying a computation again")]
+    assert 1 <= len(retries) <= 2
+
+
 def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
+    dying = of_a_function_that_ends_workers()
     with local_worker_pool(1) as pool:
         context = fedstack.create_sync_remote_execution_context(pool, retry_policy=fedstack.RetryPolicy.none())
         try:
             with fedstack.use_context(context):
                 assert total([1, 2]) == 3
-
-                @fedstack.python_computation(np.int32, np.int32)
-                def die(value: int) -> int:
-                    import os
-
-                    os._exit(7)
-
-                @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
-                def dying(values: Any) -> Any:
-                    return fl.federated_sum(fl.federated_map(die, values))
-
                 with pytest.raises(errors.LostWorkersError) as caught:
                     dying([1, 2])
         finally:
