@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.number_checks import MOST_CLIENTS, check_number, check_whole_number
 from fedstack.computations.tensor_values import describe
-from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.factories import unplaced_stack
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -122,6 +122,7 @@ def remote_executor_factory(
 
     Raises:
       InvalidValueError: If an address or a number cannot be right.
+      ClosedError: If the pool is closed.
     """
     check_whole_number("default_num_clients", default_num_clients, 0, MOST_CLIENTS)
     check_whole_number("max_fanout", max_fanout, 2)
@@ -158,6 +159,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             from fedstack.transport.grpc_connection import GrpcConnection  # gRPC is imported by those only who use it
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
+            _check_open(source, resolved)
             stubs.extend(ExecutorStub(GrpcConnection(t, credentials), loss=_loss(source, t)) for t in resolved)
         elif hasattr(target, "unary_unary"):
             from fedstack.transport.channel_connection import ChannelConnection
@@ -169,6 +171,15 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
                 f"{describe(target)}"
             )
     return stubs
+
+
+def _check_open(source: object, targets: Sequence[Target]) -> None:
+    """Raises what a source says of workers that it will never have again."""
+    if isinstance(source, KnowsLosses):
+        for target in targets:
+            loss = source.loss_of(target.address)
+            if isinstance(loss, ClosedError):
+                raise loss
 
 
 def _loss(source: object, target: Target) -> Callable[[], FedstackError | None]:

@@ -60,7 +60,12 @@ class Worker:
         return known or str(self.cause).partition("\n")[0]
 
     def __repr__(self) -> str:
-        return f"<Worker {self.address} {'ready' if self.ready else f'away: {self.cause}'}>"
+        return f"<Worker {self.address} {self._state()}>"
+
+    def _state(self) -> str:
+        if self.ready:
+            return "ready"
+        return "not asked yet" if self.cause is None else f"away: {self.cause}"
 
 
 class Workers:

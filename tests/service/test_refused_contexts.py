@@ -25,6 +25,7 @@ from fedstack.transport.credentials import ClientCredentials, ServerCredentials
 
 # What a slow machine may add; without an early end the whole time to connect would pass.
 SOON, CONNECT_SECONDS = 5.0, 30.0
+CLOSED_POOL = "Expected an open pool of workers, found it closed"
 
 
 @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
@@ -165,12 +166,14 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
 
 def test_a_pool_that_is_closed_is_noticed_at_once() -> None:
     with local_worker_pool(1) as pool:
-        pass
+        context = fedstack.create_sync_remote_execution_context(pool, connect_seconds=CONNECT_SECONDS)
+        assert "not asked yet" in repr(context)
     begun = time.monotonic()
-    found = failure(pool, connect_seconds=CONNECT_SECONDS)
+    with context, fedstack.use_context(context), pytest.raises(errors.ClosedError, match=CLOSED_POOL):
+        total([1, 2])
     assert time.monotonic() - begun < SOON
-    assert isinstance(found, errors.ClosedError)
-    assert "Expected an open pool of workers, found it closed" in str(found)
+    with pytest.raises(errors.ClosedError, match=CLOSED_POOL):
+        fedstack.create_sync_remote_execution_context(pool)
 
 
 def test_worker_processes_that_have_ended_are_noticed_at_once_with_their_codes() -> None:
