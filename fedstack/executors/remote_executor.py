@@ -342,9 +342,11 @@ class RemoteExecutor(Executor):
             return result
         except StaleSessionError as error:
             keeper.session.lost = str(error)
+            self._check_still_open()
             raise
         except (WorkerUnavailableError, DeadlineExceededError):
             self._stub.out_of_reach = True
+            self._check_still_open()
             raise
 
     def _own(self, value: object, role: str) -> RemoteValue:
@@ -364,6 +366,13 @@ class RemoteExecutor(Executor):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("Expected an open executor, found RemoteExecutor closed; create a new one")
+
+    def _check_still_open(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"Expected the executor at {self._stub.address} to stay open during a call, found it closed; close it "
+                "when its calls have ended"
+            ) from None
 
     def _leave(self) -> None:
         keeper, self._keeper = self._keeper, None

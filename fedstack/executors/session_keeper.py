@@ -62,7 +62,8 @@ class SessionKeeper:
         self.session.stub.before_closing(current)
         if self._task is not None and not self._task.done() and self._task is not current:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            # A connection that is closed at the same time ends it with an error of its own.
+            with contextlib.suppress(asyncio.CancelledError, FedstackError):
                 await self._task
         if not self.session.lost:
             stub = self.session.stub

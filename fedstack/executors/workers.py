@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fedstack.computations.language import RetryableError
 from fedstack.computations.number_checks import check_number
-from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, NoWorkersError
+from fedstack.errors import AuthenticationError, ClosedError, FedstackError, InvalidValueError, NoWorkersError
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop, start_apart
 from fedstack.transport.unreached import listed
@@ -117,6 +117,8 @@ class Workers:
         patience = min(self._connect_seconds, _AGAIN_SECONDS) if self._gave_up else self._connect_seconds
         redialled = False
         while True:
+            if self._closed:
+                raise ClosedError("Expected open workers, found them closed; make a new context")
             ready = [worker for worker in self._workers if worker.ready]
             if len(ready) == len(self._workers):
                 break

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 
-from fedstack.errors import RemoteError, WorkerUnavailableError
+from fedstack.errors import ClosedError, RemoteError
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod, UploadMethod
 from fedstack.transport.status import code_of, details_of, error_from_status, message_of
 
@@ -34,7 +34,7 @@ class InMemoryConnection:
     def _find(self, path: str) -> Method:
         self.calls.append(path)
         if self._closed:
-            raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")
+            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
         found = self._methods.get(path)
         if found is None:
             raise RemoteError(f"Expected a method of {self._address}, found {path}", code="UNIMPLEMENTED")
@@ -83,7 +83,7 @@ class InMemoryConnection:
 
     async def wait_ready(self, timeout: float) -> None:
         if self._closed:
-            raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")
+            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
 
     async def redial(self, timeout: float) -> bool:
         return not self._closed

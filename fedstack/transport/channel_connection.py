@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
-from fedstack.errors import InvalidValueError, WorkerUnavailableError
+from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.connection import Channel
 from fedstack.transport.grpc_connection import error_of_call
 from fedstack.transport.grpc_module import grpc
@@ -84,7 +84,7 @@ class ChannelConnection:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise WorkerUnavailableError(f"Expected an open connection to {self._address}, found it closed")
+            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new context")
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:

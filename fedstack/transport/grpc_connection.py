@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
 from fedstack.computations.language import RetryableError
-from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
+from fedstack.errors import (
+    AuthenticationError,
+    ClosedError,
+    DeadlineExceededError,
+    FedstackError,
+    WorkerUnavailableError,
+)
 from fedstack.transport.call_turns import CallTurns
 from fedstack.transport.channels import open_channel
 from fedstack.transport.credentials import TOKEN_REFUSED, ClientCredentials
@@ -73,7 +79,7 @@ class GrpcConnection:
 
     def _open(self) -> grpc.aio.Channel:
         if self._closed:
-            raise WorkerUnavailableError(f"Expected an open connection to {self.address}, found it closed")
+            raise ClosedError(f"Expected an open connection to {self.address}, found it closed; make a new context")
         if self._channel is None:
             # What gRPC begins with the first channel of a process keeps the context variables for good.
             self._channel = contextvars.Context().run(open_channel, self._target, self._credentials)
@@ -176,7 +182,7 @@ class GrpcConnection:
             return False
 
     async def _redial(self) -> bool:
-        """Dials apart from the channel, which after failures waits for seconds before it dials, and fails until then."""
+        """Dials apart from the channel: that waits for seconds after failures before it dials, and fails until then."""
         channel = self._channel
         if await diagnosis_of(self._target, self._credentials, self._words) is not None:
             return False
@@ -211,6 +217,14 @@ class GrpcConnection:
         """Raises what a failed call stands for."""
         try:
             yield
+        except asyncio.CancelledError:
+            # gRPC cancels the calls of a channel that is closed, and whoever waits for one is not told from what.
+            if self._closed and not _is_cancelled():
+                raise ClosedError(
+                    f"Expected the connection to {self.address} to stay open during a call, found it closed; close "
+                    "contexts and stubs when their calls have ended"
+                ) from None
+            raise
         except grpc.aio.AioRpcError as failure:
             if failure.code() not in _UNANSWERED:
                 self._turns.answered()
@@ -223,7 +237,8 @@ class GrpcConnection:
         self._closed = True
         channel, self._channel = self._channel, None
         self._methods.clear()
-        rest = [task for task in (self._explanation, self._redialling, *self._old_channels) if task is not None]
+        every = self._explanation, self._redialling, *self._old_channels
+        rest: list[asyncio.Task[Any]] = [task for task in every if task is not None]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
@@ -232,6 +247,12 @@ class GrpcConnection:
 
     def __repr__(self) -> str:
         return f"<GrpcConnection to {self.address}{' closed' if self._closed else ''}>"
+
+
+def _is_cancelled() -> bool:
+    """Tells whether the current task is asked to end, as far as this Python can tell."""
+    task = asyncio.current_task()
+    return task is not None and bool(getattr(task, "cancelling", int)())
 
 
 async def _end_old(channel: grpc.aio.Channel) -> None:

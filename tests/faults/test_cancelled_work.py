@@ -16,7 +16,7 @@ from processes import WALL, Fleet, WorkerProcess
 from tcp_proxy import Proxies
 
 import fedstack
-from fedstack.errors import WorkerUnavailableError
+from fedstack.errors import ClosedError, WorkerUnavailableError
 from fedstack.executors import AsyncExecutionContext, RemoteExecutor
 from fedstack.proto.extensions_pb2 import HandshakeResponse
 from fedstack.service.executor_service import ExecutorService
@@ -215,6 +215,28 @@ def test_a_context_that_is_closed_ends_its_sessions(fleet: Fleet) -> None:
     eventually(lambda: not status_of(worker.target).session, 2)
 
 
+def test_a_context_that_is_closed_during_a_call_says_so_to_its_caller(fleet: Fleet, door: Door) -> None:
+    context = fedstack.create_sync_remote_execution_context(fleet.start().target)
+    with fedstack.use_context(context):
+        running = Background(lambda: mean_visit([(door.port, 1.0)]))
+        eventually(lambda: door.visitors)
+        context.close()
+        with pytest.raises(ClosedError, match="to stay open during a call"):
+            running.result()
+    door.open()
+
+
+async def test_an_async_context_that_is_closed_during_a_call_says_so_to_its_caller(fleet: Fleet, door: Door) -> None:
+    context = fedstack.create_async_remote_execution_context(fleet.start().target)
+    with fedstack.use_context(context):
+        running = asyncio.ensure_future(mean_visit([(door.port, 1.0)]))
+        await until(lambda: door.visitors, running)
+        context.close()
+        with pytest.raises(ClosedError, match="to stay open during a call"):
+            await asyncio.wait_for(running, WALL)
+    door.open()
+
+
 async def test_an_executor_that_is_closed_while_it_computes_ends_that(fleet: Fleet, door: Door) -> None:
     worker: WorkerProcess = fleet.start()
     with executor_at(worker.target) as executor:
@@ -222,7 +244,7 @@ async def test_an_executor_that_is_closed_while_it_computes_ends_that(fleet: Fle
         computing = asyncio.ensure_future(value.compute())
         await until(lambda: door.visitors)
         executor.close()
-        with pytest.raises(fedstack.FedstackError, match="its client has ended it"):
+        with pytest.raises(ClosedError, match="to stay open during a call"):
             await asyncio.wait_for(computing, WALL)
         await until(lambda: not status_of(worker.target).session)
 
