@@ -173,17 +173,27 @@ class _Pool:
     """The jobs of a `LeafThreads`, and the threads that do them."""
 
     def __init__(self, max_threads: int, idle_seconds: float) -> None:
-        self.threads = 0
         self._max_threads = max_threads
         self._idle_seconds = idle_seconds
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self.threads = 0
         self._jobs: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._idle = 0
         self._set_aside = 0
-        self._closed = False
+
+    def _begin_anew_after_fork(self) -> None:
+        """Forgets the threads of another process, which are not in this one, and what they were to do."""
+        if self._process != os.getpid():
+            self._begin()
 
     def add(self, job: Callable[[], None]) -> None:
         """Takes in a job, and starts a thread for it if none is free."""
+        self._begin_anew_after_fork()
         with self._changed:
             if self._closed:
                 raise ClosedError("Expected open leaf threads, found them closed; make a new executor")
@@ -203,6 +213,7 @@ class _Pool:
 
     def set_aside(self, threads: int) -> None:
         """Stops counting some threads against the limit, or with a negative number, counts them again."""
+        self._begin_anew_after_fork()
         with self._changed:
             self._set_aside += threads
         self._start_threads()
@@ -230,6 +241,7 @@ class _Pool:
 
     def close(self) -> None:
         """Lets idle threads end, and the others after their work."""
+        self._begin_anew_after_fork()
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -9,6 +9,7 @@ stands, on a daemon thread that has one.
 import asyncio
 import contextlib
 import contextvars
+import os
 import threading
 import time
 import weakref
@@ -75,10 +76,19 @@ class SyncDriver:
 
     def __init__(self, *, allow_loop: bool = True) -> None:
         self.allow_loop = allow_loop
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = 0
-        self._closed = False
+
+    def _begin_anew_after_fork(self) -> None:
+        """Forgets the loop of another process, whose thread is not in this one."""
+        if self._process != os.getpid():
+            self._begin()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], *, inline: bool) -> _T:
         """Runs a coroutine to its end and returns its result.
@@ -107,6 +117,7 @@ class SyncDriver:
         return context.run(self._finish, _continue(coroutine))
 
     def _finish(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._begin_anew_after_fork()
         with self._lock:
             self._running += 1
             if self._loop is None:
@@ -140,6 +151,7 @@ class SyncDriver:
 
     def close(self) -> None:
         """Ends the loop thread, if there is one, as soon as what runs on it has ended. Idempotent."""
+        self._begin_anew_after_fork()
         with self._lock:
             self._closed = True
         self._end_loop()

@@ -14,6 +14,7 @@ from fedstack.service.health import HealthService
 from fedstack.service.listening import Listener, TcpListener, UnixListener
 from fedstack.transport.channels import SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
+from fedstack.transport.forks import grpc_use
 from fedstack.transport.grpc_module import grpc
 from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.methods import Drains, Service
@@ -120,12 +121,13 @@ class GrpcServer:
         Raises:
           AddressError: If it cannot listen at its address.
           InvalidValueError: If its certificates are of no use.
-          ClosedError: If it has been stopped.
+          ClosedError: If it has been stopped, or this process was forked from one that uses gRPC.
         """
         if self._stopping is not None:
             raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
         if self._server is not None:
             return
+        grpc_use.begin()
         self._listener.prepare()
         server = grpc.aio.server(handlers=[self._router], options=self._options())
         try:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.connection import Channel
+from fedstack.transport.forks import grpc_use
 from fedstack.transport.grpc_connection import error_of_call
 from fedstack.transport.grpc_module import grpc
 
@@ -35,6 +36,7 @@ class ChannelConnection:
                 "Expected a channel of grpc, found one of grpc.aio, which belongs to the event loop that it was made "
                 "on; give the address of the worker instead"
             )
+        grpc_use.begin()
         self._channel = channel
         self._address = address
         self._calls = asyncio.Semaphore(_MAX_CALLS)

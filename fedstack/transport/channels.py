@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from fedstack.errors import InvalidValueError
 from fedstack.transport.credentials import ClientCredentials, channel_credentials
+from fedstack.transport.forks import grpc_use
 from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.targets import Target
 
@@ -88,6 +89,7 @@ def open_channel(
     """
     from fedstack.transport.grpc_module import grpc  # a local run needs none
 
+    grpc_use.begin()
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure
     if secure:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from fedstack.transport.forks import grpc_use
+
 _T = TypeVar("_T")
 
 THREAD_NAME = "fedstack-transport"
@@ -28,7 +30,12 @@ class IoLoop:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop."""
+        """The loop.
+
+        Raises:
+          ClosedError: If this process was forked from one that uses gRPC.
+        """
+        grpc_use.check()
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -53,7 +60,7 @@ class IoLoop:
             started.append(asyncio.ensure_future(coroutine))
             started[0].add_done_callback(lambda task: _copy(task, outcome))
 
-        loop = self.loop
+        loop = self._loop_for(coroutine)
         loop.call_soon_threadsafe(start)
         waiter = asyncio.wrap_future(outcome)
         try:
@@ -78,7 +85,7 @@ class IoLoop:
             raise RuntimeError(
                 "Expected a call from outside of the transport's loop, found one on it; await it instead"
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop_for(coroutine))
         try:
             return future.result(timeout)
         except BaseException:
@@ -87,7 +94,14 @@ class IoLoop:
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Starts a coroutine on the loop and does not wait for it; it must not raise."""
-        asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop_for(coroutine))
+
+    def _loop_for(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.AbstractEventLoop:
+        try:
+            return self.loop
+        except BaseException:
+            coroutine.close()  # nobody else will, and Python would complain
+            raise
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Calls something on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
@@ -96,13 +110,13 @@ class IoLoop:
 
     def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:
         """Runs a coroutine that closes something: waits for it where that blocks no event loop. Never raises."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            with contextlib.suppress(Exception):  # a dead peer cannot keep anything open
+        with contextlib.suppress(Exception):  # a dead peer cannot keep anything open
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
                 self.run_sync(coroutine, timeout)
-        else:
-            self.start(coroutine)
+            else:
+                self.start(coroutine)
 
     def forget(self) -> None:
         """Makes a new loop when one is needed: the thread of this one is not in this process (after a fork)."""

@@ -81,3 +81,60 @@ def run_rounds(lifeline: socket.socket, target: str) -> None:
         while os.getppid():
             mean_wobble([0.1, 0.2, 0.3])
             tell(lifeline, "round")
+
+
+def fork_after_rounds(lifeline: socket.socket, target: str) -> list[Any]:
+    """Runs a round on a worker and one here, and forks; says what comes of rounds in the child, and then in itself."""
+    numbers = [0.1, 0.2, 0.3]
+    remote = fedstack.create_sync_remote_execution_context(target)
+    local = fedstack.create_sync_local_execution_context()
+    local_async = fedstack.create_async_local_execution_context()
+
+    async def overlapping() -> list[Any]:
+        with fedstack.use_context(local_async):
+            return await asyncio.gather(*(mean_wobble(numbers) for _ in range(3)))
+
+    def outcomes() -> list[Any]:
+        found: list[Any] = []
+        made = [remote, fedstack.create_sync_remote_execution_context(target), local]
+        for context in made:
+            try:
+                with fedstack.use_context(context):
+                    found.append(float(mean_wobble(numbers)))
+            except fedstack.FedstackError as error:
+                found.append(f"{type(error).__name__}: {error}")
+        made[1].close()
+        return [*found, *map(float, asyncio.run(overlapping()))]
+
+    outcomes()
+    ours, childs = socket.socketpair()
+    if os.fork() == 0:
+        try:
+            found = outcomes()
+            remote.close()
+            local.close()
+            childs.sendall(json.dumps(found).encode() + b"\n")
+        finally:
+            os._exit(0)
+    childs.close()
+    ours.settimeout(20.0)
+    with ours, ours.makefile() as answers:
+        return [json.loads(answers.readline()), outcomes()]
+
+
+def fork_before_rounds(lifeline: socket.socket, target: str) -> list[Any]:
+    """Forks before anything is dialled, and runs a round on a worker in the child."""
+    ours, childs = socket.socketpair()
+    local = fedstack.create_sync_local_execution_context()
+    with fedstack.use_context(local):
+        found = [float(mean_wobble([0.1, 0.2, 0.3]))]
+    if os.fork() == 0:
+        try:
+            with fedstack.use_context(fedstack.create_sync_remote_execution_context(target)):
+                childs.sendall(json.dumps(float(mean_wobble([0.1, 0.2, 0.3]))).encode() + b"\n")
+        finally:
+            os._exit(0)
+    childs.close()
+    ours.settimeout(20.0)
+    with ours, ours.makefile() as answers:
+        return [*found, json.loads(answers.readline())]
