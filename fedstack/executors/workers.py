@@ -244,6 +244,8 @@ async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None
                 _logger.warning("Doing without the worker at %s: %s", worker.address, error)
         else:
             worker.cause, worker.ready = None, True
+        if worker.probe is not asyncio.current_task():
+            return  # cancelled: asyncio.wait_for may swallow that where what it waits for ends at the same time
         worker.redialled = False
         changed.set()
         if worker.stub.loss() is not None:
@@ -257,4 +259,11 @@ async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None
 
 def _abandon(workers: Sequence[Worker]) -> None:
     """Ends the looking after workers of a set that is gone; a finalizer."""
-    io_loop.call_soon(lambda: [worker.probe.cancel() for worker in workers if worker.probe is not None])
+
+    def end() -> None:
+        for worker in workers:
+            probe, worker.probe = worker.probe, None
+            if probe is not None:
+                probe.cancel()
+
+    io_loop.call_soon(end)
