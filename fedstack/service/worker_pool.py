@@ -68,6 +68,8 @@ class WorkerPool:
         """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent."""
         self._closed = True
         try:
+            # Before the end of the workers: as long as one is there, it does what Ctrl-C keeps us from.
+            shutil.rmtree(self._folder, ignore_errors=True)
             _end(self._workers)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)

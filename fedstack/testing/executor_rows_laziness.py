@@ -193,9 +193,12 @@ class Held:
 async def cancelling_one_of_several_waiters_leaves_the_others(subject: ExecutorSubject) -> None:
     """A node goes on as long as anybody waits for it."""
     held = Held()
-    called = await subject.call(subject.executor(), held.computation, 3)
+    executor = subject.executor()
+    called = await subject.call(executor, held.computation, 3)
     first, second = asyncio.create_task(called.compute()), asyncio.create_task(called.compute())
     await until_set(held.started, first, second)
+    # Where work runs elsewhere, the second waiter is on its way there ahead of this one.
+    expect_same(await (await executor.create_value(np.int32(4), np.int32)).compute(), np.int32(4))
     first.cancel()
     await asyncio.wait([first], timeout=LIMIT_SECONDS)
     expect(first.cancelled(), "a cancelled task", first)
