@@ -233,6 +233,7 @@ def test_workers_whose_parent_cannot_clear_up_remove_the_files_of_the_pool(tmp_p
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+@pytest.mark.slow
 def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path: Path) -> None:
     with parent_with_a_pool(tmp_path) as (parent, workers):
         for worker in workers:
