@@ -198,8 +198,10 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 def parent_with_a_pool(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
     """Runs a program that has a pool until the end of its input; its temporary folders are in `tmp_path`."""
     program = (
-        "import sys\n"
+        "import signal, sys\n"
         "from fedstack.service.worker_pool import local_worker_pool\n"
+        # Shells let what they start in the background ignore Ctrl-C, and these tests may be among it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with local_worker_pool(2) as pool:\n"
         "    print(*pool.pids, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -233,7 +235,6 @@ def test_workers_whose_parent_cannot_clear_up_remove_the_files_of_the_pool(tmp_p
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
-@pytest.mark.slow
 def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path: Path) -> None:
     with parent_with_a_pool(tmp_path) as (parent, workers):
         for worker in workers:
