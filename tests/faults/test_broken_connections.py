@@ -68,16 +68,22 @@ def _is_there(executor: RemoteExecutor) -> bool:
     return False
 
 
+async def fetched_half_way(executor: RemoteExecutor, proxy: Any) -> tuple[Any, "asyncio.Future[Any]"]:
+    """Returns a large value, and the fetching of it, which a proxy holds up midway."""
+    function = await executor.create_value(model_of)
+    value = await executor.create_call(function, await executor.create_value(np.float32(0.5), np.float32))
+    is_receiving = proxy.hold_after("down", MIDWAY)
+    fetching = asyncio.ensure_future(value.compute())
+    await wait_on(is_receiving)
+    return value, fetching
+
+
 async def test_a_value_can_be_fetched_again_after_a_connection_was_cut_in_the_midst_of_it(
     fleet: Fleet, proxies: Proxies
 ) -> None:
     proxy = proxies.before(fleet.start().target)
     with executor_at(proxy.target) as executor:
-        function = await executor.create_value(model_of)
-        value = await executor.create_call(function, await executor.create_value(np.float32(0.5), np.float32))
-        is_receiving = proxy.hold_after("down", MIDWAY)
-        fetching = asyncio.ensure_future(value.compute())
-        await wait_on(is_receiving)
+        value, fetching = await fetched_half_way(executor, proxy)
         proxy.cut()
         with pytest.raises(WorkerUnavailableError):
             await asyncio.wait_for(fetching, WALL)
@@ -88,11 +94,7 @@ async def test_a_value_can_be_fetched_again_after_a_connection_was_cut_in_the_mi
 async def test_a_fetch_that_stalls_fails_after_four_heartbeats(fleet: Fleet, proxies: Proxies) -> None:
     proxy = proxies.before(fleet.start().target)
     with executor_at(proxy.target) as executor:
-        function = await executor.create_value(model_of)
-        value = await executor.create_call(function, await executor.create_value(np.float32(0.5), np.float32))
-        is_receiving = proxy.hold_after("down", MIDWAY)
-        fetching = asyncio.ensure_future(value.compute())
-        await wait_on(is_receiving)
+        value, fetching = await fetched_half_way(executor, proxy)
         begun = time.monotonic()
         with pytest.raises(DeadlineExceededError, match="a sign of life"):
             await asyncio.wait_for(fetching, WALL)
