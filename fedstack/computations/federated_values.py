@@ -14,7 +14,14 @@ import numpy as np
 from fedstack.computations.columns import Column, ListColumn, ScalarColumn, StructColumn, column_from_payloads
 from fedstack.computations.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.records import Record
-from fedstack.computations.tensor_values import describe, kind_of_dtype, mismatch, normalize_tensor, shape_fits
+from fedstack.computations.tensor_values import (
+    describe,
+    kind_of_dtype,
+    mismatch,
+    normalize_tensor,
+    read_only,
+    shape_fits,
+)
 from fedstack.computations.type_structure import (
     contains_federated,
     fields_of,
@@ -174,10 +181,7 @@ def _array_column(values: Sequence[object], member: TensorType, where: Where) ->
             and (value.shape == fitting or shape_fits(value.shape, shape))
         ):
             fitting = value.shape
-            if value.flags.writeable:
-                value = value.view()
-                value.setflags(write=False)
-            append(value)
+            append(read_only(value))
         else:
             append(normalize_tensor(value, member, where(index)))
     return ListColumn(payloads, list_is_own=True)

@@ -84,8 +84,9 @@ class FederatingExecutor(PlacedExecutor):
         done: set[int] = set()
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
-            if column is not None and clients.start == 0 and _is_long(column, fold):
-                if await fold_held_columns(self._client_target, state, column, fold, all_clients=all_clients):
+            if column is not None and _is_long(column, fold):
+                target, first = self._client_target, clients.start
+                if await fold_held_columns(target, state, column, fold, first, all_clients=all_clients):
                     done.add(index)
         return frozenset(done)
 

@@ -10,21 +10,22 @@ from fedstack.computations.tasks import Fold
 from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.fold_states import LeafFold, MeanState, TreeState, leaf_columns
 from fedstack.executors.leaf_threads import CORES, LeafThreads
-from fedstack.executors.tree_fold import Partial, fold_held
+from fedstack.executors.tree_fold import Partial, aligned_blocks, fold_held
 
-_MIN_BYTES_PER_THREAD = 4 << 20
+_MIN_BYTES_PER_THREAD = 16 << 20
 
 
 async def fold_held_columns(
-    executor: BulkExecutor, state: object, column: Column, fold: Fold, *, all_clients: bool
+    executor: BulkExecutor, state: object, column: Column, fold: Fold, first_client: int, *, all_clients: bool
 ) -> bool:
-    """Folds a column of long vectors into a state for clients 0 to n-1; tells whether it could.
+    """Folds a column of long vectors into a state; tells whether it could.
 
     Args:
       executor: Whose threads do the work.
       state: A `TreeState` or `MeanState` that has taken in nothing yet.
       column: The vectors of all clients.
       fold: The aggregation.
+      first_client: The index of the client that the first vector is of.
       all_clients: Whether these are all clients that there are, so that nothing is merged with the result.
     """
     threads = executor.leaf_threads
@@ -36,25 +37,25 @@ async def fold_held_columns(
         if leaf.dtype != leaf.tensor.dtype or any(array.shape != arrays[0].shape for array in arrays):
             return False
     await threads.run(
-        lambda: [_fold_leaf(threads, leaf, arrays, all_clients) for (leaf, _), arrays in zip(pairs, rows)]
+        lambda: [_fold_leaf(threads, leaf, arrays, first_client, all_clients) for (leaf, _), arrays in zip(pairs, rows)]
     )
     if isinstance(state, MeanState):
         state.count += len(column)
     return True
 
 
-def _fold_leaf(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray], all_clients: bool) -> None:
+def _fold_leaf(
+    threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray], first_client: int, all_clients: bool
+) -> None:
     if all_clients:
         # A finished fold goes in as one partial; nothing else may follow.
         leaf.tree.add([Partial(len(arrays).bit_length(), 0, _fold_block(threads, leaf, arrays), True)])
         return
-    start = 0
-    for level in reversed(range(len(arrays).bit_length())):
-        if len(arrays) >> level & 1:  # the aligned blocks that these clients make up, from the largest down
-            block = arrays[start : start + (1 << level)]
-            value = block[0] if level == 0 else _fold_block(threads, leaf, block)
-            leaf.tree.add([Partial(level, start >> level, value, level > 0)])
-            start += len(block)
+    for level, position in aligned_blocks(range(first_client, first_client + len(arrays))):
+        start = (position << level) - first_client
+        block = arrays[start : start + (1 << level)]
+        value = block[0] if level == 0 else _fold_block(threads, leaf, block)
+        leaf.tree.add([Partial(level, position, value, level > 0)])
 
 
 def _fold_block(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -16,13 +16,13 @@ from fedstack.transport.frames import (
     Data,
     Header,
     Heartbeat,
-    SegmentReader,
     data_frames,
     header_frame,
     parse_frame,
 )
 from fedstack.transport.heartbeat import watch
 from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.segments import Segment, SegmentReader
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ class Packing:
     type: Type | None
     value: plain.Value = attrs.field(factory=plain.Value)
     typed: extended.TypedValue = attrs.field(factory=extended.TypedValue)
-    segments: list[memoryview] = attrs.field(factory=lambda: list[memoryview]())
+    segments: list[Segment] = attrs.field(factory=lambda: list[Segment]())
 
 
 def pack_value(payload: object, type_spec: Type, max_bytes: int, chunking: Chunking) -> Packing:
@@ -73,13 +73,13 @@ def check_size(size: int, limit: int, what: str) -> None:
         )
 
 
-async def upload(stub: ExecutorStub, header: extended.Upload, segments: Sequence[memoryview]) -> None:
+async def upload(stub: ExecutorStub, header: extended.Upload, segments: Sequence[Segment]) -> None:
     """Sends a value."""
     size = sum(map(len, segments))
     await stub.upload_value(frames_of(header, segments, stub.chunking), _UPLOAD_SECONDS + size / 1e6)
 
 
-def frames_of(header: Message, segments: Sequence[memoryview], chunking: Chunking) -> Iterator[bytes]:
+def frames_of(header: Message, segments: Sequence[Segment], chunking: Chunking) -> Iterator[bytes]:
     """Yields a message and the bytes that go with it as frames."""
     yield header_frame(header)
     yield from data_frames(segments, chunking.chunk_bytes)

@@ -7,7 +7,7 @@ same bits for every way of cutting the clients into slices, and its error grows 
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -149,6 +149,17 @@ def fold_vector(operation: np.ufunc, values: np.ndarray, start: int) -> list[Par
         start >>= 1
         level += 1
     return partials
+
+
+def aligned_blocks(clients: range) -> Iterator[tuple[int, int]]:
+    """Yields the level and the position of the fewest blocks of the tree that consecutive clients make up, in order."""
+    start = clients.start
+    while start < clients.stop:
+        level = (clients.stop - start).bit_length() - 1  # the largest block that ends in time
+        if start:
+            level = min(level, (start & -start).bit_length() - 1)  # and that may begin here
+        yield level, start >> level
+        start += 1 << level
 
 
 class BlockFold:

@@ -7,8 +7,9 @@ from google.protobuf.message import Message
 
 from fedstack.errors import InvalidValueError
 from fedstack.service.executor_group import parsed
-from fedstack.transport.frames import Data, Header, SegmentReader, parse_frame
+from fedstack.transport.frames import Data, Header, parse_frame
 from fedstack.transport.packing import Unpacker
+from fedstack.transport.segments import SegmentReader
 
 _M = TypeVar("_M", bound=Message)
 ReadAll: TypeAlias = Callable[[Unpacker], Awaitable[None]]

@@ -5,6 +5,7 @@ they are copied once, into the message that gRPC gets, and on the way in once, f
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 import attrs
 from google.protobuf.message import DecodeError, Message
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from fedstack.computations.number_checks import check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.proto import extensions_pb2
+from fedstack.transport.segments import Rows, Segment
 
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
 CHUNK_BYTES = 1024 * 1024
@@ -86,30 +88,65 @@ def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0) -> bytes:
     return frame.SerializeToString()
 
 
-def data_frames(segments: Iterable[memoryview], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yields the frames that carry the bytes of arrays, each made when it is asked for.
 
     Args:
-      segments: The bytes, one-dimensional and contiguous. Small ones share a frame, large ones are cut.
-      chunk_bytes: How many bytes a frame carries; the last one has what is left.
+      segments: Bytes, one-dimensional and contiguous, or rows. Small ones share a frame, large ones are cut; a row is
+        cut only if no frame has room for it.
+      chunk_bytes: The most bytes that a frame carries.
     """
     if chunk_bytes < 1:
         raise InvalidValueError(f"Expected chunks of at least 1 byte, found {chunk_bytes}")
-    pieces: list[memoryview] = []
-    room = chunk_bytes
+    frame = _OpenFrame(chunk_bytes)
     for segment in segments:
+        if isinstance(segment, Rows) and segment.row_bytes <= chunk_bytes:
+            yield from frame.fill_with_rows(segment)
+            continue
+        for content in segment.views() if isinstance(segment, Rows) else (segment,):
+            yield from frame.fill_with_bytes(content)
+    if frame.pieces:
+        yield frame.take()
+
+
+class _OpenFrame:
+    """The frame that is being filled, and the ones after it."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.pieces: list[memoryview] = []  # and arrays, which are as good to `join`
+        self._chunk_bytes = chunk_bytes
+        self._room = chunk_bytes
+
+    def fill_with_bytes(self, content: memoryview) -> Iterator[bytes]:
+        """Yields the frames that are full; what is left stays here."""
         start = 0
-        while start < len(segment):
-            piece = segment[start : start + room]
-            pieces.append(piece)
+        while start < len(content):
+            piece = content[start : start + self._room]
+            self.pieces.append(piece)
             start += len(piece)
-            room -= len(piece)
-            if room == 0:
-                yield _data_frame(pieces, chunk_bytes)
-                pieces = []
-                room = chunk_bytes
-    if pieces:
-        yield _data_frame(pieces, chunk_bytes - room)
+            self._room -= len(piece)
+            if not self._room:
+                yield self.take()
+
+    def fill_with_rows(self, rows: Rows) -> Iterator[bytes]:
+        """The same with rows, of which none is cut. `join` reads arrays as they are: a view of each would take time."""
+        start = 0
+        while start < len(rows.arrays):
+            count = self._room // rows.row_bytes
+            if not count:
+                yield self.take()
+                continue
+            taken = rows.arrays[start : start + count]
+            self.pieces.extend(cast("Sequence[memoryview]", taken))
+            start += count
+            self._room -= len(taken) * rows.row_bytes
+
+    def take(self) -> bytes:
+        """Returns the frame and begins the next."""
+        size = self._chunk_bytes - self._room
+        frame = b"".join((_DATA_TAG, _length(size), *self.pieces))
+        self.pieces, self._room = [], self._chunk_bytes
+        return frame
 
 
 def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
@@ -138,68 +175,6 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     raise InvalidValueError(
         f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes without; the peer may be newer"
     )
-
-
-class SegmentReader:
-    """Fills buffers with the data of a stream, in order.
-
-    Args:
-      buffers: Writable bytes, one-dimensional and contiguous: the memory of the arrays that the header announced.
-
-    Attributes:
-      expected: How many bytes the buffers take.
-      received: How many they have got.
-    """
-
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self.expected = sum(map(len, buffers))
-        self.received = 0
-        self._unfilled = iter([buffer for buffer in buffers if len(buffer)])
-        self._buffer = memoryview(b"")
-
-    @property
-    def complete(self) -> bool:
-        """Whether all buffers are full."""
-        return self.received == self.expected
-
-    def feed(self, data: memoryview) -> None:
-        """Takes the next bytes.
-
-        Raises:
-          InvalidValueError: If there are more of them than were announced; nothing is written then.
-        """
-        if self.received + len(data) > self.expected:
-            raise InvalidValueError(
-                f"Expected {self.expected} bytes of data, as the header announced, found {self.received + len(data)} "
-                "or more; the peer contradicts itself"
-            )
-        self.received += len(data)
-        while len(data):
-            if not len(self._buffer):
-                self._buffer = next(self._unfilled)
-            count = min(len(self._buffer), len(data))
-            self._buffer[:count] = data[:count]
-            self._buffer = self._buffer[count:]
-            data = data[count:]
-
-    def finish(self) -> None:
-        """Checks at the end of the stream that all has come.
-
-        Raises:
-          InvalidValueError: If not.
-        """
-        if not self.complete:
-            raise InvalidValueError(
-                f"Expected {self.expected} bytes of data, as the header announced, found the end of the stream after "
-                f"{self.received}; the peer gave up, or contradicts itself"
-            )
-
-    def __repr__(self) -> str:
-        return f"<SegmentReader {self.received} of {self.expected} bytes>"
-
-
-def _data_frame(pieces: Sequence[memoryview], size: int) -> bytes:
-    return b"".join((_DATA_TAG, _length(size), *pieces))
 
 
 def _length(size: int) -> bytes:

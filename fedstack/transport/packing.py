@@ -38,6 +38,7 @@ from fedstack.computations.type_structure import fields_of, is_client_valued, is
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.frames import Chunking
+from fedstack.transport.segments import Rows, Segment
 
 # Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
 LARGE_BYTES = Chunking().large_bytes
@@ -55,7 +56,7 @@ class Packer:
     """
 
     def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
-        self.segments: list[memoryview] = []
+        self.segments: list[Segment] = []
         self._large_bytes = large_bytes
 
     @property
@@ -133,7 +134,8 @@ class Packer:
         whole = (len(arrays), *shape)
         if math.prod(whole) * member.dtype.itemsize >= self._large_bytes:
             self._announce(proto.rows, whole, member)
-            self.segments.extend(_bytes_of_rows(arrays, member, path))
+            if arrays[0].nbytes:
+                self.segments.append(_rows_of(arrays, member, path))
         else:
             rows = None if member.shape is None else (None, *member.shape)
             write_array(proto.column, np.stack(arrays), member.dtype, rows, path=path)
@@ -311,18 +313,17 @@ def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _bytes_of_rows(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> list[memoryview]:
-    """Returns the bytes of arrays that have the same shape, at least one of them with bytes."""
-    first = _bytes_of(arrays[0], tensor, path)
+def _rows_of(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> Rows:
+    """Returns arrays that have the same shape, with bytes, as they travel."""
     dtype = tensor.dtype
-    if dtype.kind not in "iuf" or sys.byteorder != "little":
-        return [first, *(_bytes_of(array, tensor, path) for array in arrays[1:])]
+    first = _bytes_of(arrays[0], tensor, path)
     # There may be many: what the first has shown of the shape, and a dtype of which Python knows the bytes, save a copy
-    # of the checks and most of the views.
-    return [
-        array.data.cast("B") if array.dtype is dtype and array.flags.c_contiguous else _bytes_of(array, tensor, path)
-        for array in arrays
-    ]
+    # of the checks and a view of each.
+    if dtype.kind in "iuf" and sys.byteorder == "little":
+        if all(array.dtype is dtype and array.flags.c_contiguous for array in arrays):
+            return Rows(arrays)
+    rest = [_bytes_of(array, tensor, path) for array in arrays[1:]]
+    return Rows([np.frombuffer(content, np.uint8) for content in (first, *rest)])
 
 
 def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:

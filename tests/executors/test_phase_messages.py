@@ -42,8 +42,8 @@ from fedstack.testing.computation_builder import (
     literal,
     struct,
 )
-from fedstack.transport.frames import SegmentReader
 from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.segments import SegmentReader
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
 VECTOR = fl.TensorType(np.float32, [None])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.executors.tree_fold import SpareBuffers, TreeFold, fold_arrays, fold_held, fold_vector
+from fedstack.executors.tree_fold import SpareBuffers, TreeFold, aligned_blocks, fold_arrays, fold_held, fold_vector
 
 
 def fold_strangers(arrays, start):
@@ -89,6 +89,13 @@ def test_held_arrays_fold_by_ranges_of_elements_along_the_same_tree(count):
     fold_held(np.add, arrays, out, 3, 7)
     assert np.array_equal(out, expected_sum(arrays))
     assert all(np.array_equal(array, same) for array, same in zip(arrays, uneven_arrays(count, count), strict=True))
+
+
+@given(start=st.integers(0, 10**6), count=st.integers(0, 1000))
+def test_consecutive_clients_make_up_the_blocks_that_a_fold_of_them_is_left_with(start, count):
+    scalars = np.zeros(count, np.float32)
+    left = sorted((partial.position << partial.level, partial.level) for partial in fold_vector(np.add, scalars, start))
+    assert [(position << level, level) for level, position in aligned_blocks(range(start, start + count))] == left
 
 
 def test_a_fold_never_writes_into_arrays_that_are_not_its_own():

@@ -11,12 +11,12 @@ from fedstack.transport import frames
 from fedstack.transport.frames import (
     Data,
     Header,
-    SegmentReader,
     data_frames,
     header_frame,
     heartbeat_frame,
     parse_frame,
 )
+from fedstack.transport.segments import Rows, SegmentReader
 
 segment_lists = st.lists(st.binary(max_size=300), max_size=12)
 
@@ -66,6 +66,31 @@ def test_frames_of_protobufs_own_making_are_read(size):
 def test_all_frames_but_the_last_are_full():
     sizes = [len(parse_frame(frame).data) for frame in data_frames(views([b"a" * 5, b"", b"b" * 11, b"c"]), 4)]
     assert sizes == [4, 4, 4, 4, 1]
+
+
+@given(
+    counts=st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), max_size=4),
+    between=st.binary(max_size=30),
+    chunk_bytes=st.integers(1, 60),
+)
+def test_rows_travel_as_their_bytes_between_others(counts, between, chunk_bytes):
+    random = np.random.default_rng(1)
+    tables = [random.integers(0, 256, shape, np.uint8) for shape in counts]
+    segments = [segment for table in tables for segment in (Rows(list(table)), memoryview(between))]
+    frames_made = [bytes(parse_frame(frame).data) for frame in data_frames(segments, chunk_bytes)]
+    assert b"".join(frames_made) == b"".join(table.tobytes() + between for table in tables)
+    assert all(0 < len(content) <= chunk_bytes for content in frames_made)
+    assert sum(map(len, segments)) == sum(map(len, frames_made))
+
+
+def test_a_row_is_cut_only_where_no_frame_has_room_for_it():
+    def sizes(row_bytes, chunk_bytes):
+        rows = Rows([np.zeros(row_bytes, np.uint8)] * 5)
+        return [len(parse_frame(frame).data) for frame in data_frames([memoryview(b"a"), rows], chunk_bytes)]
+
+    assert sizes(3, 8) == [7, 6, 3]
+    assert sizes(8, 8) == [1, 8, 8, 8, 8, 8]
+    assert sizes(9, 8) == [8, 8, 8, 8, 8, 6]
 
 
 def test_no_bytes_need_no_frames():

@@ -22,9 +22,10 @@ from fedstack.computations.columns import (
 )
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.frames import SegmentReader, data_frames, parse_frame
+from fedstack.transport.frames import data_frames, parse_frame
 from fedstack.transport.packing import LARGE_BYTES as LARGE
 from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.segments import SegmentReader
 
 INT, FLOAT, TEXT = fl.TensorType(np.int32), fl.TensorType(np.float32), fl.TensorType(np.str_)
 PLENTY = 1 << 30
@@ -233,7 +234,8 @@ def test_what_a_broadcast_gives_travels_once_however_many_clients_there_are():
 def test_the_bytes_of_large_arrays_are_sent_from_where_they_lie():
     array = np.zeros(LARGE, np.float32)
     packer, _ = packed((array, ListColumn([array, array])), fl.StructType([VECTOR, at_clients(VECTOR)]))
-    assert all(np.shares_memory(np.frombuffer(segment, np.uint8), array) for segment in packer.segments)
+    single, rows = packer.segments
+    assert all(np.shares_memory(np.frombuffer(view, np.uint8), array) for view in (single, *rows.views()))
     assert packer.segment_bytes == 3 * array.nbytes
 
 

@@ -1,0 +1,91 @@
+"""The memory beside a message: arrays that are sent as they lie there, and memory that arrays are received in."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from fedstack.errors import InvalidValueError
+
+
+class Rows:
+    """Arrays of the same size that are to be sent one after the other.
+
+    Attributes:
+      arrays: The arrays, contiguous, of a dtype that Python's buffers know.
+      row_bytes: The bytes of each; at least 1.
+    """
+
+    __slots__ = ("arrays", "row_bytes")
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        self.arrays = arrays
+        self.row_bytes = arrays[0].nbytes
+
+    def __len__(self) -> int:
+        return len(self.arrays) * self.row_bytes
+
+    def views(self) -> Iterator[memoryview]:
+        """Yields the bytes of each array."""
+        return (array.data.cast("B") for array in self.arrays)
+
+
+Segment: TypeAlias = memoryview | Rows
+
+
+class SegmentReader:
+    """Fills buffers with the data of a stream, in order.
+
+    Args:
+      buffers: Writable bytes, one-dimensional and contiguous: the memory of the arrays that the header announced.
+
+    Attributes:
+      expected: How many bytes the buffers take.
+      received: How many they have got.
+    """
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.expected = sum(map(len, buffers))
+        self.received = 0
+        self._unfilled = iter([buffer for buffer in buffers if len(buffer)])
+        self._buffer = memoryview(b"")
+
+    @property
+    def complete(self) -> bool:
+        """Whether all buffers are full."""
+        return self.received == self.expected
+
+    def feed(self, data: memoryview) -> None:
+        """Takes the next bytes.
+
+        Raises:
+          InvalidValueError: If there are more of them than were announced; nothing is written then.
+        """
+        if self.received + len(data) > self.expected:
+            raise InvalidValueError(
+                f"Expected {self.expected} bytes of data, as the header announced, found {self.received + len(data)} "
+                "or more; the peer contradicts itself"
+            )
+        self.received += len(data)
+        while len(data):
+            if not len(self._buffer):
+                self._buffer = next(self._unfilled)
+            count = min(len(self._buffer), len(data))
+            self._buffer[:count] = data[:count]
+            self._buffer = self._buffer[count:]
+            data = data[count:]
+
+    def finish(self) -> None:
+        """Checks at the end of the stream that all has come.
+
+        Raises:
+          InvalidValueError: If not.
+        """
+        if not self.complete:
+            raise InvalidValueError(
+                f"Expected {self.expected} bytes of data, as the header announced, found the end of the stream after "
+                f"{self.received}; the peer gave up, or contradicts itself"
+            )
+
+    def __repr__(self) -> str:
+        return f"<SegmentReader {self.received} of {self.expected} bytes>"
