@@ -42,6 +42,7 @@ from fedstack.testing.computation_builder import (
     literal,
     struct,
 )
+from fedstack.transport.frames import data_frames, parse_frame
 from fedstack.transport.packing import Packer, Unpacker
 from fedstack.transport.segments import SegmentReader
 
@@ -62,8 +63,8 @@ def moved(message, segments, unpacker, read):
     """Sends a message and the bytes beside it, and returns what `read` makes of them."""
     received = read(type(message).FromString(message.SerializeToString()), unpacker)
     reader = SegmentReader(unpacker.buffers)
-    for segment in segments:
-        reader.feed(segment)
+    for frame in data_frames(segments):
+        reader.feed(parse_frame(frame).data)
     reader.finish()
     unpacker.finish()
     return received
