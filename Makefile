@@ -45,11 +45,10 @@ protos: .venv/.installed-dev ## compile the .proto files and the stubs
 # Prefers the newest patch release that pyenv has. A python3.X on the PATH may be a shim that finds nothing, hence asked.
 find_python = $(or $(lastword $(sort $(wildcard $(PYENV_ROOT)/versions/$(1).*/bin/python))),$(shell \
 	python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null))
-FOUND = $(strip $(foreach version,$(MATRIX),$(if $(call find_python,$(version)),$(version))))
+FOUND := $(strip $(foreach version,$(MATRIX),$(if $(call find_python,$(version)),$(version))))
 
-matrix: ## run the fast tests on every supported Python found here
+matrix: $(FOUND:%=matrix-%) ## run the fast tests on every supported Python found here
 	@echo "matrix: found $(or $(FOUND),none) of $(MATRIX)"
-	@set -e; for version in $(FOUND); do $(MAKE) --no-print-directory matrix-$$version; done
 
 matrix-%: .venv-%/.installed-dev
 	@echo "matrix: Python $*"

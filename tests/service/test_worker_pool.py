@@ -182,10 +182,6 @@ def test_workers_end_with_their_parent_however_it_ends() -> None:
     assert alive == []
 
 
-def folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("fedstack-*"))
-
-
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Returns when something is so that other processes bring about."""
     deadline = time.monotonic() + WALL
@@ -252,17 +248,19 @@ def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="counts files otherwise")
-def test_pools_that_are_dropped_leave_nothing_behind() -> None:
+def test_pools_that_are_dropped_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def drop_one() -> list[psutil.Process]:
         pool = local_worker_pool(1)
         return [psutil.Process(pid) for pid in pool.pids]
 
-    before, threads, files = folders(), threading.active_count(), psutil.Process().num_fds()
+    threads, files = threading.active_count(), psutil.Process().num_fds()
     processes = [process for _ in range(3) for process in drop_one()]
     gc.collect()
     wait_for(lambda: not any(process.is_running() for process in processes))
     wait_for(lambda: threading.active_count() <= threads)
-    wait_for(lambda: not folders() - before)
+    wait_for(lambda: not list(tmp_path.iterdir()))
     assert psutil.Process().num_fds() <= files
 
 
