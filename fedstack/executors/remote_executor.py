@@ -5,14 +5,12 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fedstack.computations.containers import to_structure
 from fedstack.computations.federated_values import check_clients, normalize_argument
 from fedstack.computations.language import (
     CLIENTS,
     CardinalitiesType,
     ConcreteComputation,
     Executor,
-    ExecutorValue,
     FunctionType,
     StructType,
     Type,
@@ -38,65 +36,14 @@ from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_o
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments
 from fedstack.executors.remote_phases import run_remote_phase
-from fedstack.executors.remote_sessions import RemoteSession
 from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
+from fedstack.executors.remote_values import RemoteValue
 from fedstack.executors.session_keeper import SessionKeeper
 from fedstack.executors.sync_driver import need_event_loop
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop
 
 _T = TypeVar("_T")
-
-
-class RemoteValue(ExecutorValue):
-    """A value that another process holds. When nobody refers to it any more, that process may let go of it.
-
-    Attributes:
-      keeper: Looks after the session that it belongs to.
-      id: Its id there.
-    """
-
-    def __init__(
-        self, executor: "RemoteExecutor", keeper: SessionKeeper, value_id: str, type_spec: Type, source: object = None
-    ) -> None:
-        self._executor = executor
-        self._type = type_spec
-        self.keeper = keeper
-        self._source = source  # a Python function lives as long as the computation made of it
-        self.id = value_id
-        # At exit nobody needs it: the session ends, or its lease does.
-        weakref.finalize(self, keeper.forget, value_id).atexit = False
-
-    @property
-    def session(self) -> RemoteSession:
-        """The session that the value belongs to."""
-        return self.keeper.session
-
-    @property
-    def type_signature(self) -> Type:
-        return self._type
-
-    @property
-    def executor(self) -> "RemoteExecutor":
-        """The executor that made the value."""
-        return self._executor
-
-    @property
-    def reference(self) -> object:
-        return self.id
-
-    async def compute(self) -> object:
-        """Runs what the value needs, fetches it and returns it.
-
-        Raises:
-          TypeMismatchError: If the value is a function.
-          WorkerUnavailableError: If the peer has gone away.
-        """
-        payload = await self._executor.fetch(self)
-        return to_structure(payload, self._type, kept=False)
-
-    def __repr__(self) -> str:
-        return f"<RemoteValue of type {self._type} at {self.session.stub.address}>"
 
 
 class RemoteExecutor(Executor):
@@ -274,7 +221,7 @@ class RemoteExecutor(Executor):
         return await self._call(keeper, compute(session, value.id, type_spec, keeper.forget))
 
     async def has_phases(self) -> bool:
-        """Tells whether the peer runs client phases; it is asked at most once."""
+        """Tells whether the peer runs client phases; opens the session for that, if there is none yet."""
         peer = (await self._session()).session.peer
         return peer is not None and peer.phases
 
@@ -290,7 +237,12 @@ class RemoteExecutor(Executor):
           clients: The indices of the clients, counted over the whole federation.
         """
         keeper = await self._session()
-        return await self._watched(keeper, run_remote_phase(keeper.session, phase, inputs, arguments, clients))
+        try:
+            return await self._watched(keeper, run_remote_phase(keeper.session, phase, inputs, arguments, clients))
+        except StaleSessionError:
+            # The peer was started anew, or the lease ran out. A phase needs nothing of what was in the session.
+            keeper = await self._session()
+            return await self._watched(keeper, run_remote_phase(keeper.session, phase, inputs, arguments, clients))
 
     async def _session(self) -> SessionKeeper:
         """Returns the session, opened if there is none."""
@@ -378,6 +330,13 @@ class RemoteExecutor(Executor):
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             io_loop.finish(keeper.end())
+
+    async def end(self) -> None:
+        """Does what `close` does, on the transport's loop: several can be ended at the same time."""
+        self._closed = True
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.end()
 
     def close(self) -> None:
         """Ends the session at the peer, which frees its values. Idempotent; never raises, for a dead peer neither."""

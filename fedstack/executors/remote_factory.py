@@ -1,5 +1,6 @@
 """Makes the stacks that run client work on workers in other processes."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
@@ -19,6 +20,7 @@ from fedstack.executors.workers_executor import WorkersExecutor
 from fedstack.transport.connection import Channel
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.io_loop import io_loop
 from fedstack.transport.targets import Target, TargetResolver, resolve_targets
 
 
@@ -66,16 +68,29 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         def make_remote(worker: Worker) -> RemoteExecutor:
             return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
 
+        # One session at each worker for all phases, whatever their numbers of clients.
+        remotes: dict[Worker, RemoteExecutor] = {}
+
+        def at_worker(worker: Worker) -> RemoteExecutor:
+            remote = remotes.get(worker)
+            if remote is None:
+                remote = remotes.setdefault(worker, make_remote(worker))
+                remote.set_cardinalities({})
+            return remote
+
         def stack(cardinalities: CardinalitiesType) -> Executor:
             server = unplaced_stack(LeafExecutor(), data_backend)
             clients = cardinalities[CLIENTS]
             if not clients:
                 return ReferenceResolvingExecutor(FederatingExecutor(server, 0))
             return ReferenceResolvingExecutor(
-                WorkersExecutor(server, workers, clients, max_fanout=max_fanout, make_remote=make_remote)
+                WorkersExecutor(
+                    server, workers, clients, max_fanout=max_fanout, at_worker=at_worker, make_remote=make_remote
+                )
             )
 
         super().__init__(stack, default_num_clients=default_num_clients)
+        self._at_workers = remotes
         self._workers = workers
         self._source = source  # a pool ends its processes when nobody refers to it
 
@@ -87,10 +102,16 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
     def close(self) -> None:
         """Closes all executors, and the connections. Idempotent."""
         super().close()
+        # Calls may go on: they end with their sessions, which the workers would keep if connections were closed first.
+        io_loop.finish(_end_all(list(self._at_workers.values())))
         self._workers.close()
 
     def __repr__(self) -> str:
         return f"<RemoteExecutorFactory over {self._workers!r}>"
+
+
+async def _end_all(remotes: Sequence[RemoteExecutor]) -> None:
+    await asyncio.gather(*(remote.end() for remote in remotes))
 
 
 def remote_executor_factory(

@@ -32,6 +32,7 @@ class Worker:
       ready: Whether it is known to be there.
       cause: Why it is not; `None` if nobody has asked it yet.
       probe: Tries to reach it.
+      runs_phases: Whether it runs whole client phases, as it said when it was last asked.
       redialled: Whether it was found to listen again, and has not been heard of since.
     """
 
@@ -40,6 +41,7 @@ class Worker:
         self.ready = False
         self.cause: Exception | None = None
         self.probe: asyncio.Task[None] | None = None
+        self.runs_phases = False
         self.redialled = False
 
     @property
@@ -236,7 +238,7 @@ async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None
     while True:
         try:
             await worker.stub.connection.wait_ready(_LONGEST_PAUSE)
-            await worker.stub.handshake()
+            peer = await worker.stub.handshake()
         except FedstackError as error:
             # Without its frames, which would be kept as long as the worker is away.
             worker.cause = (worker.stub.loss() or error).with_traceback(None)
@@ -244,6 +246,7 @@ async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None
                 _logger.warning("Doing without the worker at %s: %s", worker.address, error)
         else:
             worker.cause, worker.ready = None, True
+            worker.runs_phases = peer is not None and peer.phases
         if worker.probe is not asyncio.current_task():
             return  # cancelled: asyncio.wait_for may swallow that where what it waits for ends at the same time
         worker.redialled = False

@@ -53,7 +53,8 @@ class WorkersExecutor(PlacedExecutor):
       workers: The workers. They are not closed with this executor.
       num_clients: The number of clients.
       max_fanout: The most children of one composing executor.
-      make_remote: Makes the executor at a worker.
+      at_worker: Returns the executor at a worker that runs phases of any number of clients; it stays open.
+      make_remote: Makes an executor at a worker that knows no phases.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class WorkersExecutor(PlacedExecutor):
         num_clients: int,
         *,
         max_fanout: int,
+        at_worker: Callable[[Worker], RemoteExecutor],
         make_remote: Callable[[Worker], RemoteExecutor],
     ) -> None:
         super().__init__(server)
         self._workers = workers
         self._num_clients = num_clients
         self._max_fanout = max_fanout
+        self._at_worker = at_worker
         self._make_remote = make_remote
         self._spread: _Spread | None = None
 
@@ -106,9 +109,12 @@ class WorkersExecutor(PlacedExecutor):
         return self._spread
 
     def _child(self, worker: Worker, count: int) -> "_WorkerSlice":
-        remote = self._make_remote(worker)
-        remote.set_cardinalities({CLIENTS: count})
-        return _WorkerSlice(worker, remote, self.new_state, self._workers)
+        def make_remote() -> RemoteExecutor:
+            remote = self._make_remote(worker)
+            remote.set_cardinalities({CLIENTS: count})
+            return remote
+
+        return _WorkerSlice(worker, self._at_worker(worker), make_remote, self.new_state, self._workers)
 
     def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposingExecutor:
         """Puts children under composing executors, in as many levels as the fan-out asks for."""
@@ -143,9 +149,18 @@ def _even(clients: int, parts: int) -> list[int]:
 class _WorkerSlice:
     """Runs the phases of some clients at one worker, and tells when that fails."""
 
-    def __init__(self, worker: Worker, remote: RemoteExecutor, new_state: NewState, workers: Workers) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        phases: RemoteExecutor,
+        make_remote: Callable[[], RemoteExecutor],
+        new_state: NewState,
+        workers: Workers,
+    ) -> None:
         self._worker = worker
-        self._remote = remote
+        self._phases = phases
+        self._make_remote = make_remote
+        self._remote: RemoteExecutor | None = None
         self._new_state = new_state
         self._workers = workers
 
@@ -154,11 +169,13 @@ class _WorkerSlice:
     ) -> PhaseResult:
         is_served = False
         try:
-            has_phases = await self._remote.has_phases()
+            if self._worker.runs_phases and await self._phases.has_phases():
+                is_served = True
+                return await self._phases.run_phase(phase, inputs, arguments, clients)
+            remote = self._remote = self._remote or self._make_remote()
+            await remote.has_phases()  # opens its session: what fails from here on fails at work
             is_served = True
-            if has_phases:
-                return await self._remote.run_phase(phase, inputs, arguments, clients)
-            return await self._value_by_value(phase, inputs, arguments, clients)
+            return await self._value_by_value(remote, phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if is_served and isinstance(error.__cause__, RemoteTraceback):
                 raise  # the worker says so itself, of something behind it: it is there
@@ -172,23 +189,24 @@ class _WorkerSlice:
         return lost
 
     async def _value_by_value(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+        self, remote: RemoteExecutor, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         """Maps the clients' program at a peer that knows the plain verbs only, and folds what comes back here."""
-        function = await self._remote.create_value(_mapping(phase))
+        function = await remote.create_value(_mapping(phase))
         argument = None
         if phase.input_types:
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
-            argument = await self._remote.known(tuple(inputs), types)
-        mapped = await self._remote.create_call(function, argument)
-        column = cast(Column, await self._remote.fetch(mapped))
+            argument = await remote.known(tuple(inputs), types)
+        mapped = await remote.create_call(function, argument)
+        column = cast(Column, await remote.fetch(mapped))
         states = [self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
         sink = PhaseSink(phase, states)
         sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
         return PhaseResult([state.partials() for state in states], sink.columns())
 
     def close(self) -> None:
-        self._remote.close()
+        if self._remote is not None:
+            self._remote.close()
 
     def __repr__(self) -> str:
         return f"<_WorkerSlice at {self._worker.address}>"

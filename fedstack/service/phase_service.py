@@ -1,6 +1,5 @@
 """Runs client phases that came by wire."""
 
-from fedstack.errors import CardinalityError
 from fedstack.executors.phase_messages import check_first_client, computations_of, read_phase
 from fedstack.executors.phase_results import write_result
 from fedstack.executors.placed_executor import partial_states
@@ -19,27 +18,24 @@ async def run_phase(
 
     Args:
       core: The rules.
-      session: The session; its number of clients is that of the phase.
+      session: The session. If it has a number of clients, that is the phase's too.
       request: The phase.
       read_all: Reads the bytes that belong to it.
 
     Returns:
       What the clients contributed, and the bytes that belong to it.
     """
-    executor = phase_executor(session.executor)
     core.check_clients(request.clients)
     check_first_client(request)
-    if request.clients != session.clients:
-        raise CardinalityError(
-            f"Expected a phase for the {session.clients} clients of the session, found one for {request.clients}"
-        )
-    for computation in computations_of(request):
-        await core.admit(computation)
-    unpacker = core.unpacker(request.clients)
-    received = read_phase(request, unpacker)
-    core.check_size(sum(message.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers)) - 1024)
-    await read_all(unpacker)
-    phase, arguments, clients = received.phase, received.arguments, received.clients
-    result = await executor.run_phase(phase, received.inputs, arguments, clients)
-    packer = Packer(core.limits.chunking.large_bytes)
-    return write_result(phase, partial_states(phase, arguments), result, packer), packer
+    with core.sessions.executor_for(session, request.clients) as stack:
+        executor = phase_executor(stack)
+        for computation in computations_of(request):
+            await core.admit(computation)
+        unpacker = core.unpacker(request.clients)
+        received = read_phase(request, unpacker)
+        core.check_size(sum(message.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers)) - 1024)
+        await read_all(unpacker)
+        phase, arguments, clients = received.phase, received.arguments, received.clients
+        result = await executor.run_phase(phase, received.inputs, arguments, clients)
+        packer = Packer(core.limits.chunking.large_bytes)
+        return write_result(phase, partial_states(phase, arguments), result, packer), packer

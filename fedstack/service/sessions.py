@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
-from fedstack.computations.language import CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
-from fedstack.errors import ResourceLimitError, StaleSessionError
+from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
+from fedstack.errors import CardinalityError, ResourceLimitError, StaleSessionError
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.service.held_values import Pull, clients_of
 from fedstack.service.limits import ServiceLimits
@@ -32,14 +32,24 @@ class Session:
     Attributes:
       id: Names the session; random, so that it cannot be guessed and never comes back.
       executor: Runs its computations.
-      clients: Its number of clients.
+      clients: Its number of clients; of one that takes phases of any number, that of the last phase.
+      takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
       bytes: How much its client has put into it.
     """
 
-    def __init__(self, executor: Executor, clients: int, limits: ServiceLimits, close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        clients: int,
+        limits: ServiceLimits,
+        close: Callable[[], None],
+        *,
+        takes_any_number: bool = False,
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.executor = executor
         self.clients = clients
+        self.takes_any_number = takes_any_number
         self.bytes = 0
         self.ended = ""
         self._limits = limits
@@ -192,7 +202,9 @@ class SessionTable:
         """
         executor, close = self._executor(cardinalities)
         found = clients_of(executor)  # a factory may have a default
-        session = Session(executor, clients if found is None else found, self._limits, close)
+        any_number = CLIENTS not in cardinalities and isinstance(self._factory, ResourceManagingExecutorFactory)
+        clients = clients if found is None else found
+        session = Session(executor, clients, self._limits, close, takes_any_number=any_number)
         try:
             self._leases.open(session.id, lease_seconds)
         except ResourceLimitError:
@@ -212,6 +224,28 @@ class SessionTable:
             return executor, lambda: factory.release(executor, failed=False)
         executor = factory.create_executor(cardinalities)
         return executor, lambda: factory.clean_up_executor(cardinalities)
+
+    @contextlib.contextmanager
+    def executor_for(self, session: Session, clients: int) -> Generator[Executor, None, None]:
+        """Lends the executor for a phase of so many clients.
+
+        Raises:
+          CardinalityError: If the session has another number of clients.
+        """
+        if session.takes_any_number:
+            session.clients = clients
+            executor, give_back = self._executor({CLIENTS: clients})
+            try:
+                yield executor
+            finally:
+                give_back()
+        elif clients == session.clients:
+            yield session.executor
+        else:
+            raise CardinalityError(
+                f"Expected a phase for the {session.clients} clients of the session, found one for {clients}; open a "
+                "session without a number of clients for phases of any number"
+            )
 
     def find(self, session_id: str) -> Session:
         """Returns a session, and renews its lease.

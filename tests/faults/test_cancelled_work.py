@@ -215,14 +215,18 @@ def test_a_context_that_is_closed_ends_its_sessions(fleet: Fleet) -> None:
     eventually(lambda: not status_of(worker.target).session, 2)
 
 
-def test_a_context_that_is_closed_during_a_call_says_so_to_its_caller(fleet: Fleet, door: Door) -> None:
-    context = fedstack.create_sync_remote_execution_context(fleet.start().target)
+def test_a_context_that_is_closed_during_a_call_says_so_to_its_caller_and_ends_its_sessions(
+    fleet: Fleet, door: Door
+) -> None:
+    worker = fleet.start()
+    context = fedstack.create_sync_remote_execution_context(worker.target)
     with fedstack.use_context(context):
         running = Background(lambda: mean_visit([(door.port, 1.0)]))
         eventually(lambda: door.visitors)
         context.close()
         with pytest.raises(ClosedError, match="to stay open during a call"):
             running.result()
+    eventually(lambda: not status_of(worker.target).session, 2)
     door.open()
 
 

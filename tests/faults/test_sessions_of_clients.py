@@ -33,12 +33,34 @@ async def test_one_more_session_than_there_is_room_for_is_refused_until_another_
             assert await (await late.create_value(np.int32(8), np.int32)).compute() == 8
 
 
+def test_a_context_has_one_session_at_a_worker_whatever_the_numbers_of_clients(fleet: Fleet) -> None:
+    workers = [fleet.start(max_sessions=1) for _ in range(2)]
+    with context_over([worker.target for worker in workers]):
+        for clients in range(1, 15):
+            assert doubled_sum(list(range(clients))) == clients * (clients - 1)
+        numbers = [[session.clients for session in status_of(worker.target).session] for worker in workers]
+    assert numbers == [[7], [7]]  # those of the last phase
+
+
+def test_computations_with_other_numbers_of_clients_run_side_by_side_in_one_session(fleet: Fleet, door: Door) -> None:
+    worker = fleet.start(max_sessions=1)
+    with context_over([worker.target]):
+        visitors = [(door.port, number) for number in (1.0, 2.0, 3.0)]
+        waiting = Background(lambda: mean_visit(visitors))
+        door.wait_for(waiting, worker.pid)
+        assert doubled_sum([1]) == 2
+        assert doubled_sum([1, 2]) == 6
+        door.open()
+        assert waiting.result() == locally(mean_visit, visitors)
+
+
 def test_a_context_does_not_try_again_where_there_is_no_room(fleet: Fleet, caplog) -> None:
     worker = fleet.start(max_sessions=1)
     with context_over([worker.target]):
         assert doubled_sum([1]) == 2
-        with pytest.raises(ResourceLimitError, match="Expected at most 1 session at a time"):
-            doubled_sum([1, 2])  # another number of clients, and so another session
+        with context_over([worker.target]):
+            with pytest.raises(ResourceLimitError, match="Expected at most 1 session at a time"):
+                doubled_sum([1, 2])
         assert doubled_sum([3]) == 6
     assert caplog.records == []
 

@@ -434,7 +434,7 @@ def test_a_session_that_is_always_lost_does_not_make_a_context_try_for_ever() ->
         with context_over([target], retry_policy=policy):
             with pytest.raises(RetryLimitError, match="within 4 attempts.*StaleSessionError"):
                 Background(lambda: doubled_sum([1, 2])).result()
-    assert next(calls) == 4
+    assert next(calls) == 2 * 4  # each attempt opens one new session, in case that the first was merely old
 
 
 def test_errors_of_functions_are_the_same_as_in_a_local_run(fleet: Fleet) -> None:
