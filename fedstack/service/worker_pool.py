@@ -58,6 +58,8 @@ class WorkerPool:
         self._closed = False
         # At the end of the process the system closes their standard input, whatever else goes wrong.
         weakref.finalize(self, _let_go, workers).atexit = False
+        # Workers remove it too; but they may all have been killed.
+        weakref.finalize(self, _remove, folder, os.getpid())
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -249,6 +251,12 @@ def _let_go(workers: Sequence[_Worker]) -> None:
     """Lets workers end that nobody wants any more, and does not wait for it: a finalizer."""
     for worker in workers:
         worker.ask_to_end()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Removes a pool's folder; a finalizer, also at the end of the process."""
+    if os.getpid() == owner:  # forked children come here too
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(workers: Sequence[_Worker]) -> None:

@@ -463,12 +463,25 @@ def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
-def test_a_second_signal_ends_the_process_at_once(listening: socket.socket) -> None:
+def test_who_stops_a_server_twice_at_once_asks_once() -> None:
+    with served() as server:
+        server.process.terminate()
+        server.process.terminate()
+        code, _, _ = ended(server)
+    assert code == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
+def test_asking_again_ends_the_process_at_once(listening: socket.socket) -> None:
     with served("--allow-python-code") as server:
         held = HeldCall(server.target, listening)
         server.process.terminate()
         wait_until_it_is_draining(server.target)
-        server.process.terminate()
+        for _ in range(600):  # the first of them still counts as the same request
+            server.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.process.wait(0.1)
+                break
         code, _, _ = ended(server)
         assert issubclass(held.release(), errors.RetryLimitError)
     assert code == 128 + signal.SIGTERM

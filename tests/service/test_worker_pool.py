@@ -231,6 +231,23 @@ def test_workers_whose_parent_cannot_clear_up_remove_the_files_of_the_pool(tmp_p
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+def test_a_program_that_ends_removes_the_files_of_a_pool_whose_workers_were_killed(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "pool = local_worker_pool(1)\n"
+        "if os.fork() == 0:\n"
+        "    sys.exit()\n"  # a child's end is not the end of the pool
+        "os.wait()\n"
+        "assert len(os.listdir(sys.argv[1])) == 1\n"
+        "os.kill(pool.pids[0], signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True, timeout=WALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path: Path) -> None:
     with parent_with_a_pool(tmp_path) as (parent, workers):
         for worker in workers:

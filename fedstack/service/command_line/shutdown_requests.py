@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Generator
 
 PARENT_GONE = "the parent process"
@@ -12,17 +13,19 @@ PARENT_GONE = "the parent process"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # How long a server without a parent may take to stop; what it works on is of no use to anybody.
 _ORPHAN_SECONDS = 3.0
+# Who stops a group of processes may reach each of them twice: that is one request.
+_SAME_REQUEST_SECONDS = 0.5
 # On Windows a wait without an end does not notice Ctrl-C.
 _POLL_SECONDS = None if os.name == "posix" else 0.5
 
 
 class ShutdownRequests:
-    """Says who asked for an end; whoever asks a second time gets it at once."""
+    """Says who asked for an end; whoever asks once more, half a second later or more, gets it at once."""
 
     def __init__(self) -> None:
         # The one queue into which a signal handler may put something, whatever it has interrupted.
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._asked = False
+        self._asked: float | None = None  # when
 
     @contextlib.contextmanager
     def from_signals(self) -> Generator[None, None, None]:
@@ -45,10 +48,12 @@ class ShutdownRequests:
                 return self._requests.get(timeout=_POLL_SECONDS)
 
     def _on_signal(self, number: int, _: object) -> None:
-        if self._asked:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self._requests.put(signal.Signals(number).name)
+        elif now - self._asked >= _SAME_REQUEST_SECONDS:
             os._exit(128 + number)
-        self._asked = True
-        self._requests.put(signal.Signals(number).name)
 
     def _watch_parent(self) -> None:
         # Not through sys.stdin: a thread that holds its lock when the process ends makes Python abort.
