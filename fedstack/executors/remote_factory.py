@@ -1,6 +1,5 @@
 """Makes the stacks that run client work on workers in other processes."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
@@ -20,7 +19,6 @@ from fedstack.executors.workers_executor import WorkersExecutor
 from fedstack.transport.connection import Channel
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
 from fedstack.transport.targets import Target, TargetResolver, resolve_targets
 
 
@@ -74,8 +72,9 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         def at_worker(worker: Worker) -> RemoteExecutor:
             remote = remotes.get(worker)
             if remote is None:
-                remote = remotes.setdefault(worker, make_remote(worker))
+                remote = make_remote(worker)
                 remote.set_cardinalities({})
+                remote = remotes.setdefault(worker, remote)  # another thread may have been quicker
             return remote
 
         def stack(cardinalities: CardinalitiesType) -> Executor:
@@ -102,16 +101,10 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
     def close(self) -> None:
         """Closes all executors, and the connections. Idempotent."""
         super().close()
-        # Calls may go on: they end with their sessions, which the workers would keep if connections were closed first.
-        io_loop.finish(_end_all(list(self._at_workers.values())))
-        self._workers.close()
+        self._workers.close([remote.end for remote in self._at_workers.values()])
 
     def __repr__(self) -> str:
         return f"<RemoteExecutorFactory over {self._workers!r}>"
-
-
-async def _end_all(remotes: Sequence[RemoteExecutor]) -> None:
-    await asyncio.gather(*(remote.end() for remote in remotes))
 
 
 def remote_executor_factory(

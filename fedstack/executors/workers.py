@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from fedstack.computations.language import RetryableError
 from fedstack.computations.number_checks import check_number
@@ -208,19 +208,24 @@ class Workers:
             self._changed = self._changed or asyncio.Event()
             worker.probe = start_apart(_probe(worker, self._changed, warns=len(self._workers) > 1))
 
-    async def _close(self) -> None:
-        self._closed = True
+    async def _close(self, users: Sequence[Callable[[], Awaitable[None]]]) -> None:
         probes = [worker.probe for worker in self._workers if worker.probe is not None]
         for probe in probes:
             probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        await asyncio.gather(*probes, *(end() for end in users), return_exceptions=True)
         for worker in self._workers:
             await worker.stub.close()
 
-    def close(self) -> None:
-        """Closes the connections. Idempotent; waits for it where that blocks no event loop."""
+    def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Closes the connections. Idempotent; waits for it where that blocks no event loop.
+
+        Args:
+          users: End what uses the connections, on the transport's loop. Calls may go on: they end with their sessions,
+            which the workers would keep for a while if the connections were closed first.
+        """
         if not self._closed:
-            io_loop.finish(self._close())
+            self._closed = True
+            io_loop.finish(self._close(users))
 
     def __repr__(self) -> str:
         return f"<Workers {', '.join(map(repr, self._workers))}>"

@@ -230,14 +230,18 @@ def test_a_context_that_is_closed_during_a_call_says_so_to_its_caller_and_ends_i
     door.open()
 
 
-async def test_an_async_context_that_is_closed_during_a_call_says_so_to_its_caller(fleet: Fleet, door: Door) -> None:
-    context = fedstack.create_async_remote_execution_context(fleet.start().target)
+async def test_an_async_context_that_is_closed_during_a_call_says_so_to_its_caller_and_ends_its_sessions(
+    fleet: Fleet, door: Door
+) -> None:
+    worker = fleet.start()
+    context = fedstack.create_async_remote_execution_context(worker.target)
     with fedstack.use_context(context):
         running = asyncio.ensure_future(mean_visit([(door.port, 1.0)]))
         await until(lambda: door.visitors, running)
         context.close()
         with pytest.raises(ClosedError, match="to stay open during a call"):
             await asyncio.wait_for(running, WALL)
+    await asyncio.to_thread(eventually, lambda: not status_of(worker.target).session, 2)
     door.open()
 
 
