@@ -6,7 +6,6 @@ and by keyword, and sequences as re-iterables. What it returns is checked agains
 
 import asyncio
 import inspect
-import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn, cast
@@ -16,13 +15,13 @@ from fedstack.computations.containers import argument_maker
 from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
 from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
+from fedstack.computations.own_frames import users_frames, without_calling_frames
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import normalize, quick_reader
 from fedstack.errors import FedstackError, LeafError
 
 Convert = Callable[[object], object]
-_PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 # A cancellation that comes out of a leaf is the user's own (of a loop inside it): that of a caller never goes in.
@@ -175,8 +174,8 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         raise error
     if not isinstance(error, _LEAF_ERRORS) and not runs_for_others.get():
         raise error  # Ctrl-C, or sys.exit(): the caller's process is the one that is meant
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE_DIRECTORY)]
-    lines = "".join(traceback.format_list(frames)).rstrip()
+    error.__traceback__ = without_calling_frames(error.__traceback__)
+    lines = "".join(traceback.format_list(list(users_frames(traceback.extract_tb(error.__traceback__))))).rstrip()
     where = "" if client_index is None else f"; at client {client_index}"
     advice = ""
     text = text_of(error)

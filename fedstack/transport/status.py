@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack import errors
 from fedstack.computations.language import RetryableError
+from fedstack.computations.own_frames import cut_own_frames
 from fedstack.computations.texts import shortened
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.unreached import reason_of
@@ -86,7 +87,8 @@ class RemoteTraceback(Exception):
     Attributes:
       address: The peer's address.
       path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
-      text: The traceback as Python printed it there, or what is left of it.
+      text: The user's lines of the traceback as Python printed it there, all lines of an error that nobody has
+        foreseen; empty where the message says it all.
     """
 
     def __init__(self, address: str, path: tuple[str, ...], text: str) -> None:
@@ -267,15 +269,27 @@ def _name_of(error: Exception) -> str:
 
 
 def _traceback_of(error: Exception) -> str:
-    # What the user needs of a function that raised are its own lines, not those of the executor that called it.
+    """Prints the frames that the client's user can do something about; nothing where the message says all there is."""
     origin = (error.__cause__ or error) if isinstance(error, errors.LeafError) else error
     try:
         printed = traceback.TracebackException(
             type(origin), origin, origin.__traceback__, limit=-_MAX_FRAMES, compact=True
         )
+        # Only what nobody has foreseen is for those who look after this package.
+        is_foreseen = code_of(error) != Code.INTERNAL
+        if is_foreseen and not cut_own_frames(printed) and origin is error and not _came_from_a_peer(error):
+            return ""
         return "".join(shortened(_with_short_lines(piece), _MAX_PIECE_BYTES) for piece in printed.format())
     except Exception as failure:  # of the user's own exception class
         return f"(no traceback: printing it raised {type(failure).__name__})"
+
+
+def _came_from_a_peer(error: BaseException | None) -> bool:
+    for _ in range(_MAX_FRAMES):  # users may have made a circle of causes
+        if error is None or isinstance(error, RemoteTraceback):
+            break
+        error = error.__cause__ or error.__context__
+    return isinstance(error, RemoteTraceback)
 
 
 def _text_of(error: Exception) -> str:

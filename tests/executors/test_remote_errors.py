@@ -1,6 +1,7 @@
 """An error is the same wherever it was raised: class, message, the user's own lines, the client."""
 
 import inspect
+import traceback
 
 import federated_language as fl
 import numpy as np
@@ -40,6 +41,11 @@ def inner(x):
 @fedstack.python_computation([np.int32], np.int32)
 def divides_by_zero(x):
     return np.int32(inner(int(x)))
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def returns_text(x):
+    return "a text"
 
 
 @fl.federated_computation(INTS)
@@ -105,6 +111,37 @@ async def test_a_leaf_error_has_the_lines_of_the_user_and_not_ours(remote):
     assert "return 10 // (x - 3)  # this line is the user's own" in str(caught.value)
     assert "fedstack/executors" not in str(caught.value)
     assert "return 10 // (x - 3)  # this line is the user's own" in caught.value.__cause__.text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_that_the_message_tells_whole_brings_no_traceback_of_the_workers_inside(count):
+    context, services = workers(count)
+    try:
+        with fedstack.use_context(context), pytest.raises(errors.TypeMismatchError, match="client 0") as caught:
+            fl.federated_computation(lambda values: fl.federated_sum(fl.federated_map(returns_text, values)), INTS)(
+                [1, 2, 3]
+            )
+        assert isinstance(caught.value.__cause__, RemoteTraceback)
+        assert caught.value.__cause__.text == ""
+    finally:
+        context.close()
+        for service in services:
+            io_loop.run_sync(service.close())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_the_cause_of_a_leaf_error_begins_with_the_users_function(count):
+    context, services = workers(count) if count else (fedstack.create_sync_local_execution_context(), [])
+    try:
+        with fedstack.use_context(context), pytest.raises(errors.LeafError) as caught:
+            divide_at_clients([1, 3])
+        printed = "".join(traceback.format_exception(caught.value.__cause__))
+        assert "return 10 // (x - 3)" in printed
+        assert "python_functions.py" not in printed
+    finally:
+        context.close()
+        for service in services:
+            io_loop.run_sync(service.close())
 
 
 async def test_a_leaf_error_tells_the_client(remote):

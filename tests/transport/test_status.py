@@ -1,13 +1,17 @@
 """Errors on their way through a status: the class, the words and the traceback arrive, whatever peers do to them."""
 
+import os
 import traceback
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedstack
 from fedstack import errors
-from fedstack.computations.language import RetryableError
+from fedstack.computations import leaf_runtimes
+from fedstack.computations.language import RetryableError, computation_pb2
+from fedstack.computations.leaf_runtimes import load_leaf
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.status import (
     MAX_DETAILS_BYTES,
@@ -82,7 +86,7 @@ def test_where_an_error_came_from_is_its_cause():
     cause = sent(errors.CarrierError("no"), ["FederatingExecutor", "LeafExecutor"]).__cause__
     assert isinstance(cause, RemoteTraceback)
     assert (cause.address, cause.path) == ("localhost:8000", ("FederatingExecutor", "LeafExecutor"))
-    assert str(cause).startswith("at localhost:8000, in FederatingExecutor > LeafExecutor\n")
+    assert str(cause) == "at localhost:8000, in FederatingExecutor > LeafExecutor"
 
 
 def test_raised_where_the_call_failed_it_shows_the_peers_traceback_and_not_that_of_the_call():
@@ -96,6 +100,31 @@ def test_raised_where_the_call_failed_it_shows_the_peers_traceback_and_not_that_
     printed = "".join(traceback.format_exception(raised(call)))
     assert "at localhost:8000" in printed
     assert "the call failed" not in printed
+
+
+def test_a_refusal_shows_no_line_of_this_package_but_those_of_the_users_module():
+    def load(computation):
+        return load_leaf(computation)
+
+    cause = sent(raised(load, computation_pb2.Computation())).__cause__
+    assert isinstance(cause, RemoteTraceback)
+    assert "return load_leaf(computation)" in cause.text
+    assert os.path.dirname(fedstack.__file__) + os.sep not in cause.text
+
+
+def test_what_nobody_has_foreseen_shows_every_line():
+    def load():
+        load_leaf(None)
+
+    cause = sent(raised(load)).__cause__
+    assert isinstance(cause, RemoteTraceback)
+    assert f'File "{leaf_runtimes.__file__}"' in cause.text
+
+
+def test_a_circle_of_causes_does_no_harm():
+    one, other = errors.InvalidValueError("one"), errors.InvalidValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert str(sent(one)) == "one"
 
 
 def test_an_error_that_passed_through_two_services_keeps_both_tracebacks():
