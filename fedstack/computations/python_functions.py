@@ -6,6 +6,7 @@ and by keyword, and sequences as re-iterables. What it returns is checked agains
 
 import asyncio
 import inspect
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn, cast
@@ -22,10 +23,6 @@ from fedstack.computations.values import normalize, quick_reader
 from fedstack.errors import FedstackError, LeafError
 
 Convert = Callable[[object], object]
-
-
-# A cancellation that comes out of a leaf is the user's own (of a loop inside it): that of a caller never goes in.
-_LEAF_ERRORS = (Exception, asyncio.CancelledError)
 
 
 class SequenceArgument:
@@ -166,14 +163,28 @@ def _positional_names(function: Callable[..., object]) -> list[str] | None:
     return [p.name for p in parameters] if positional else None
 
 
+def _interrupts(error: BaseException) -> bool:
+    """Tells whether an exception came over a function, and not out of it: Ctrl-C, or from the handler of a signal.
+
+    A cancellation that comes out of a function is its own (of a loop inside it): that of a caller never goes in.
+    """
+    if isinstance(error, (Exception, asyncio.CancelledError)):
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(inspect.unwrap(handler), "__code__", None) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
     if isinstance(error, (FedstackError, RetryableError)):
         # A computation called inside the function already says what went wrong, and where; and who asks for another
         # attempt gets one.
         raise error
-    if not isinstance(error, _LEAF_ERRORS) and not runs_for_others.get():
-        raise error  # Ctrl-C, or sys.exit(): the caller's process is the one that is meant
+    if not runs_for_others.get() and _interrupts(error):
+        raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)
     lines = "".join(traceback.format_list(list(users_frames(traceback.extract_tb(error.__traceback__))))).rstrip()
     where = "" if client_index is None else f"; at client {client_index}"

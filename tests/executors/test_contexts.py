@@ -1,6 +1,8 @@
 """Execution contexts: where they work, how invocations share them, and how they end."""
 
 import asyncio
+import signal
+import sys
 import threading
 
 import federated_language as fl
@@ -235,19 +237,51 @@ def test_debug_keeps_leaves_on_the_callers_thread_one_after_the_other():
     context.close()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_program_passes_through_a_leaf_and_the_context_works_on(sync_context, error):
+def stopping_with(stop):
     @fedstack.python_computation([np.int32], np.int32)
-    def stop(x):
-        raise error
+    def stops(x):
+        return stop() if x == 2 else x
 
-    @fl.federated_computation(INTS)
-    def run(xs):
-        return fl.federated_map(stop, xs)
+    return fl.federated_computation(lambda xs: fl.federated_map(stops, xs), INTS)
 
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def end_by_signal():
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("stop", "error"), [(interrupt, KeyboardInterrupt), (end_by_signal, SystemExit)])
+def test_what_is_meant_for_the_program_passes_through_a_leaf_and_the_context_works_on(sync_context, stop, error):
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+    try:
+        with fedstack.use_context(sync_context):
+            with pytest.raises(error):
+                stopping_with(stop)([1, 2])
+            assert total([1]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def give_up_generator():
+    raise GeneratorExit
+
+
+def cancel():
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [(lambda: sys.exit(3), "SystemExit: 3"), (give_up_generator, "GeneratorExit"), (cancel, "CancelledError")],
+)
+def test_what_a_leaf_raises_to_end_something_is_a_leaf_error_as_at_a_worker(sync_context, stop, text):
     with fedstack.use_context(sync_context):
-        with pytest.raises(error):
-            run([1, 2])
+        with pytest.raises(LeafError, match=f"'stops' to return, found that it raised {text}; at client 1") as caught:
+            stopping_with(stop)([1, 2])
+        assert caught.value.client_index == 1
         assert total([1]) == 2
 
 

@@ -66,7 +66,9 @@ def test_a_worker_outlives_what_a_function_raises(target, number):
         assert doubled([1, 2]) == 6
 
 
-def test_in_the_callers_process_a_function_may_end_it(target):
+def test_in_the_callers_process_too_and_only_ctrl_c_passes(target):
     with fedstack.create_sync_remote_execution_context(target) as context, fedstack.use_context(context):
-        with pytest.raises(SystemExit):
+        with pytest.raises(LeafError, match="'end' to return, found that it raised SystemExit: 3"):
             ended_at_server(0)
+        with pytest.raises(KeyboardInterrupt):
+            ended_at_server(1)
