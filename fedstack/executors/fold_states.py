@@ -281,13 +281,19 @@ class AggregateState(FoldState):
     """A general aggregation: folds `accumulate` from `zero`, in client order.
 
     Blocks may come in any order; one that is not next waits. `merge` is for the results of other ranges.
+
+    Args:
+      first_client: The index of the first client of the range.
+      zero: What the fold begins with.
+      accumulate: Takes an accumulator, what a client yielded and the index of that client, for messages.
+      merge: Takes the accumulators of two ranges.
     """
 
     def __init__(
         self,
         first_client: int,
         zero: object,
-        accumulate: Callable[[object, object], object],
+        accumulate: Callable[[object, object, int], object],
         merge: Callable[[object, object], object],
     ) -> None:
         self._next = first_client
@@ -306,24 +312,25 @@ class AggregateState(FoldState):
                 return  # whoever folds now will find the block
             self._busy = True
         try:
-            while (column := self._take()) is not None:
+            while (block := self._take()) is not None:
                 accumulator = self._accumulator
-                for value in column.items():
-                    accumulator = self._accumulate(accumulator, value)
+                for client, value in enumerate(block[1].items(), block[0]):
+                    accumulator = self._accumulate(accumulator, value, client)
                 self._accumulator = accumulator
         except BaseException:
             with self._lock:
                 self._busy = False
             raise
 
-    def _take(self) -> Column | None:
+    def _take(self) -> tuple[int, Column] | None:
         with self._lock:
-            column = self._waiting.pop(self._next, None)
+            start = self._next
+            column = self._waiting.pop(start, None)
             if column is None:
                 self._busy = False
-            else:
-                self._next += len(column)
-            return column
+                return None
+            self._next += len(column)
+            return start, column
 
     def partials(self) -> object:
         return self._accumulator

@@ -11,9 +11,8 @@ import numpy as np
 
 from fedstack.computations.columns import Column, ListColumn
 from fedstack.computations.federated_values import wrong_number_of_clients
-from fedstack.computations.interpreter import run_once
+from fedstack.computations.interpreter import run_client, run_once
 from fedstack.computations.language import Executor, Type, computation_pb2
-from fedstack.computations.program import Program
 from fedstack.computations.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.fold_states import (
@@ -100,13 +99,15 @@ class PlacedExecutor(ScheduledExecutor):
     def new_state(self, fold: Fold, argument: "FoldArgument", first_client: int = 0) -> FoldState:
         """Returns an empty state for a fold."""
         if fold.uri == "federated_aggregate":
-            accumulate, merge = (self._linked_function(fold.functions[i], argument.captures[i]) for i in range(2))
-            return AggregateState(first_client, argument.values[0], accumulate, merge)
+            accumulates, merges = (self.server.link(program) for program in fold.functions[:2])
+            return AggregateState(
+                first_client,
+                argument.values[0],
+                # As the client's work, so that errors name it; merging is nobody's in particular.
+                lambda left, right, client: run_client(accumulates, [(left, right), *argument.captures[0]], client)[0],
+                lambda left, right: run_once(merges, [(left, right), *argument.captures[1]])[0],
+            )
         return tree_state(fold, argument)
-
-    def _linked_function(self, program: Program, captures: Sequence[object]) -> Callable[[object, object], object]:
-        linked = self.server.link(program)
-        return lambda left, right: run_once(linked, [(left, right), *captures])[0]
 
     async def _finish_fold(self, fold: Fold, argument: "FoldArgument", partials: object) -> object:
         """Merges what the clients contributed and returns the aggregation's result."""

@@ -6,6 +6,7 @@ from stacks import composed, federating, split
 
 from fedstack import python_computation
 from fedstack.computations.language import Executor
+from fedstack.errors import LeafError, TypeMismatchError
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic, literal
 
 
@@ -69,3 +70,45 @@ async def test_children_fold_from_zero_each_and_are_merged_in_their_order(client
 async def test_a_child_without_clients_contributes_nothing() -> None:
     assert split(1, 5) == [0, 0, 0, 0, 1]
     assert await shown(composed(1, 5), 1) == b"=(0+1)"
+
+
+@python_computation([np.int32, np.int32], np.int32)
+def accumulate_small(total, value):
+    if value > 100:
+        raise ValueError("too large")
+    return "none" if value > 50 else total + value
+
+
+@python_computation([np.int32], np.int32)
+def give_back(total):
+    return total
+
+
+ADD_SMALL = computation(
+    lambda x: intrinsic(
+        "federated_aggregate", x, literal(np.int32(0), np.int32), accumulate_small, accumulate_small, give_back
+    ),
+    at_clients(np.int32),
+)
+
+
+@pytest.mark.parametrize("client", [0, 5, 11])
+@pytest.mark.parametrize("children", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (101, LeafError, "'accumulate_small' to return, found that it raised ValueError: too large; at client {}\n"),
+        (51, TypeMismatchError, "found str 'none'; at the result of 'accumulate_small'[client {}];"),
+    ],
+)
+async def test_a_failing_accumulation_names_the_client(client, children, value, error, text) -> None:
+    executor = composed(12, children) if children else federating(12)
+    given = [1] * 12
+    given[client] = value
+    values = await executor.create_value(given, at_clients(np.int32))
+    called = await executor.create_call(await executor.create_value(ADD_SMALL), values)
+    with pytest.raises(error) as caught:
+        await called.compute()
+    executor.close()
+    assert text.format(client) in str(caught.value)
+    assert getattr(caught.value, "client_index", client) == client

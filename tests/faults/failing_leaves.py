@@ -105,6 +105,11 @@ def of_both(xs, ys):
     return fl.federated_sum(fl.federated_map(sum_of_two, (xs, ys)))
 
 
+@fl.federated_computation(CLIENT_INTS)
+def accumulated(xs):
+    return fl.federated_aggregate(xs, np.int32(0), sum_of_two, sum_of_two, returns_text)
+
+
 def mapped(leaf):
     """Returns the computation that maps a function over the clients and returns what each got."""
 

@@ -18,6 +18,7 @@ NUMBERS = [1, 1, 3, 1, 3]
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **{name: (failing.mapped(leaf), (NUMBERS,)) for name, leaf in failing.LEAVES.items()},
     "the fifth client raises": (failing.of_both, ([1] * 5, [1, 1, 1, 1, 3])),
+    "the accumulation of the fifth client raises": (failing.accumulated, ([1, 1, 1, 1, 3],)),
     "unknown function": (failing.with_unknown_function(), (NUMBERS,)),
     "unknown data": (failing.with_unknown_data(), (NUMBERS,)),
     "two numbers of clients": (failing.of_both, ([1] * 5, [1] * 4)),
