@@ -68,8 +68,8 @@ def check_size(size: int, limit: int, what: str) -> None:
     """Checks a size against what a peer takes, before anything is sent."""
     if size > limit:
         raise ResourceLimitError(
-            f"Expected at most {limit} bytes in one message, found {size} in {what}; send it in parts, or start the "
-            "worker with a larger --max-value-bytes"
+            f"Expected at most {limit} bytes in a value or phase, found {size} in {what}; send less at once, or start "
+            "the worker with a larger --max-value-bytes"
         )
 
 

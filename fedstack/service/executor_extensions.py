@@ -21,7 +21,7 @@ from fedstack.service.call_counts import CallCounts
 from fedstack.service.executor_group import cardinalities_of, parsed
 from fedstack.service.phase_service import run_phase
 from fedstack.service.received_frames import receive_value
-from fedstack.service.service_core import ServiceCore
+from fedstack.service.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
 from fedstack.service.sessions import Session
 from fedstack.transport.executor_stub import PROTOCOL, process_digest
 from fedstack.transport.frames import data_frames, header_frame, heartbeat_frame
@@ -31,8 +31,6 @@ from fedstack.transport.packing import Packer
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 Frames = AsyncIterator[bytes]
-# What ids and types may add to a small value.
-_OVERHEAD_BYTES = 1024
 
 
 class ExecutorExtensions:
@@ -100,8 +98,13 @@ class ExecutorExtensions:
                 raise InvalidValueError("Expected an id of 1 to 100 characters for a new value, found another")
             if session.has(creation.id):
                 continue
-            size = creation.ByteSize() if creation.WhichOneof("kind") in ("value", "computation") else 0
-            self._core.check_size(size - _OVERHEAD_BYTES)
+            size = 0
+            if creation.HasField("value"):
+                size = creation.value.value.ByteSize()
+                self._core.check_size(size, ARRAY_SPARE_BYTES)
+            elif creation.HasField("computation"):
+                size = creation.computation.ByteSize()
+                self._core.check_size(size, FUNCTION_SPARE_BYTES)
             session.check_room(size)
             created = await self._created(session, creation)
             if not session.has(creation.id):  # the same call may have come twice
@@ -144,7 +147,8 @@ class ExecutorExtensions:
             type_spec = _type_of_value(upload.value)
             unpacker = self._core.unpacker(held_values.clients_of(session.executor))
             payload = unpacker.unpack(upload.value.value, type_spec)
-            size = upload.ByteSize() + sum(map(len, unpacker.buffers))
+            size = upload.value.value.ByteSize() + sum(map(len, unpacker.buffers))
+            self._core.check_size(size, ARRAY_SPARE_BYTES)
             session.check_room(size)
             await read_all(unpacker)
             if not session.has(upload.id):

@@ -6,7 +6,7 @@ from fedstack.executors.placed_executor import partial_states
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.service.held_values import phase_executor
 from fedstack.service.received_frames import ReadAll
-from fedstack.service.service_core import ServiceCore
+from fedstack.service.service_core import ARRAY_SPARE_BYTES, ServiceCore
 from fedstack.service.sessions import Session
 from fedstack.transport.packing import Packer
 
@@ -33,7 +33,8 @@ async def run_phase(
             await core.admit(computation)
         unpacker = core.unpacker(request.clients)
         received = read_phase(request, unpacker)
-        core.check_size(sum(message.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers)) - 1024)
+        size = sum(message.value.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers))
+        core.check_size(size, len(request.input) * ARRAY_SPARE_BYTES)
         await read_all(unpacker)
         phase, arguments, clients = received.phase, received.arguments, received.clients
         result = await executor.run_phase(phase, received.inputs, arguments, clients)

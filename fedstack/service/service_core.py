@@ -29,6 +29,9 @@ from fedstack.transport.packing import Unpacker
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0
 _LOADING_THREADS = 4
+# What its dtype and shape add to an array, and names and types to a function.
+ARRAY_SPARE_BYTES = 64
+FUNCTION_SPARE_BYTES = 1024
 
 
 class ServiceCore:
@@ -138,16 +141,20 @@ class ServiceCore:
                 "workers, or start the worker with a larger --max-clients"
             )
 
-    def check_size(self, size: int) -> None:
-        """Checks the size of a value or phase, with what travels beside its message.
+    def check_size(self, size: int, spare: int = 0) -> None:
+        """Checks the size of a value or phase.
+
+        Args:
+          size: The bytes of its values as they were sent.
+          spare: How many of these may be something else, such as dtypes and shapes.
 
         Raises:
           ResourceLimitError: If it is larger than a client may send.
         """
-        if size > self.limits.max_value_bytes:
+        if size - spare > self.limits.max_value_bytes:
             raise ResourceLimitError(
-                f"Expected at most {self.limits.max_value_bytes} bytes in a value or phase, found {size}; send less at "
-                "once, or start the worker with a larger --max-value-bytes"
+                f"Expected at most {self.limits.max_value_bytes} bytes in a value or phase, found about {size}; send "
+                "less at once, or start the worker with a larger --max-value-bytes"
             )
 
     def unpacker(self, clients: int | None = None) -> Unpacker:

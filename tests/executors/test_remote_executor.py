@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import threading
 
 import federated_language as fl
@@ -17,7 +18,7 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors import RemoteExecutor
+from fedstack.executors import RemoteExecutor, SyncExecutionContext
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -298,12 +299,54 @@ async def test_a_value_that_is_too_large_for_the_peer_is_refused_before_it_is_se
     assert len(await (await executor.create_value(array, type_spec)).compute()) == 250
     array, type_spec = vector(251)
     with pytest.raises(
-        ResourceLimitError, match=r"Expected at most 1000 bytes in one message, found 1004 in a value of"
+        ResourceLimitError, match=r"Expected at most 1000 bytes in a value or phase, found 1004 in a value of"
     ):
         await executor.create_value(array, type_spec)
     assert len(connection.of("UploadValue")) == 1
     executor.close()
     io_loop.run_sync(service.close())
+
+
+@pytest.fixture(params=[100, 1 << 20], ids=["beside the message", "in the message"])
+def stub_of_small_values(request):
+    service = ExecutorService(fedstack.local_executor_factory(), limits=ServiceLimits(max_value_bytes=1000))
+    yield ExecutorStub(InMemoryConnection(service), chunking=Chunking(large_bytes=request.param))
+    io_loop.run_sync(service.close())
+
+
+def bytes_found(error: ResourceLimitError) -> int:
+    found = re.fullmatch(r"Expected at most 1000 bytes in a value or phase, found (?:about )?(\d+)[ ;].*", str(error))
+    assert found
+    return int(found[1])
+
+
+async def test_the_bytes_of_a_value_are_counted_without_what_describes_them(stub_of_small_values):
+    executor = RemoteExecutor(stub_of_small_values)
+    executor.set_cardinalities({fl.CLIENTS: 3})
+    array, type_spec = vector(250)
+    assert len(await (await executor.create_value(array, type_spec)).compute()) == 250
+    array, type_spec = vector(280)
+    with pytest.raises(ResourceLimitError) as caught:
+        await (await executor.create_value(array, type_spec)).compute()
+    assert 1120 <= bytes_found(caught.value) <= 1160
+    executor.close()
+
+
+def test_the_bytes_of_a_phase_are_counted_without_what_describes_them(stub_of_small_values):
+    def summed(length):
+        vectors = [np.arange(k, k + length, dtype=np.int32) for k in range(3)]
+        return fl.federated_computation(
+            lambda vectors, numbers: (fl.federated_sum(vectors), fl.federated_sum(numbers)),
+            fl.FederatedType(fl.TensorType(np.int32, [length]), fl.CLIENTS),
+            INTS,
+        )(vectors, [1, 2, 3])
+
+    factory = fedstack.remote_executor_factory([stub_of_small_values])
+    with SyncExecutionContext(factory) as context, fedstack.use_context(context):
+        assert summed(80)[1] == 6
+        with pytest.raises(ResourceLimitError) as caught:
+            summed(93)  # 1116 and 12 bytes
+        assert 1116 <= bytes_found(caught.value) <= 1250
 
 
 async def test_a_session_has_room_for_so_many_bytes_and_values(connection):
