@@ -11,10 +11,6 @@ the process.
 """
 
 import contextvars
-import functools
-import hashlib
-import importlib
-import inspect
 import itertools
 import sys
 import uuid
@@ -29,8 +25,14 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.language import FunctionType, Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf, register_leaf_runtime
+from fedstack.computations.named_functions import (
+    LOADING_ERRORS,
+    digest_of,
+    resolve_reference,
+    resolves_to_itself,
+    told_of,
+)
 from fedstack.computations.python_functions import PythonLeaf
-from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
@@ -156,7 +158,7 @@ class ReferenceRuntime:
         function = resolve_reference(reference.module, reference.qualname)
         if reference.digest and digest_of(function) != reference.digest:
             raise CarrierError(
-                f"Expected the sender's version of {shown}, found another; install the same version here"
+                f"Expected the sender's version of {shown}, found another; install the same one on both sides"
             )
         return _leaf_of_type(function, reference.qualname, computation)
 
@@ -176,10 +178,9 @@ class PickledRuntime:
             raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
         try:
             function: object = _cloudpickle().loads(pickled.function)
-        except Exception as error:  # what is in a pickle can raise anything
+        except LOADING_ERRORS as error:
             raise CarrierError(
-                f"Expected a function that can be loaded here, found that {pickled.name!r} raised "
-                f"{type(error).__name__}: {error}; install what it imports"
+                f"Expected a function that can be loaded, found that loading {pickled.name!r} raised {told_of(error)}"
             ) from error
         return _leaf_of_type(function, pickled.name, computation)
 
@@ -215,33 +216,6 @@ def _cloudpickle():
     return cloudpickle
 
 
-def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
-    """Imports `module` and finds `qualname` in it; a decorated computation gives the function inside.
-
-    Raises:
-      CarrierError: If there is no such module or function, or it is another module's and only imported there.
-    """
-    try:
-        found: object = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-        function = inspect.unwrap(cast("Callable[..., object]", found))
-    except Exception as error:  # importing runs the module
-        raise CarrierError(
-            f"Expected an installed function {module}:{qualname}, found none: {type(error).__name__}: {text_of(error)}"
-        ) from error
-    # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
-    if (getattr(function, "__module__", None), getattr(function, "__qualname__", None)) != (module, qualname):
-        raise CarrierError(f"Expected a function defined as {module}:{qualname}, found {function!r} there")
-    return function
-
-
-def digest_of(function: Callable[..., object]) -> bytes:
-    """Returns the SHA-256 of a function's source, or nothing where there is no source."""
-    try:
-        return hashlib.sha256(inspect.getsource(function).encode()).digest()
-    except (OSError, TypeError):
-        return b""
-
-
 def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.Any:
     """Returns a carrier that can leave this process for the content of a handle; other contents as they are.
 
@@ -257,7 +231,7 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
         raise CarrierError(f"Expected a live function of this process, found none for {handle.name!r}")
     result = any_pb2.Any()
     function = found.function
-    if _resolves_to_itself(function):
+    if resolves_to_itself(function):
         module, qualname = function.__module__, function.__qualname__
         result.Pack(carriers_pb2.PythonReference(module=module, qualname=qualname, digest=digest_of(function)))
     elif allow_by_value:
@@ -275,15 +249,6 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
             "the top of a module that is installed on the worker, or start the worker with --allow-python-code"
         )
     return result
-
-
-def _resolves_to_itself(function: Callable[..., object]) -> bool:
-    if getattr(function, "__module__", "__main__") == "__main__" or getattr(function, "__closure__", None):
-        return False
-    try:
-        return resolve_reference(function.__module__, function.__qualname__) is function
-    except (CarrierError, AttributeError):
-        return False
 
 
 register_leaf_runtime(carriers_pb2.PythonHandle.DESCRIPTOR.full_name, HandleRuntime())

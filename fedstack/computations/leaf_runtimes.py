@@ -166,7 +166,7 @@ class LoadedLeaves:
         except Exception as error:
             found = error
         except BaseException as error:  # it is the sender's, and not meant for this process
-            found = CarrierError(f"Expected a function that can be loaded here, found that it raised {error!r}")
+            found = CarrierError(f"Expected a function that can be loaded, found that it raised {error!r}")
         self._keep(_digest(computation), found)
 
     def _keep(self, key: bytes, found: "Leaf | Exception") -> None:

@@ -16,8 +16,9 @@ from google.protobuf import any_pb2
 
 import fedstack
 from fedstack.computations import carriers, leaf_runtimes
-from fedstack.computations.carriers import CarrierPolicy, portable_carrier, resolve_reference
+from fedstack.computations.carriers import CarrierPolicy, portable_carrier
 from fedstack.computations.leaf_runtimes import Leaf, load_leaf
+from fedstack.computations.named_functions import resolve_reference
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
 
@@ -255,7 +256,7 @@ def test_a_reference_to_another_version_is_refused(library, policy):
     policy.modules = ["carried_library"]
     refused(
         reference("carried_library.work", "triple", digest=b"another"),
-        r"Expected the sender's version of carried_library\.work:triple, found another; install the same version here",
+        r"Expected the sender's version of carried_library\.work:triple, found another; install the same one on both",
     )
 
 
@@ -266,11 +267,11 @@ def test_a_reference_to_another_version_is_refused(library, policy):
         ("carried_library.work", "triple.missing"),
         ("carried_library.work", ""),
         ("carried_library.missing", "triple"),
-        ("carried_library.broken", "triple"),
+        ("carried_library_three.work", "triple"),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_refused(library, policy, module, qualname):
-    policy.modules = ["carried_library"]
+    policy.modules = ["carried_library", "carried_library_three"]
     refused(reference(module, qualname), f"Expected an installed function {module}:{qualname}, found none")
 
 
@@ -316,7 +317,7 @@ def test_code_that_cannot_be_loaded_is_refused_by_name(policy, content):
     policy.python_code = True
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     pickled = carriers_pb2.PickledPython(function=content, python_version=version, name="odd")
-    refused(with_content(pickled), "Expected a function that can be loaded here, found that 'odd' raised ")
+    refused(with_content(pickled), "Expected a function that can be loaded, found that loading 'odd' raised ")
 
 
 def test_a_pickle_of_something_else_than_a_function_is_refused(policy):
@@ -439,10 +440,21 @@ def test_a_runtime_that_somebody_registers_runs_leaves_of_its_kind(fedstack_cont
     leaf_runtimes._find_runtime.cache_clear()
 
 
-def test_a_module_that_cannot_be_imported_is_told_with_the_class_of_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("raise ValueError('no data')", "raised ValueError: no data$"),
+        ("raise SystemExit('bye')", "raised SystemExit: bye$"),
+        ("import missing_library", "raised ModuleNotFoundError: No .* 'missing_library'; install what it imports$"),
+    ],
+)
+def test_a_module_that_is_there_and_cannot_be_imported_is_told_from_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, told: str
 ) -> None:
-    (tmp_path / "broken_at_import.py").write_text("raise ValueError('import broke')\n")
+    (tmp_path / "broken_at_import.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(CarrierError, match="broken_at_import:f, found none: ValueError: import broke$"):
+    with pytest.raises(
+        CarrierError,
+        match=f"Expected to load the function broken_at_import:f, found that importing broken_at_import {told}",
+    ):
         resolve_reference("broken_at_import", "f")

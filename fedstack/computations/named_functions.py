@@ -1,0 +1,73 @@
+"""Refers to Python functions by module and qualified name, and finds them again."""
+
+import functools
+import hashlib
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import cast
+
+from fedstack.computations.texts import text_of
+from fedstack.errors import CarrierError
+
+# Loading runs what somebody wrote: it can raise anything, and may want to end the process. Ctrl-C is not its own.
+LOADING_ERRORS = (Exception, SystemExit)
+
+
+def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
+    """Imports `module` and finds `qualname` in it; a decorated computation gives the function inside.
+
+    Raises:
+      CarrierError: If there is no such module or function, it is another module's and only imported there, or the
+        module cannot be imported.
+    """
+    try:
+        imported = importlib.import_module(module)
+    except LOADING_ERRORS as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            raise CarrierError(
+                f"Expected to load the function {module}:{qualname}, found that importing {module} raised "
+                f"{told_of(error)}"
+            ) from error
+        raise _not_found(module, qualname, error) from error
+    try:
+        function = inspect.unwrap(
+            cast("Callable[..., object]", functools.reduce(getattr, qualname.split("."), imported))
+        )
+    except Exception as error:  # a module may say itself what is in it
+        raise _not_found(module, qualname, error) from error
+    # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
+    if (getattr(function, "__module__", None), getattr(function, "__qualname__", None)) != (module, qualname):
+        raise CarrierError(f"Expected a function defined as {module}:{qualname}, found {function!r} there")
+    return function
+
+
+def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
+    return CarrierError(
+        f"Expected an installed function {module}:{qualname}, found none: {type(error).__name__}: {text_of(error)}"
+    )
+
+
+def told_of(error: BaseException) -> str:
+    """Returns what to say of an error of loading: its class and text, and what to do where that can be known."""
+    advice = "; install what it imports" if isinstance(error, ImportError) else ""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ") + advice
+
+
+def digest_of(function: Callable[..., object]) -> bytes:
+    """Returns the SHA-256 of a function's source, or nothing where there is no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).digest()
+    except (OSError, TypeError):
+        return b""
+
+
+def resolves_to_itself(function: Callable[..., object]) -> bool:
+    """Tells whether a reference to a function leads to it again."""
+    if getattr(function, "__module__", "__main__") == "__main__" or getattr(function, "__closure__", None):
+        return False
+    try:
+        return resolve_reference(function.__module__, function.__qualname__) is function
+    except (CarrierError, AttributeError):
+        return False
