@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import cast
 
+from fedstack.computations.number_checks import check_whole_number
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.leaf_threads import CORES
 from fedstack.service.pool_worker import TOKEN_FILE
@@ -26,6 +26,8 @@ from fedstack.transport.credentials import ClientCredentials
 _READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
 _LINES_KEPT = 40
 _ENDING_SECONDS = 5.0
+_MOST_WORKERS = 64
+_MOST_WORKERS_PER_CORE = 8
 # A socket's path has at most 103 bytes; this leaves room for its own name.
 _MAX_FOLDER_BYTES = 90
 # Whatever library does the algebra, together the workers should have as many threads as there are cores.
@@ -83,7 +85,7 @@ class WorkerPool:
           target: Its address.
         """
         if self._closed:
-            return ClosedError("Expected an open pool of workers, found it closed; start one with local_worker_pool()")
+            return _closed_error()
         worker = next((worker for worker in self._workers if worker.target == target), None)
         code = None if worker is None else worker.process.poll()
         if worker is None or code is None:
@@ -94,6 +96,8 @@ class WorkerPool:
         return error
 
     def __enter__(self) -> "WorkerPool":
+        if self._closed:
+            raise _closed_error()
         return self
 
     def __exit__(
@@ -104,6 +108,10 @@ class WorkerPool:
     def __repr__(self) -> str:
         alive = sum(worker.process.poll() is None for worker in self._workers)
         return f"<WorkerPool of {len(self._workers)} processes, {alive} of them alive>"
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("Expected an open pool of workers, found it closed; start one with local_worker_pool()")
 
 
 def local_worker_pool(
@@ -121,7 +129,7 @@ def local_worker_pool(
     that only they and the pool know.
 
     Args:
-      n: The number of workers.
+      n: The number of workers: at most 64, or eight per core if that is more.
       modules: The modules into which references are followed; `*` for any.
       options: More options for `fedstack serve`.
       environment: More environment variables for the workers. By default each may use its share of the cores for linear
@@ -129,13 +137,15 @@ def local_worker_pool(
       startup_seconds: How long they may take to start.
 
     Raises:
-      InvalidValueError: If there is to be no worker.
+      InvalidValueError: If there is to be no worker, or more than this machine can be meant to have.
       WorkerUnavailableError: If one does not start; the message has the end of what it said.
     """
-    if isinstance(cast(object, n), bool) or not isinstance(cast(object, n), int):
-        raise InvalidValueError(f"Expected a number of workers, found {n!r}")
-    if n < 1:
-        raise InvalidValueError(f"Expected at least 1 worker, found {n}")
+    n = check_whole_number("a number of workers", n, 1)
+    if n > _most_workers():
+        raise InvalidValueError(
+            f"Expected at most {_most_workers()} workers for the {CORES} cores of this machine, found {n}; one per "
+            "core is most often best"
+        )
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
     token_file = folder / TOKEN_FILE
     token = secrets.token_urlsafe(32)
@@ -160,6 +170,11 @@ def local_worker_pool(
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _most_workers() -> int:
+    """Returns how many workers may be meant; each is a process with modules of its own, and more share the cores."""
+    return max(_MOST_WORKERS, _MOST_WORKERS_PER_CORE * CORES)
 
 
 def _listen_options(folder: Path, number: int) -> list[str]:

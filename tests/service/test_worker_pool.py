@@ -158,8 +158,30 @@ def test_workers_that_take_too_long_are_given_up() -> None:
         local_worker_pool(1, startup_seconds=0)
 
 
+def test_a_closed_pool_is_not_entered() -> None:
+    with local_worker_pool(1) as closed:
+        pass
+    with pytest.raises(errors.ClosedError, match="Expected an open pool of workers, found it closed"), closed:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("n", "told"),
+    [
+        (1.5, "Expected a number of workers of at least 1 as a whole number, found float 1.5"),
+        (1 << 40, "Expected at most [0-9]+ workers for the [0-9]+ cores of this machine, found 1099511627776; one"),
+    ],
+)
+def test_a_number_of_workers_that_cannot_be_meant_starts_none(
+    n: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # so that the test does no harm if it fails
+    with pytest.raises(errors.InvalidValueError, match=told):
+        local_worker_pool(n)
+
+
 def test_a_pool_has_at_least_one_worker() -> None:
-    with pytest.raises(errors.InvalidValueError, match="Expected at least 1 worker, found 0"):
+    with pytest.raises(errors.InvalidValueError, match="Expected a number of workers of at least 1, found 0"):
         local_worker_pool(0)
 
 
