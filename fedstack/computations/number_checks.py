@@ -71,6 +71,21 @@ def check_number(name: str, value: object, *, positive: bool = False, endless: b
         raise InvalidValueError(f"Expected {name} {bounds}, found {value}")
 
 
+def check_bool(name: str, value: object) -> bool:
+    """Returns `True` or `False`, of NumPy's too, as one of Python's.
+
+    Args:
+      name: What it is called in the message.
+      value: What the user gave.
+
+    Raises:
+      InvalidValueError: If it is anything else, a number too.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidValueError(f"Expected {name} to be True or False, found {describe(value)}")
+    return bool(cast(object, value))
+
+
 def checked_cardinalities(cardinalities: object, most: int | None = None) -> dict[PlacementLiteral, int]:
     """Returns numbers of participants as a dict of its own, with numbers of Python's.
 

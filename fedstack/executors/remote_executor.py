@@ -17,7 +17,7 @@ from fedstack.computations.language import (
     array_pb2,
     computation_pb2,
 )
-from fedstack.computations.number_checks import MOST_CLIENTS, check_whole_number, checked_cardinalities
+from fedstack.computations.number_checks import MOST_CLIENTS, check_bool, check_whole_number, checked_cardinalities
 from fedstack.computations.tasks import Phase
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import fields_of, join_path, type_from_proto
@@ -36,6 +36,7 @@ from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_o
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments
 from fedstack.executors.remote_phases import run_remote_phase
+from fedstack.executors.remote_sessions import checked_stub
 from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
 from fedstack.executors.remote_values import RemoteValue
 from fedstack.executors.session_keeper import SessionKeeper
@@ -62,9 +63,9 @@ class RemoteExecutor(Executor):
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20, stream_structs: bool = False) -> None:
         check_whole_number("dispose_batch_size", dispose_batch_size, 1)
-        self._stub = stub
+        self._stub = checked_stub(stub)
         self._dispose_batch_size = dispose_batch_size
-        self._stream_structs = stream_structs
+        self._stream_structs = check_bool("stream_structs", stream_structs)
         self._cardinalities: CardinalitiesType | None = None
         self._keeper: SessionKeeper | None = None
         self._opening: asyncio.Task[SessionKeeper] | None = None

@@ -8,8 +8,9 @@ from typing import TypeAlias
 from fedstack.computations.codec import value_from_proto, value_to_proto
 from fedstack.computations.columns import with_columns
 from fedstack.computations.language import Type, computation_pb2
+from fedstack.computations.tensor_values import describe
 from fedstack.computations.travel import portable
-from fedstack.errors import CarrierError, ResourceLimitError
+from fedstack.errors import CarrierError, InvalidValueError, ResourceLimitError
 from fedstack.executors.remote_transfers import Packing
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
@@ -30,6 +31,20 @@ def naming_the_worker(stub: ExecutorStub) -> Generator[None, None, None]:
         named = CarrierError(f"{error}; for the worker at {stub.address}")
         named.executor_path = error.executor_path
         raise named from error.__cause__
+
+
+def checked_stub(stub: object) -> ExecutorStub:
+    """Returns a stub.
+
+    Raises:
+      InvalidValueError: If it is something else, such as an address.
+    """
+    if isinstance(stub, ExecutorStub):
+        return stub
+    raise InvalidValueError(
+        f"Expected a stub that calls the peer, found {describe(stub)}; make one of an address, as README.md has it: "
+        "[stub] = fedstack.executors.remote_factory.make_stubs(address, credentials=None)"
+    )
 
 
 class RemoteSession(abc.ABC):

@@ -396,3 +396,16 @@ def test_a_batch_of_no_size_is_refused(size: object) -> None:
     stub = ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory())))
     with pytest.raises(InvalidValueError, match="Expected dispose_batch_size of at least 1"):
         RemoteExecutor(stub, dispose_batch_size=size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stub", ["localhost:8000", None, 3])
+def test_what_is_no_stub_is_refused_when_the_executor_is_made(stub: object) -> None:
+    with pytest.raises(InvalidValueError, match="Expected a stub that calls the peer, found .*; make one of"):
+        RemoteExecutor(stub)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("choice", [3, None, "yes"])
+def test_whether_to_stream_structs_is_true_or_false(choice: object) -> None:
+    stub = ExecutorStub(InMemoryConnection(ExecutorService(fedstack.local_executor_factory())))
+    with pytest.raises(InvalidValueError, match="Expected stream_structs to be True or False, found "):
+        RemoteExecutor(stub, stream_structs=choice)  # type: ignore[arg-type]
