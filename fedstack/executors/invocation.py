@@ -23,6 +23,7 @@ from fedstack.computations.language import (
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.trace import check_takes_values
 from fedstack.errors import (
+    ClosedError,
     FedstackError,
     InvalidComputationError,
     LostWorkersError,
@@ -63,15 +64,19 @@ class Invoker:
         self._retry_policy = retry_policy
         self._progress = progress
         self._threads = LeafThreads(_NORMALIZING_THREADS)
+        self._closed = False
 
     async def invoke(self, comp: object, arg: object) -> object:
         """Runs a computation and returns its result in the containers of its annotated type.
 
         Raises:
+          ClosedError: If this is closed.
           TypeMismatchError: If the argument does not fit.
           RetryLimitError: If every attempt failed with a retryable error.
           NoWorkersError: If the last of them found no worker at all.
         """
+        if self._closed:
+            raise ClosedError("Expected an open context, found it closed; make a new one, fedstack.create_…")
         if not isinstance(comp, ConcreteComputation):
             raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
         signature = comp.type_signature
@@ -162,6 +167,7 @@ class Invoker:
 
     def close(self) -> None:
         """Closes the factory, if it can be closed."""
+        self._closed = True
         self._threads.close()
         close = getattr(self.factory, "close", None)
         if callable(close):

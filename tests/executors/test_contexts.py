@@ -288,7 +288,7 @@ def test_what_a_leaf_raises_to_end_something_is_a_leaf_error_as_at_a_worker(sync
 def test_a_closed_context_raises_closed_error_and_closing_twice_is_no_error(sync_context):
     sync_context.close()
     sync_context.close()
-    with fedstack.use_context(sync_context), pytest.raises(ClosedError):
+    with fedstack.use_context(sync_context), pytest.raises(ClosedError, match="Expected an open context, found it clo"):
         total([1])
 
 
