@@ -108,6 +108,14 @@ def test_a_terminal_without_rich_gets_a_plain_table(monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_clients_of_one_size_are_described_by_one_number() -> None:
+    def client(images: int) -> list[dict[str, np.ndarray]]:
+        return [{"pixels": np.zeros((images, 64)), "digit": np.zeros(images, np.int32)}]
+
+    assert describe_clients([client(1437)]).startswith("1 client with 1437 handwritten digits each, of 1.0 kinds")
+    assert describe_clients([client(3), client(5)]).startswith("2 clients with 3 to 5 handwritten digits each, of")
+
+
 def test_a_csv_file_can_be_written_over(tmp_path: Path) -> None:
     write_csv(rounds(5), tmp_path / "federated_averaging.csv")
     write_csv(rounds(2), tmp_path / "federated_averaging.csv")
@@ -131,8 +139,11 @@ def test_an_output_folder_that_is_a_file_is_an_error_before_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["demo", "--out", str(tmp_path / "file")]) == 1
-    assert "file" in capsys.readouterr().err
+    for name in ("file", "file/x"):
+        assert main(["demo", "--out", str(tmp_path / name)]) == 1
+        assert f"Expected a folder for --out, or the name of a new one, found a file on the way to {tmp_path}" in (
+            capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize("package", ["sklearn", "matplotlib"])

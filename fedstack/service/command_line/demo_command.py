@@ -36,7 +36,12 @@ def run(options: argparse.Namespace) -> int:
 
     example = load_example()
     folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(
+            f"Expected a folder for --out, or the name of a new one, found a file on the way to {folder}; give another"
+        ) from error
     try:
         training, evaluation = example.load_clients(options.clients, options.seed)
     except ValueError as error:

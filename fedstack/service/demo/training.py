@@ -88,8 +88,9 @@ def describe_clients(training: Sequence[Batches]) -> str:
     digits = [np.concatenate([batch["digit"] for batch in client]) for client in training]
     sizes = [len(held) for held in digits]
     kinds = float(np.mean([len(np.unique(held)) for held in digits]))
-    each = f"{min(sizes)} to {max(sizes)}"
-    return f"{counted(len(digits), 'client')} with {each} handwritten digits each, of {kinds:.1f} kinds on average"
+    least, most = min(sizes), max(sizes)
+    each = f"{counted(least, 'handwritten digit')}" if least == most else f"{least} to {most} handwritten digits"
+    return f"{counted(len(digits), 'client')} with {each} each, of {kinds:.1f} kinds on average"
 
 
 @contextlib.contextmanager
