@@ -5,8 +5,8 @@ float64 to float32), while a plain Python number must be representable (3.0 as f
 Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; strings are `bytes`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, cast
 
 import numpy as np
 
@@ -89,11 +89,14 @@ def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
         raise TypeMismatchError(f"Expected {tensor}, found {shown}; at {path}") from error
 
 
+_set_writeable = cast("Callable[[np.ndarray, bool], None]", np.ndarray.setflags)
+
+
 def read_only(array: np.ndarray) -> np.ndarray:
     """Returns the array if nobody can write through it, else a read-only view: the owner's own stays writable."""
     if array.flags.writeable:
         array = array.view()
-        cast(Any, array).setflags(False)  # the quickest way by far, and there may be a view per client
+        _set_writeable(array, False)  # the quickest way by far, and there may be a view per client
     return array
 
 

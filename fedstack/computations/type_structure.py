@@ -5,7 +5,7 @@ its hash walks the whole type each time.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar, cast
 
 import numpy as np
@@ -146,6 +146,15 @@ def flatten(payload: object, type_spec: Type) -> list[object]:
     for member, (_, member_type) in zip(members, fields_of(type_spec), strict=True):
         leaves.extend(flatten(member, member_type))
     return leaves
+
+
+def flattener(type_spec: Type) -> Callable[[object], list[object]]:
+    """Returns `flatten` for payloads of one type, for many of them."""
+    if not isinstance(type_spec, StructType):
+        return lambda payload: [payload]
+    if any(isinstance(member, StructType) for _, member in fields_of(type_spec)):
+        return lambda payload: flatten(payload, type_spec)
+    return cast("Callable[[object], list[object]]", list)
 
 
 def unflatten(leaves: Iterator[_T], type_spec: Type) -> "_T | tuple[object, ...]":

@@ -28,7 +28,7 @@ from fedstack.computations.language import (
     struct_elements,
 )
 from fedstack.computations.records import Record
-from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, shape_fits
+from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, read_only, shape_fits
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.errors import FedstackError, InvalidValueError
@@ -212,31 +212,28 @@ def _array_reader(tensor: TensorType) -> Callable[[object], object]:
             if found == () or not shape_fits(found, shape):
                 return None
             fitting = found
-        if value.flags.writeable:
-            value = value.view()
-            value.setflags(write=False)
-        return value
+        return read_only(value)
 
     return read
 
 
 def _struct_reader(struct: StructType) -> Callable[[object], object]:
-    readers = [(name, quick_reader(member)) for name, member in fields_of(struct)]
+    names = [name for name, _ in fields_of(struct)]
+    readers = [quick_reader(member) for _, member in fields_of(struct)]
     size = len(readers)
-    named = all(name is not None for name, _ in readers)
+    named = None not in names
 
     def read(value: object) -> object:
         if type(value) is tuple or type(value) is list:
-            members = cast("Sequence[object]", value)
+            members = cast("Iterable[object]", value)
         elif named and isinstance(value, dict):
-            get = cast("dict[object, object]", value).get
-            members = [get(name) for name, _ in readers]
+            members = map(cast("dict[object, object]", value).get, names)
         else:
             return None
         if len(cast("Sized", value)) != size:
             return None
         payload: list[object] = []
-        for (_, reader), member in zip(readers, members):
+        for reader, member in zip(readers, members):
             found = reader(member)
             if found is None:
                 return None

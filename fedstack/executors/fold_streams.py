@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstack.computations.columns import ListColumn, ScalarColumn, column_from_payloads
 from fedstack.computations.sole_ownership import take_buffer
-from fedstack.computations.type_structure import flatten
+from fedstack.computations.type_structure import flattener
 from fedstack.executors.fold_states import FoldState, LeafFold, MeanState, SecureSumState, TreeState
 from fedstack.executors.tree_fold import BlockFold
 
@@ -53,7 +53,7 @@ class TreeStream(FoldStream):
 
     def __init__(self, state: "TreeState | MeanState", start: int) -> None:
         super().__init__(state, start)
-        self.member = state.fold.member
+        self._flatten = flattener(state.fold.member)
         self.start = start
         self.leaves = [LeafStream(leaf, start, state.fold.reads_alone) for leaf in state.leaves]
         # With overflows and the like ignored in it; leaf functions do not run there.
@@ -64,7 +64,7 @@ class TreeStream(FoldStream):
         self.quiet.run(self._add, operands, None)
 
     def _add(self, operands: list[object], weight: object) -> None:
-        tensors = flatten(operands.pop(), self.member)
+        tensors = self._flatten(operands.pop())
         for index, leaf in enumerate(self.leaves):
             leaf.add(tensors, index, weight)
 

@@ -111,7 +111,7 @@ def combine(operation: np.ufunc, older: Partial, newer: Partial, spare: SpareBuf
         left, right = older, newer
     else:
         left, right = newer, older
-    if np.ndim(left.value) == 0:
+    if left.value.ndim == 0:
         value = operation(left.value, right.value)
     elif newer.owned:
         value = operation(left.value, right.value, out=newer.value)
