@@ -88,7 +88,7 @@ class Workers:
         check_number("connect_seconds", connect_seconds, endless=True)
         self._workers = [Worker(stub) for stub in stubs]
         self._connect_seconds = connect_seconds
-        self._gave_up = False
+        self._gave_up: float | None = None  # when it was waited in vain for all of them
         self._changed: asyncio.Event | None = None
         self._closed = False
         weakref.finalize(self, _abandon, self._workers).atexit = False
@@ -115,8 +115,7 @@ class Workers:
             self._note_loss(worker)
             self._look_after(worker)
         begun = loop.time()
-        # Who has waited in vain once need not do so at every attempt: the workers are looked after all the time.
-        patience = min(self._connect_seconds, _AGAIN_SECONDS) if self._gave_up else self._connect_seconds
+        patience = self._patience(begun)
         redialled = False
         while True:
             if self._closed:
@@ -144,10 +143,22 @@ class Workers:
                 await asyncio.wait_for(self._changed.wait(), min(left, _AGAIN_SECONDS))
             except asyncio.TimeoutError:
                 continue
-        self._gave_up = not ready
+        self._gave_up = None if ready else loop.time()
         if not ready:
             raise self._none_ready(patience)
         return ready
+
+    def _patience(self, now: float) -> float:
+        """Returns how long to wait for the first that is ready, in seconds.
+
+        Who has waited in vain once need not do so at every attempt: the workers are looked after all the time. But
+        channels of users dial more seldom the longer nobody was there, and so they are given the time since then.
+        """
+        if self._gave_up is None:
+            return self._connect_seconds
+        all_redial = all(worker.stub.connection.redials for worker in self._workers)
+        again = _AGAIN_SECONDS if all_redial else max(_AGAIN_SECONDS, now - self._gave_up)
+        return min(self._connect_seconds, again)
 
     async def _redial(self) -> bool:
         """Asks workers that were away again if they listen now; tells whether there are such."""

@@ -85,6 +85,10 @@ class InMemoryConnection:
         if self._closed:
             raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
 
+    @property
+    def redials(self) -> bool:
+        return True
+
     async def redial(self, timeout: float) -> bool:
         return not self._closed
 

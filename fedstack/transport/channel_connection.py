@@ -6,10 +6,11 @@ import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
-from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
+from fedstack.computations.language import RetryableError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.connection import Channel
 from fedstack.transport.forks import grpc_use
-from fedstack.transport.grpc_connection import error_of_call
+from fedstack.transport.grpc_connection import error_of_call, failure_of_asking
 from fedstack.transport.grpc_module import grpc
 
 _MAX_CALLS = 256
@@ -70,19 +71,48 @@ class ChannelConnection:
 
     async def wait_ready(self, timeout: float) -> None:
         self._check_open()
-        ready = grpc.channel_ready_future(cast("grpc.Channel", self._channel))
         try:
-            await asyncio.wait_for(_result(ready), timeout)
+            await asyncio.wait_for(self._until_ready(), timeout)
         except asyncio.TimeoutError:
-            raise WorkerUnavailableError(
-                f"Expected a server behind the channel of {self._address}, found none within {timeout:g} s"
-            ) from None
+            error = await failure_of_asking(self)
+            if error is not None:
+                raise error from None
+
+    async def _until_ready(self) -> None:
+        """Returns when the channel is ready; raises if there is a reason not to wait for that."""
+        if await self._answers():  # this makes it dial, and finds out whether its owner has closed it
+            return
+        asked = False
+        states = _States(self._channel)
+        try:
+            while (state := await states.next()) is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not asked:
+                    asked = True
+                    if await self._answers():
+                        return
         finally:
-            ready.cancel()
+            states.close()
+
+    async def _answers(self) -> bool:
+        """Tells whether the peer answers; raises if it will not however long one waits."""
+        error = await failure_of_asking(self)
+        is_closed = error is not None and isinstance(error.__cause__, ValueError)
+        if error is not None and (is_closed or not isinstance(error, RetryableError)):
+            raise error
+        return error is None
+
+    @property
+    def redials(self) -> bool:
+        """That it dials when gRPC says: seconds after a failure, and later from failure to failure."""
+        return False
 
     async def redial(self, timeout: float) -> bool:
-        """Returns that it cannot: when the channel dials is for its owner to say."""
-        return False
+        """Asks the channel to dial, and tells whether it is ready in time: when it dials is for gRPC to say."""
+        try:
+            await asyncio.wait_for(self._until_ready(), timeout)
+        except (asyncio.TimeoutError, FedstackError):
+            return False
+        return True
 
     def _check_open(self) -> None:
         if self._closed:
@@ -146,6 +176,38 @@ class _Messages:
         if not self._closed:
             with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
                 asyncio.run_coroutine_threadsafe(self._arrived.put(found), self._loop).result()
+
+
+class _States:
+    """The states of a channel, from now on; it is asked to dial as long as somebody wants to know them.
+
+    `grpc.channel_ready_future` does not do: it asks once, and breaks when it is given up twice.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[grpc.ChannelConnectivity] = asyncio.Queue()
+        self._last: grpc.ChannelConnectivity | None = None
+        channel.subscribe(self._on_state, try_to_connect=True)
+
+    async def next(self) -> grpc.ChannelConnectivity:
+        """Returns the next state."""
+        state = await self._arrived.get()
+        idle = grpc.ChannelConnectivity.IDLE
+        if state is idle and self._last not in (None, idle):  # it has given up, and has to be asked again
+            self._channel.unsubscribe(self._on_state)
+            self._channel.subscribe(self._on_state, try_to_connect=True)
+        self._last = state
+        return state
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._channel.unsubscribe(self._on_state)
+
+    def _on_state(self, state: grpc.ChannelConnectivity) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, state)
 
 
 async def _result(call: Any) -> bytes:

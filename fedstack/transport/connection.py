@@ -1,7 +1,7 @@
 """Defines what a stub needs of the way to a peer: calls by path, bytes in and bytes out."""
 
-from collections.abc import AsyncGenerator, Iterable
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, Protocol
 
 
 class Channel(Protocol):
@@ -17,6 +17,14 @@ class Channel(Protocol):
 
     def stream_stream(self, method: str) -> object:
         """Returns what calls a method with a stream there and one back."""
+        ...
+
+    def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool | None = False) -> None:
+        """Calls back with the state of the channel as it is and whenever it changes, and may ask it to dial."""
+        ...
+
+    def unsubscribe(self, callback: Callable[[Any], None]) -> None:
+        """Calls back no more."""
         ...
 
 
@@ -59,6 +67,11 @@ class Connection(Protocol):
         Raises:
           WorkerUnavailableError: If it cannot within `timeout` seconds; the message has the last cause.
         """
+        ...
+
+    @property
+    def redials(self) -> bool:
+        """Whether `redial` can look at any time; if not, only waiting tells that the peer is back."""
         ...
 
     async def redial(self, timeout: float) -> bool:

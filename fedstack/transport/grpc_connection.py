@@ -16,6 +16,7 @@ from fedstack.errors import (
 )
 from fedstack.transport.call_turns import CallTurns
 from fedstack.transport.channels import open_channel
+from fedstack.transport.connection import Connection
 from fedstack.transport.credentials import TOKEN_REFUSED, ClientCredentials
 from fedstack.transport.diagnosis import ARGUMENTS, Words, diagnosis_of, token_refused
 from fedstack.transport.grpc_module import grpc
@@ -132,13 +133,13 @@ class GrpcConnection:
                 raise
             await self.wait_ready(timeout)  # it was closed, and there is another one since, or there will be none
         except asyncio.TimeoutError:
-            error = await self._failure_of_asking()
+            error = await failure_of_asking(self)
             if error is None:
                 return
             try:
                 error = await asyncio.wait_for(self.explained(error), _EXPLAIN_SECONDS)
             except asyncio.TimeoutError:
-                error = await self._failure_of_asking()
+                error = await failure_of_asking(self)
             if error is not None:
                 raise error from None
 
@@ -149,7 +150,7 @@ class GrpcConnection:
         while state is not grpc.ChannelConnectivity.READY:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not asked:
                 asked = True
-                error = await self._failure_of_asking()
+                error = await failure_of_asking(self)
                 if error is None:
                     return
                 error = await self.explained(error)
@@ -159,17 +160,10 @@ class GrpcConnection:
                 await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 
-    async def _failure_of_asking(self) -> FedstackError | None:
-        """Returns why a peer that is not ready answers no call, which gRPC tells to calls only; `None` if it does."""
-        try:
-            await self.unary("/grpc.health.v1.Health/Check", b"", _ASK_SECONDS)
-        except DeadlineExceededError:
-            return NO_ANSWER.error_at(self.address)
-        except (WorkerUnavailableError, AuthenticationError) as error:
-            return error
-        except FedstackError:
-            return None
-        return None
+    @property
+    def redials(self) -> bool:
+        """That it can look at any time."""
+        return True
 
     async def redial(self, timeout: float) -> bool:
         if self._closed:
@@ -328,6 +322,19 @@ async def _raise_status(call: Any) -> None:
     """Raises the error of a call that has ended with one."""
     if await call.code() is not grpc.StatusCode.OK:
         raise await _failure_of(call)
+
+
+async def failure_of_asking(connection: Connection) -> FedstackError | None:
+    """Returns why a peer that is not ready answers no call, which gRPC tells to calls only; `None` if it does."""
+    try:
+        await connection.unary("/grpc.health.v1.Health/Check", b"", _ASK_SECONDS)
+    except DeadlineExceededError:
+        return NO_ANSWER.error_at(connection.address)
+    except (WorkerUnavailableError, AuthenticationError) as error:
+        return error
+    except FedstackError:
+        return None
+    return None
 
 
 def error_of_call(failure: grpc.RpcError, address: str) -> Exception:

@@ -1,6 +1,11 @@
 """A channel of the user's own takes a stub to a worker, and stays the user's."""
 
 import asyncio
+import contextlib
+import socket
+import threading
+import time
+from concurrent import futures
 
 import federated_language as fl
 import grpc
@@ -11,7 +16,11 @@ import remote_stacks
 from federated_language import CLIENTS, FederatedType, federated_computation, federated_mean, federated_sum
 
 import fedstack
-from fedstack.errors import InvalidValueError, LeafError, WorkerUnavailableError
+from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, WorkerUnavailableError
+from fedstack.executors.factories import local_executor_factory
+from fedstack.executors.workers import Workers
+from fedstack.service.executor_service import ExecutorService
+from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.channel_connection import ChannelConnection
 from fedstack.transport.executor_stub import ExecutorStub
 
@@ -91,3 +100,86 @@ async def test_a_channel_of_another_kind_is_refused_by_name():
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         with pytest.raises(InvalidValueError, match=r"grpc\.aio"):
             fedstack.remote_executor_factory(channel)
+
+
+@contextlib.contextmanager
+def nowhere():
+    """Yields an address at which nobody listens, until a server of the test does."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+async def test_what_is_wrong_behind_a_channel_is_said_as_of_an_address():
+    with nowhere() as address, grpc.insecure_channel(address) as channel:
+        connection = ChannelConnection(channel)
+        with pytest.raises(WorkerUnavailableError, match="nobody listens there") as caught:
+            await connection.wait_ready(1.0)
+        assert caught.value.causes == {"the peer of a channel": "nobody listens there (connection refused)"}
+        assert not await connection.redial(0.1)
+
+
+async def test_a_channel_that_its_owner_has_closed_is_called_closed():
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        pass
+    with pytest.raises(WorkerUnavailableError, match="Expected an open channel to the peer of a channel"):
+        await ChannelConnection(channel).wait_ready(20.0)
+
+
+async def test_a_channel_is_ready_once_there_is_a_server_however_often_it_was_asked_before():
+    options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
+    with nowhere() as address, grpc.insecure_channel(address, options) as channel:
+        connection = ChannelConnection(channel)
+        for _ in range(3):
+            with pytest.raises(WorkerUnavailableError):
+                await connection.wait_ready(0.2)
+        waiting = asyncio.ensure_future(connection.wait_ready(20.0))
+        server = grpc.server(futures.ThreadPoolExecutor(1))
+        server.add_insecure_port(address)
+        server.start()
+        try:
+            await waiting
+            assert await connection.redial(20.0)
+        finally:
+            server.stop(None).wait()
+
+
+class _FoundByWaiting(InMemoryConnection):
+    """A connection that cannot look at once whether its peer is back."""
+
+    back = threading.Event()
+
+    @property
+    def redials(self):
+        return False
+
+    async def wait_ready(self, timeout):
+        for _ in range(round(timeout / 0.01)):
+            if self.back.is_set():
+                return
+            await asyncio.sleep(0.01)
+        raise WorkerUnavailableError("not there")
+
+    async def redial(self, timeout):
+        return self.back.is_set()
+
+
+def test_a_worker_that_only_waiting_finds_is_given_the_time_that_it_was_left_alone():
+    connection = _FoundByWaiting(ExecutorService(local_executor_factory()))
+    workers = Workers([ExecutorStub(connection)], connect_seconds=20.0)
+
+    async def ready_while_it_comes_back():
+        timer = asyncio.get_running_loop().call_later(1.5, connection.back.set)
+        try:
+            return await workers.ready()
+        finally:
+            timer.cancel()
+
+    workers._gave_up = time.monotonic()
+    with pytest.raises(NoWorkersError):
+        asyncio.run(ready_while_it_comes_back())
+    assert not connection.back.is_set()
+    workers._gave_up = time.monotonic() - 20.0
+    assert [worker.ready for worker in asyncio.run(ready_while_it_comes_back())] == [True]
+    workers.close()
