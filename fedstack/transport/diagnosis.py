@@ -18,7 +18,6 @@ import attrs
 from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailableError
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.greetings import (
-    STEP_SECONDS,
     Address,
     SilentError,
     connect,
@@ -55,7 +54,25 @@ ARGUMENTS = Words(
 OPTIONS = Words("--tls-ca", "--tls-cert and --tls-key", "--server-name", "--token-file", "leave the TLS options out")
 
 
-async def diagnosis_of(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError | None:
+@attrs.frozen
+class Patience:
+    """How long to look for what is wrong.
+
+    Attributes:
+      step_seconds: How long each step may take.
+      told_seconds: How long a server had for an answer, as messages say it: whoever has waited longer says so.
+    """
+
+    step_seconds: float = 3.0
+    told_seconds: float = 3.0
+
+
+DEFAULT_PATIENCE = Patience()
+
+
+async def diagnosis_of(
+    target: Target, credentials: ClientCredentials, words: Words, patience: Patience = DEFAULT_PATIENCE
+) -> FedstackError | None:
     """Does what `diagnose` does on a thread, which nobody waits for when this is cancelled."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[FedstackError | None] = loop.create_future()
@@ -67,7 +84,7 @@ async def diagnosis_of(target: Target, credentials: ClientCredentials, words: Wo
     def work() -> None:
         found = None
         try:
-            found = diagnose(target, credentials, words)
+            found = diagnose(target, credentials, words, patience)
         except Exception:  # it is about a failure that there is already
             _logger.debug("Looking for what is wrong at %s failed", target, exc_info=True)
         with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
@@ -77,7 +94,12 @@ async def diagnosis_of(target: Target, credentials: ClientCredentials, words: Wo
     return await waiter
 
 
-def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGUMENTS) -> FedstackError | None:
+def diagnose(
+    target: Target,
+    credentials: ClientCredentials,
+    words: Words = ARGUMENTS,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> FedstackError | None:
     """Returns what is wrong on the way to a server, and what to do; `None` if nothing is as far as it can tell.
 
     Blocks for some seconds at most.
@@ -86,30 +108,33 @@ def diagnose(target: Target, credentials: ClientCredentials, words: Words = ARGU
       target: The server.
       credentials: What it was dialled with.
       words: What to call parts of the credentials.
+      patience: How long to look.
 
     Returns:
       An error that is not retryable if it does not help to wait.
     """
     try:
         if target.address.startswith("unix:"):
-            return _diagnose_socket(target, Path(target.address.removeprefix("unix:")), credentials, words)
-        return _diagnose_port(target, credentials, words)
+            return _diagnose_socket(target, Path(target.address.removeprefix("unix:")), credentials, words, patience)
+        return _diagnose_port(target, credentials, words, patience)
     except SilentError:
         return _away(
             target,
             "it accepts connections and does not answer",
             f"Expected an answer from {target}, found that it accepts connections and does not answer within "
-            f"{STEP_SECONDS:g} s; see whether it is busy or has been paused, or correct the address",
+            f"{patience.told_seconds:g} s; see whether it is busy or has been paused, or correct the address",
         )
 
 
-def _diagnose_port(target: Target, credentials: ClientCredentials, words: Words) -> FedstackError | None:
+def _diagnose_port(
+    target: Target, credentials: ClientCredentials, words: Words, patience: Patience
+) -> FedstackError | None:
     if not target.is_local and any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES):
         return None  # gRPC may go another way
     host, _, port = target.address.rpartition(":")
     host = host.strip("[]")
     try:
-        address = reach(host, int(port))
+        address = reach(host, int(port), patience.step_seconds)
     except socket.gaierror as error:
         return _away(
             target,
@@ -126,16 +151,16 @@ def _diagnose_port(target: Target, credentials: ClientCredentials, words: Words)
     except TimeoutError:
         return _away(
             target,
-            f"no answer within {STEP_SECONDS:g} s; look for a firewall in between",
-            f"Expected an answer from {target}, found none within {STEP_SECONDS:g} s; check the address, and for a "
-            "firewall in between",
+            f"no answer within {patience.told_seconds:g} s; look for a firewall in between",
+            f"Expected an answer from {target}, found none within {patience.told_seconds:g} s; check the address, "
+            "and for a firewall in between",
         )
     except OSError as error:
         why = error.strerror or error
         return _away(target, f"there is no way to it: {why}", f"Expected a way to {target}, found none: {why}")
     if _is_secure(target, credentials):
-        return _diagnose_tls(target, host, address, credentials, words)
-    return _diagnose_plaintext(target, address, words)
+        return _diagnose_tls(target, host, address, credentials, words, patience.step_seconds)
+    return _diagnose_plaintext(target, address, words, patience.step_seconds)
 
 
 def _is_secure(target: Target, credentials: ClientCredentials) -> bool:
@@ -155,7 +180,9 @@ def _with_cause(target: Target, cause: str, error: FedstackError) -> FedstackErr
     return error
 
 
-def _diagnose_socket(target: Target, path: Path, credentials: ClientCredentials, words: Words) -> FedstackError | None:
+def _diagnose_socket(
+    target: Target, path: Path, credentials: ClientCredentials, words: Words, patience: Patience
+) -> FedstackError | None:
     if not hasattr(socket, "AF_UNIX"):
         text = "Expected a system with Unix sockets, found one without; dial host and port"
         return _away(target, "this system has no Unix sockets", text)
@@ -173,7 +200,7 @@ def _diagnose_socket(target: Target, path: Path, credentials: ClientCredentials,
             f"Expected a socket at {path}, found {kind}; give the path that the server was given as --unix-socket",
         )
     try:
-        connect(str(path)).close()
+        connect(str(path), patience.step_seconds).close()
     except ConnectionRefusedError:
         return _away(
             target,
@@ -183,13 +210,15 @@ def _diagnose_socket(target: Target, path: Path, credentials: ClientCredentials,
     except OSError as error:
         why = error.strerror or error
         return _away(target, f"there is no way to it: {why}", f"Expected a way to {path}, found none: {why}")
-    return None if _is_secure(target, credentials) else _diagnose_plaintext(target, str(path), words)
-
-
-def _diagnose_plaintext(target: Target, address: Address, words: Words) -> FedstackError | None:
-    if is_http2(address, None):
+    if _is_secure(target, credentials):
         return None
-    if talks_tls(address):
+    return _diagnose_plaintext(target, str(path), words, patience.step_seconds)
+
+
+def _diagnose_plaintext(target: Target, address: Address, words: Words, seconds: float) -> FedstackError | None:
+    if is_http2(address, seconds, None):
+        return None
+    if talks_tls(address, seconds):
         return _refused(
             target,
             f"it talks TLS and was dialled without; give {words.authority}",
@@ -204,7 +233,7 @@ def _diagnose_plaintext(target: Target, address: Address, words: Words) -> Fedst
 
 
 def _diagnose_tls(
-    target: Target, host: str, address: tuple[str, int], credentials: ClientCredentials, words: Words
+    target: Target, host: str, address: tuple[str, int], credentials: ClientCredentials, words: Words, seconds: float
 ) -> FedstackError | None:
     context = ssl.create_default_context()
     if credentials.root_certificates is not None:
@@ -215,23 +244,24 @@ def _diagnose_tls(
     context.set_alpn_protocols(["h2"])
     name = credentials.server_name or host
     try:
-        if is_http2(address, context, name):
+        if is_http2(address, seconds, context, name):
             return None
     except ssl.SSLCertVerificationError as error:
         return _mistrusted(target, name, error, words)
     except OSError:  # no TLS at all, or none that we know
-        if is_http2(address, None):
+        if is_http2(address, seconds, None):
             return _refused(
                 target,
                 "it talks no TLS and was dialled with",
-                f"Expected a server with TLS at {target}, found one without; {words.no_tls}",
+                f"Expected a server with TLS at {target}, found one without; "
+                f"{_without_tls(target, credentials, words)}",
             )
         return _away(
             target,
             "it talks something else than TLS",
             f"Expected TLS at {target}, found something else; correct host and port",
         )
-    if not wants_certificates(address, context, name):
+    if not wants_certificates(address, seconds, context, name):
         return _away(
             target,
             "it hangs up once there is TLS",
@@ -251,6 +281,12 @@ def _diagnose_tls(
         f"Expected our certificate to be accepted at {target}, found that it is not; give one from an authority that "
         "the server trusts",
     )
+
+
+def _without_tls(target: Target, credentials: ClientCredentials, words: Words) -> str:
+    """Returns how to dial without TLS what was dialled with: it may be the scheme that asked for it, or the rest."""
+    scheme = [] if target.secure is None else [f"dial grpc://{target}"]
+    return " and ".join(scheme + [words.no_tls] * credentials.uses_tls)
 
 
 def _mistrusted(target: Target, name: str, error: ssl.SSLCertVerificationError, words: Words) -> FedstackError:

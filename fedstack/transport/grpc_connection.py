@@ -18,7 +18,7 @@ from fedstack.transport.call_turns import CallTurns
 from fedstack.transport.channels import open_channel
 from fedstack.transport.connection import Connection
 from fedstack.transport.credentials import TOKEN_REFUSED, ClientCredentials
-from fedstack.transport.diagnosis import ARGUMENTS, Words, diagnosis_of, token_refused
+from fedstack.transport.diagnosis import ARGUMENTS, DEFAULT_PATIENCE, Patience, Words, diagnosis_of, token_refused
 from fedstack.transport.grpc_module import grpc
 from fedstack.transport.status import RemoteTraceback, error_from_status
 from fedstack.transport.targets import Target
@@ -49,6 +49,7 @@ class GrpcConnection:
       credentials: What it wants to see, and what it is to show; `None` for a peer in the clear.
       max_calls: The most calls in flight; more wait here.
       words: What errors call the parts of the credentials.
+      patience: How long to look for what is wrong.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class GrpcConnection:
         *,
         max_calls: int = _MAX_CALLS,
         words: Words = ARGUMENTS,
+        patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         self._target = target
         self._credentials = credentials or ClientCredentials()
         self._metadata = self._credentials.metadata
         self._words = words
+        self._patience = patience
         self._failure = ""
         self._explanation: asyncio.Task[FedstackError | None] | None = None
         self._redialling: asyncio.Task[bool] | None = None
@@ -199,8 +202,12 @@ class GrpcConnection:
             return error
         if self._explanation is None or self._failure != str(error):  # all looks the same as long as gRPC says the same
             self._failure = str(error)
-            self._explanation = asyncio.ensure_future(diagnosis_of(self._target, self._credentials, self._words))
+            self._explanation = asyncio.ensure_future(self.diagnosis())
         return await asyncio.shield(self._explanation) or error
+
+    async def diagnosis(self) -> FedstackError | None:
+        """Returns what is wrong on the way to the peer; `None` if nothing is as far as one can tell from outside."""
+        return await diagnosis_of(self._target, self._credentials, self._words, self._patience)
 
     @property
     def _token_refused(self) -> FedstackError:

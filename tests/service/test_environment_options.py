@@ -82,6 +82,13 @@ def test_a_wrong_value_of_a_variable_is_wrong_usage_that_names_it(
     assert f"found '{value}'; in the environment variable {variable}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["inf", "nan", "-1"])
+def test_a_length_of_time_is_said_to_be_finite(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([f"--grace-seconds={given}"], {})
+    assert f"expected a finite number of seconds of at least 0, found {given!r}" in capsys.readouterr().err
+
+
 def test_a_wrong_value_of_an_option_does_not_speak_of_variables(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--log-format", "xml"], {})

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,6 @@ from fedstack.service.certificates import CertificateFiles, make_test_certificat
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.grpc_server import GrpcServer
 from fedstack.service.server_thread import ServerThread
-from fedstack.transport import greetings
 from fedstack.transport.credentials import ServerCredentials
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.grpc_connection import GrpcConnection
@@ -141,6 +141,10 @@ def test_check_tells_tls_from_plaintext_both_ways(
         )
     found = complaint(capsys, target, "--tls-ca", files.ca)
     assert found == f"Expected a server with TLS at {target}, found one without; leave the TLS options out"
+    found = complaint(capsys, f"grpcs://{target}")
+    assert found == f"Expected a server with TLS at {target}, found one without; dial grpc://{target}"
+    found = complaint(capsys, f"grpcs://{target}", "--tls-ca", files.ca)
+    assert found.endswith(f"found one without; dial grpc://{target} and leave the TLS options out")
 
 
 def test_check_says_what_is_wrong_with_a_certificate(
@@ -265,9 +269,8 @@ def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.Capture
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a process that can be paused")
 def test_a_server_that_is_paused_is_said_not_to_answer(
-    files: CertificateFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    files: CertificateFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(greetings, "STEP_SECONDS", 0.5)
     with_tls = ["--tls-cert", files.server_cert, "--tls-key", files.server_key]
     for options, ours in (([], []), (with_tls, ["--tls-ca", files.ca])):
         with served(*options) as server:
@@ -283,9 +286,8 @@ def test_a_server_that_is_paused_is_said_not_to_answer(
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
 @pytest.mark.parametrize("waiting", [0, 3])
 def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
-    waiting: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    waiting: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(greetings, "STEP_SECONDS", 0.2)
     path = tmp_path / "socket"
     with contextlib.ExitStack() as sockets:
         listening = sockets.enter_context(socket.socket(socket.AF_UNIX))
@@ -298,6 +300,26 @@ def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
                 client.connect(str(path))
         found = complaint(capsys, f"unix:{path}", "--timeout", "0.5")
     assert found.startswith(f"Expected an answer from unix:{path}, found that it accepts connections and does not")
+
+
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_the_time_that_is_given_is_the_one_that_is_waited_and_named(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        for given, slack in (("1", 2.0), ("4", 2.0)):
+            begun = time.monotonic()
+            assert main([command, target, "--timeout", given]) == 1
+            assert float(given) <= time.monotonic() - begun < float(given) + slack
+            assert f"does not answer within {given} s; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["0", "inf", "1e10"])
+def test_a_time_that_cannot_be_waited_is_wrong_usage(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", "127.0.0.1:1", "--timeout", given])
+    assert f"expected a number of seconds from 0.001 to 86400, found {given!r}" in capsys.readouterr().err
 
 
 def test_what_is_no_socket_is_not_called_one_that_was_left_behind(

@@ -120,13 +120,16 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def seconds(least: float) -> Callable[[str], float]:
-    """Returns the `type` of an option that is a length of time of at least `least`."""
+def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
+    """Returns the `type` of an option that is a length of time of at least `least`, and at most `most`."""
+    bounds = f"a finite number of seconds of at least {least:g}"
+    if most is not None:
+        bounds = f"a number of seconds from {least:g} to {most:g}"
 
     def parse(text: str) -> float:
         with contextlib.suppress(ValueError):
-            if least <= (number := float(text)) < float("inf"):
+            if least <= (number := float(text)) < float("inf") and (most is None or number <= most):
                 return number
-        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least {least:g}, found {text!r}")
+        raise argparse.ArgumentTypeError(f"expected {bounds}, found {text!r}")
 
     return parse

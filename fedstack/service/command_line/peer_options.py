@@ -1,11 +1,12 @@
 """What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
 
 import argparse
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedstack.errors import FedstackError, InvalidValueError, RemoteError
+from fedstack.errors import DeadlineExceededError, FedstackError, InvalidValueError, RemoteError
 from fedstack.service.command_line.command import FAILURE, UsageError, seconds
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from fedstack.transport.targets import Target
 
 _T = TypeVar("_T")
+# gRPC cannot count much longer times.
+_MOST_SECONDS = 86_400
+# How much longer than it was told the search for what is wrong may take, where it is about to end.
+_FINISH_SECONDS = 0.5
 
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +30,11 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-name", metavar="NAME", help="name in the server's certificate, if it is another one")
     parser.add_argument("--token-file", metavar="FILE", help="file with the token that the server asks for")
     parser.add_argument(
-        "--timeout", type=seconds(0.001), default=10.0, metavar="SECONDS", help="how long an answer may take"
+        "--timeout",
+        type=seconds(0.001, _MOST_SECONDS),
+        default=10.0,
+        metavar="SECONDS",
+        help="how long it may take in all",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -58,31 +67,71 @@ def ask(
     target: "Target",
     credentials: "ClientCredentials",
     timeout: float,
-    work: "Callable[[ExecutorStub], Awaitable[_T]]",
+    work: "Callable[[ExecutorStub], Coroutine[Any, Any, _T]]",
+    *,
+    explains: bool = True,
 ) -> _T:
     """Dials a server, and returns what `work` finds out from it.
+
+    Args:
+      target: The server.
+      credentials: What to dial it with.
+      timeout: How long it may take in all, in seconds.
+      work: Asks the server.
+      explains: Whether to look for what is wrong if it fails; else the error is gRPC's.
 
     Raises:
       FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
     """
-    from fedstack.transport.diagnosis import OPTIONS
+    from fedstack.transport.diagnosis import OPTIONS, Patience
     from fedstack.transport.executor_stub import ExecutorStub
     from fedstack.transport.grpc_connection import GrpcConnection
     from fedstack.transport.io_loop import io_loop
 
+    patience = Patience(min(Patience().step_seconds, timeout / 2), timeout)
+
     async def dial() -> _T:
-        connection = GrpcConnection(target, credentials, words=OPTIONS)
+        end = asyncio.get_running_loop().time() + timeout
+        connection = GrpcConnection(target, credentials, words=OPTIONS, patience=patience)
+        # Calls have more time than there is, so that it is this function which says that there is no answer.
+        working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
+        diagnosis: asyncio.Task[FedstackError | None] | None = None
         try:
-            return await work(ExecutorStub(connection, control_seconds=timeout))
+            await asyncio.wait([working], timeout=timeout - patience.step_seconds)
+            if not working.done() and explains:
+                diagnosis = asyncio.ensure_future(connection.diagnosis())  # while there may still be an answer
+            await asyncio.wait([working], timeout=_left(end))
+            if working.done():
+                return working.result()
+            if diagnosis is not None:
+                await asyncio.wait([diagnosis], timeout=_FINISH_SECONDS)
+            found = diagnosis.result() if diagnosis is not None and diagnosis.done() else None
+            raise found or DeadlineExceededError(
+                f"Expected an answer from {target} within {timeout:g} s, found none; see what keeps it busy, or allow "
+                "more time with --timeout"
+            )
         except FedstackError as error:
-            explained = await connection.explained(error)
+            if not (working.done() and explains):
+                raise
+            try:
+                explained = await asyncio.wait_for(connection.explained(error), _left(end) + _FINISH_SECONDS)
+            except asyncio.TimeoutError:
+                explained = error
             if explained is error:
                 raise
             raise explained from error
         finally:
+            every: list[asyncio.Task[Any]] = [task for task in (working, diagnosis) if task is not None]
+            for task in every:
+                task.cancel()
+            await asyncio.gather(*every, return_exceptions=True)
             await connection.close()
 
     return io_loop.run_sync(dial())
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - asyncio.get_running_loop().time())
 
 
 def not_ours(target: "Target") -> RemoteError:
