@@ -131,7 +131,8 @@ def remote_executor_factory(
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.
       stream_structs: Whether structs go to peers without extensions leaf by leaf.
-      credentials: Certificates and the token for the workers.
+      credentials: Certificates and the token for the workers, where these are addresses: channels and stubs bring their
+        own.
       connect_seconds: How long to wait for the first worker.
       data_backend: Resolves `data` blocks at the server that are not functions.
 
@@ -161,14 +162,20 @@ def remote_executor_factory(
 
 
 def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) -> list[ExecutorStub]:
-    """Returns a stub for each target."""
+    """Returns a stub for each target.
+
+    Raises:
+      InvalidValueError: If a target is none, or credentials are given for one that has its own.
+    """
     source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
+    given = credentials
     if source is not None:
         targets, credentials = source.targets, credentials or source.credentials
     listed = targets if isinstance(targets, (list, tuple)) else [targets]
     stubs: list[ExecutorStub] = []
     for target in cast("Sequence[object]", listed):
         if isinstance(target, ExecutorStub):
+            _check_none(given, "stub")
             stubs.append(target)
         elif isinstance(target, (str, Target)) or hasattr(target, "resolve"):
             from fedstack.transport.grpc_connection import GrpcConnection  # gRPC is imported by those only who use it
@@ -179,6 +186,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
         elif hasattr(target, "unary_unary"):
             from fedstack.transport.channel_connection import ChannelConnection
 
+            _check_none(given, "channel")
             stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target))))
         else:
             raise InvalidValueError(
@@ -186,6 +194,15 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
                 f"{describe(target)}"
             )
     return stubs
+
+
+def _check_none(credentials: ClientCredentials | None, what: str) -> None:
+    """Checks that no credentials are given for something that would pay no heed to them."""
+    if credentials is not None:
+        raise InvalidValueError(
+            f"Expected no credentials for a {what}, which brings its own, found {credentials!r}; give the address of "
+            f"the worker in place of the {what}, or leave credentials out"
+        )
 
 
 def _check_open(source: object, targets: Sequence[Target]) -> None:

@@ -102,6 +102,16 @@ async def test_a_channel_of_another_kind_is_refused_by_name():
             fedstack.remote_executor_factory(channel)
 
 
+def test_credentials_that_nobody_would_use_are_refused():
+    credentials = fedstack.ClientCredentials(token="secret")
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        for target, what in ((channel, "channel"), (ExecutorStub(ChannelConnection(channel)), "stub")):
+            for targets in (target, ["127.0.0.1:1", target]):
+                with pytest.raises(InvalidValueError, match=f"Expected no credentials for a {what}") as caught:
+                    fedstack.create_sync_remote_execution_context(targets, credentials=credentials)
+                assert "secret" not in str(caught.value)
+
+
 @contextlib.contextmanager
 def nowhere():
     """Yields an address at which nobody listens, until a server of the test does."""
