@@ -10,7 +10,8 @@ from google.protobuf.message import DecodeError
 
 from fedstack.errors import InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.service.call_counts import CallCounts
-from fedstack.transport.credentials import TOKEN_REFUSED
+from fedstack.service.refusal_log import RefusalLog
+from fedstack.transport.credentials import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc_module import grpc
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
 from fedstack.transport.status import Code, StatusError, code_of, details_of, message_of
@@ -51,6 +52,7 @@ class CallRouter(grpc.GenericRpcHandler):
         public: Sequence[Service] = (),
     ) -> None:
         self.counts = CallCounts()
+        self._refusals = RefusalLog()
         self._is_allowed = is_allowed
         self._max_calls = max_calls
         self._foreground: set[Task] = set()
@@ -71,7 +73,10 @@ class CallRouter(grpc.GenericRpcHandler):
         path = handler_call_details.method
         metadata = cast("Metadata", handler_call_details.invocation_metadata or ())
         if path not in self._public and not self._is_allowed(metadata):
-            return self._refusal(Code.UNAUTHENTICATED, TOKEN_REFUSED)
+            had_token = bool(bearer_token(metadata))
+            return self._refusal(
+                Code.UNAUTHENTICATED, TOKEN_REFUSED, lambda peer: self._refusals.refused(peer, had_token=had_token)
+            )
         return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
 
     @property
@@ -126,9 +131,10 @@ class CallRouter(grpc.GenericRpcHandler):
 
         return grpc.stream_unary_rpc_method_handler(cast("Any", upload))
 
-    def _refusal(self, code: Code, message: str) -> Handler:
+    def _refusal(self, code: Code, message: str, note: Callable[[str], None] = lambda peer: None) -> Handler:
         async def refuse(_: object, context: Context) -> None:
             self.counts.add(_OTHER_METHODS, code.name)
+            note(context.peer())
             await context.abort(grpc.StatusCode[code.name], message)
 
         # The one kind that answers without waiting for a message, and so good for calls of every kind.

@@ -14,6 +14,7 @@ from echo_service import ECHO, EchoService
 from fedstack import errors
 from fedstack.service.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.refusal_log import RefusalLog
 from fedstack.service.server_thread import ServerThread
 from fedstack.transport.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.grpc_connection import GrpcConnection
@@ -124,6 +125,40 @@ def test_without_the_token_there_is_no_answer_from_any_method(method: str, token
     assert counts == [("(other)", "UNAUTHENTICATED", 1)]
     assert "secret" not in str(raised.value)
     assert ECHO not in str(raised.value)
+
+
+def test_calls_without_the_token_are_logged_once_a_minute_for_each_peer(caplog: pytest.LogCaptureFixture) -> None:
+    with ServerThread(GrpcServer([EchoService()], credentials=ServerCredentials(tokens=("secret",)))) as thread:
+        for token in ("guessed", "guessed", None):
+            with pytest.raises(errors.AuthenticationError):
+                call(thread.target, "Unary", b"", SOON, ClientCredentials(token=token))
+    [line] = [record.getMessage() for record in caplog.records if "Refused a call" in record.getMessage()]
+    assert line.startswith("Refused a call from ipv4:127.0.0.1, which brought a token that is none of this server's; ")
+    assert "guessed" not in caplog.text
+
+
+def test_what_was_not_logged_of_refusals_is_counted_in_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = RefusalLog(lambda: now)
+    for port in range(5):
+        log.refused(f"ipv6:%5B::1%5D:{port}", had_token=False)
+        log.refused(f"ipv4:10.0.0.1:{port}", had_token=True)
+    now = 61.0
+    log.refused("ipv6:%5B::1%5D:7", had_token=False)
+    log.refused("unix:", had_token=False)
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "Refused a call from ipv6:[::1], which brought no token",
+        "Refused a call from ipv4:10.0.0.1, which brought a token that is none of this server's",
+        "Refused a call from ipv6:[::1], which brought no token (4 more since the last line)",
+        "Refused a call from unix:, which brought no token",
+    ]
+
+
+def test_refusals_of_many_peers_do_not_take_more_and_more_memory() -> None:
+    log = RefusalLog()
+    for number in range(1500):
+        log.refused(f"ipv4:10.0.{number // 256}.{number % 256}:1", had_token=False)
+    assert repr(log) == "<RefusalLog of 1000 peers>"
 
 
 @pytest.mark.parametrize("token", [None, "wrong", "secret"])
