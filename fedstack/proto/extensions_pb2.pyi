@@ -42,7 +42,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds")
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class HandshakeResponse(_message.Message):
     PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FOR_TOKEN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     same_process: bool
@@ -61,7 +62,8 @@ class HandshakeResponse(_message.Message):
     python_version: str
     max_value_bytes: int
     heartbeat_seconds: float
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    asks_for_token: bool
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("cardinalities", "lease_seconds")
@@ -320,7 +322,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls")
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop")
     class Calls(_message.Message):
         __slots__ = ("method", "code", "count")
         METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +352,7 @@ class GetStatusResponse(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_UNTIL_STOP_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_seconds: float
     session: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Session]
@@ -357,7 +360,8 @@ class GetStatusResponse(_message.Message):
     bytes: int
     running: int
     calls: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Calls]
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ...) -> None: ...
+    seconds_until_stop: float
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "details")

@@ -21,6 +21,7 @@ from fedstack.service.call_counts import CallCounts
 from fedstack.service.executor_group import cardinalities_of, parsed
 from fedstack.service.phase_service import run_phase
 from fedstack.service.received_frames import receive_value
+from fedstack.service.server_facts import ServerFacts
 from fedstack.service.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
 from fedstack.service.sessions import Session
 from fedstack.transport.executor_stub import PROTOCOL, process_digest
@@ -43,6 +44,7 @@ class ExecutorExtensions:
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
         self.call_counts: CallCounts | None = None
+        self.server_facts: ServerFacts | None = None
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -73,6 +75,7 @@ class ExecutorExtensions:
             python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
             max_value_bytes=limits.max_value_bytes,
             heartbeat_seconds=limits.heartbeat_seconds,
+            asks_for_token=self.server_facts is not None and self.server_facts.asks_for_token,
         )
 
     async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:
@@ -262,6 +265,9 @@ class ExecutorExtensions:
             response.running += session.running
         for method, code, count in self.call_counts or ():
             response.calls.add(method=method, code=code, count=count)
+        left = self.server_facts.seconds_until_stop if self.server_facts is not None else None
+        if left is not None:
+            response.seconds_until_stop = left
         return response
 
 

@@ -12,6 +12,7 @@ from fedstack.service.call_counts import CallCounts
 from fedstack.service.executor_extensions import ExecutorExtensions
 from fedstack.service.executor_group import ExecutorGroup
 from fedstack.service.limits import ServiceLimits
+from fedstack.service.server_facts import ServerFacts
 from fedstack.service.service_core import ServiceCore
 from fedstack.service.sessions import Clock
 from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
@@ -53,6 +54,16 @@ class ExecutorService:
     def call_counts(self, counts: CallCounts | None) -> None:
         if self._extensions is not None:
             self._extensions.call_counts = counts
+
+    @property
+    def server_facts(self) -> ServerFacts | None:
+        """What the server that serves this says of itself; it sets them."""
+        return None if self._extensions is None else self._extensions.server_facts
+
+    @server_facts.setter
+    def server_facts(self, facts: ServerFacts | None) -> None:
+        if self._extensions is not None:
+            self._extensions.server_facts = facts
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:

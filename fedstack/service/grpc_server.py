@@ -12,6 +12,7 @@ from fedstack.service.call_counts import CallCounts, ReportsCalls
 from fedstack.service.call_router import CallRouter, Metadata
 from fedstack.service.health import HealthService
 from fedstack.service.listening import Listener, TcpListener, UnixListener
+from fedstack.service.server_facts import ReportsServer, ServerFacts
 from fedstack.transport.channels import SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
 from fedstack.transport.forks import grpc_use
@@ -90,9 +91,12 @@ class GrpcServer:
             background=background,
             public=[self._health],  # whoever supervises a server need not be able to use it
         )
+        self._facts = ServerFacts(asks_for_token=bool(self._credentials.tokens))
         for service in services:
             if isinstance(service, ReportsCalls):
                 service.call_counts = self.call_counts
+            if isinstance(service, ReportsServer):
+                service.server_facts = self._facts
         self._server: grpc.aio.Server | None = None
         self._target = ""
         self._stopping: asyncio.Task[None] | None = None
@@ -162,6 +166,7 @@ class GrpcServer:
             if isinstance(service, Drains):
                 service.drain()
         seconds = self._grace_seconds if grace is None else grace
+        self._facts.stops_within(seconds)
         timer = asyncio.get_running_loop().call_later(seconds, self._grace_is_over.set)
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._stop())

@@ -1,5 +1,6 @@
 """`fedstack check` and `fedstack status`, run against real servers of this process."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 
 import federated_language as fl
@@ -17,7 +19,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from calling import on_loop
+from calling import call, on_loop
 from echo_service import EchoService
 from test_serve_command import served
 
@@ -34,6 +36,7 @@ from fedstack.service.server_thread import ServerThread
 from fedstack.transport.credentials import ServerCredentials
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.grpc_connection import GrpcConnection
+from fedstack.transport.io_loop import io_loop
 from fedstack.transport.targets import parse_target
 
 
@@ -198,6 +201,18 @@ def test_what_nobody_asks_for_is_not_called_accepted(
         assert main(["check", thread.target, *map(str, options), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["encryption"], found["token"]) == ("TLS, our certificate is not asked for", "not asked for")
+
+
+def test_whoever_checks_with_the_token_is_not_counted_as_one_without(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    options = ["--tls-ca", files.ca, "--token-file", tmp_path / "token"]
+    with new_server(tls(files, tokens=("secret",))) as thread:
+        assert main(["check", thread.target, *map(str, options), "--json"]) == 0
+        counts = list(thread.server.call_counts)
+    assert json.loads(capsys.readouterr().out)["token"] == "accepted"
+    assert {code for _, code, _ in counts} == {"OK"}
 
 
 def test_certificates_that_do_not_fit_are_wrong_usage_before_anybody_is_dialled(
@@ -398,6 +413,36 @@ def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixt
     assert lines[6].split() == ["method", "code", "calls"]
     assert lines[7].split() == ["fedstack.v1.ExecutorExtensions/OpenSession", "OK", "1"]
     assert len({len(line) for line in lines[3:5]} | {len(line) for line in lines[6:8]}) == 2
+
+
+def test_status_tells_that_a_server_is_stopping_and_how_long_calls_have(capsys: pytest.CaptureFixture[str]) -> None:
+    async def make() -> EchoService:
+        return EchoService()
+
+    async def begin_to_stop() -> None:
+        stops.append(asyncio.ensure_future(server.stop(500)))
+        await asyncio.sleep(0)  # until it has begun
+
+    stops: list[asyncio.Future[None]] = []
+    echo = on_loop(make)
+    server = GrpcServer([ExecutorService(local_executor_factory()), echo], grace_seconds=1000)
+    with ServerThread(server) as thread, futures.ThreadPoolExecutor(1) as pool:
+        assert main(["status", thread.target, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["stopping"], found["seconds_until_stop"]) == (False, None)
+        held = pool.submit(call, thread.target, "Hold", b"x")
+        try:
+            on_loop(echo.entered.wait)
+            on_loop(begin_to_stop)
+            assert main(["status", thread.target, "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+            assert found["stopping"]
+            assert 400 < found["seconds_until_stop"] <= 500
+            assert main(["status", thread.target]) == 0
+            assert re.search(r"\nstopping: running calls have \d+ s at most", capsys.readouterr().out)
+        finally:
+            io_loop.call_soon(echo.release.set)
+        assert held.result(20) == b"x"
 
 
 def test_status_can_print_json(target: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,6 @@ def run(options: argparse.Namespace) -> int:
     def left() -> float:
         return max(_LEAST_SECONDS, end - time.monotonic())
 
-    token = "none" if credentials.token is None else "accepted"
-
     async def look(stub: "ExecutorStub") -> Answer:
         handshake = await stub.handshake()
         if handshake is None:
@@ -67,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         return Answer(
             target=str(target),
             encryption=_encryption(target, credentials),
-            token=token,
+            token=_token(credentials, handshake.asks_for_token),
             version=handshake.version,
             python_version=handshake.python_version,
             leaf_runtimes=list(handshake.leaf_runtimes),
@@ -78,8 +76,6 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         answer = ask(target, credentials, options.timeout, look)
-        if credentials.token is not None and _lets_in(target, attrs.evolve(credentials, token=None), left()):
-            answer["token"] = "not asked for"
         if credentials.certificate is not None:
             without = attrs.evolve(credentials, certificate=None, private_key=None)
             if _lets_in(attrs.evolve(target, secure=True), without, left()):
@@ -103,6 +99,12 @@ def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float)
         return ask(target, credentials, timeout, look, explains=False)
     except FedstackError:
         return False
+
+
+def _token(credentials: "ClientCredentials", asked_for: bool) -> str:
+    if credentials.token is None:
+        return "none"
+    return "accepted" if asked_for else "not asked for"
 
 
 def _encryption(target: "Target", credentials: "ClientCredentials") -> str:

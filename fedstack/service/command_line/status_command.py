@@ -49,6 +49,8 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
     return {
         "version": status.version,
         "uptime_seconds": round(status.uptime_seconds, 3),
+        "stopping": status.HasField("seconds_until_stop"),
+        "seconds_until_stop": round(status.seconds_until_stop, 3) if status.HasField("seconds_until_stop") else None,
         "running": status.running,
         "values": status.values,
         "bytes": status.bytes,
@@ -68,6 +70,8 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
 
 def _print(target: str, status: "GetStatusResponse") -> None:
     print(f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}")
+    if status.HasField("seconds_until_stop"):
+        print(f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away")
     print(
         f"sessions {len(status.session)}, values {status.values}, bytes {_size(status.bytes)}, running {status.running}"
     )
