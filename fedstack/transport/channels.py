@@ -71,6 +71,7 @@ def open_channel(
     credentials: ClientCredentials | None = None,
     *,
     allow_plaintext_token: bool = False,
+    plaintext_advice: str = "let others read the token with allow_plaintext_token=True",
     options: Options = (),
 ) -> "grpc.aio.Channel":
     """Opens a channel on the running event loop. It dials when it is first used.
@@ -82,6 +83,7 @@ def open_channel(
       target: Whom to dial.
       credentials: What to prove oneself with; none for plaintext without a token.
       allow_plaintext_token: Whether a token may leave this machine without TLS, for everyone on the way to read.
+      plaintext_advice: What else to do, beside dialling with TLS, about a token that would.
       options: More options for gRPC, which count before those here.
 
     Raises:
@@ -95,7 +97,7 @@ def open_channel(
     if secure:
         check_certificates(credentials, f"for dialling {target}")
     else:
-        _check_plaintext(target, credentials, allow_plaintext_token)
+        _check_plaintext(target, credentials, None if allow_plaintext_token else plaintext_advice)
     every_option = [*options, *CLIENT_OPTIONS]
     if target.is_local:
         every_option.append(("grpc.enable_http_proxy", 0))  # no proxy can reach this machine's own loopback device
@@ -121,14 +123,14 @@ def check_certificates(credentials: ClientCredentials, where: str) -> None:
         raise InvalidValueError(f"{reason}; {where}")
 
 
-def _check_plaintext(target: Target, credentials: ClientCredentials, allow_plaintext_token: bool) -> None:
+def _check_plaintext(target: Target, credentials: ClientCredentials, advice: str | None) -> None:
     if credentials.uses_tls:
         raise InvalidValueError(
             f"Expected a target with TLS for {credentials!r}, found plaintext asked for {target}; dial "
             f"grpcs://{target}, or leave the certificates out"
         )
-    if credentials.token is not None and not (target.is_local or allow_plaintext_token):
+    if credentials.token is not None and not target.is_local and advice is not None:
         raise InvalidValueError(
-            f"Expected TLS where a token leaves this machine, found plaintext for {target}; dial grpcs://{target} or "
-            "give root certificates, or let others read the token with allow_plaintext_token=True"
+            f"Expected TLS where a token leaves this machine, found plaintext for {target}; dial grpcs://{target}, or "
+            f"{advice}"
         )

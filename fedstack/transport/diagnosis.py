@@ -30,6 +30,7 @@ from fedstack.transport.key_pairs import load_pair
 from fedstack.transport.targets import Target
 
 _logger = logging.getLogger(__name__)
+_TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -42,6 +43,7 @@ class Words:
     server_name: str
     token: str
     no_tls: str
+    plaintext_token: str
 
 
 ARGUMENTS = Words(
@@ -50,8 +52,16 @@ ARGUMENTS = Words(
     "server_name",
     "ClientCredentials(token=...)",
     "leave certificates out",
+    f"give root_certificates, or {_TUNNEL}",
 )
-OPTIONS = Words("--tls-ca", "--tls-cert and --tls-key", "--server-name", "--token-file", "leave the TLS options out")
+OPTIONS = Words(
+    "--tls-ca",
+    "--tls-cert and --tls-key",
+    "--server-name",
+    "--token-file",
+    "leave the TLS options out",
+    f"give --tls-ca, or {_TUNNEL}",
+)
 
 
 @attrs.frozen

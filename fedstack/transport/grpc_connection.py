@@ -86,7 +86,9 @@ class GrpcConnection:
             raise ClosedError(f"Expected an open connection to {self.address}, found it closed; make a new context")
         if self._channel is None:
             # What gRPC begins with the first channel of a process keeps the context variables for good.
-            self._channel = contextvars.Context().run(open_channel, self._target, self._credentials)
+            self._channel = contextvars.Context().run(
+                open_channel, self._target, self._credentials, plaintext_advice=self._words.plaintext_token
+            )
         return self._channel
 
     def _method(self, kind: str, path: str) -> Any:

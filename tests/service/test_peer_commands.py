@@ -215,6 +215,19 @@ def test_whoever_checks_with_the_token_is_not_counted_as_one_without(
     assert {code for _, code, _ in counts} == {"OK"}
 
 
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_a_token_for_another_machine_wants_tls_or_what_the_command_line_has(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    assert main([command, "no-such-host.invalid:1", "--token-file", str(tmp_path / "token")]) == 1
+    assert capsys.readouterr().err == (
+        f"fedstack {command}: error: Expected TLS where a token leaves this machine, found plaintext for "
+        "no-such-host.invalid:1; dial grpcs://no-such-host.invalid:1, or give --tls-ca, or dial localhost where a "
+        "tunnel (ssh -L) leads to it\n"
+    )
+
+
 def test_certificates_that_do_not_fit_are_wrong_usage_before_anybody_is_dialled(
     files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
