@@ -100,8 +100,22 @@ class ExecutorStub:
         return response
 
     async def get_executor(self, request: plain.GetExecutorRequest) -> plain.GetExecutorResponse:
-        """Asks for an executor."""
-        return await self._plain("GetExecutor", request, plain.GetExecutorResponse())
+        """Asks for an executor.
+
+        Raises:
+          RemoteError: If the peer has no executors, and is likely another server than was meant.
+        """
+        try:
+            return await self._plain("GetExecutor", request, plain.GetExecutorResponse())
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            said = str(error).removeprefix(f"Expected an answer from {self.address}, found ")
+            raise RemoteError(
+                f"Expected an executor service at {self.address}, found a gRPC server without one ({said}); correct "
+                "host and port",
+                code=error.code,
+            ) from error
 
     async def create_value(self, request: plain.CreateValueRequest) -> plain.CreateValueResponse:
         """Creates a value."""
