@@ -173,6 +173,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
         targets, credentials = source.targets, credentials or source.credentials
     listed = targets if isinstance(targets, (list, tuple)) else [targets]
     stubs: list[ExecutorStub] = []
+    channels = 0
     for target in cast("Sequence[object]", listed):
         if isinstance(target, ExecutorStub):
             _check_none(given, "stub")
@@ -187,7 +188,9 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             from fedstack.transport.channel_connection import ChannelConnection
 
             _check_none(given, "channel")
-            stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target))))
+            channels += 1
+            name = "the peer of a channel" if channels == 1 else f"the peer of channel {channels}"
+            stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target), name)))
         else:
             raise InvalidValueError(
                 f"Expected the address of a worker, as in 'localhost:8000', a channel or a stub, found "

@@ -59,7 +59,8 @@ class Worker:
         if self.cause is None:
             return f"no answer within {seconds:g} s"
         known = self.cause.causes.get(self.address) if isinstance(self.cause, FedstackError) else None
-        return known or str(self.cause).partition("\n")[0]
+        found = str(self.cause).removeprefix(f"Expected an answer from {self.address}, found ")
+        return known or found.partition("\n")[0]
 
     def __repr__(self) -> str:
         return f"<Worker {self.address} {self._state()}>"
@@ -176,24 +177,31 @@ class Workers:
         for worker in self._workers:
             self._note_loss(worker)
         causes = {worker.address: worker.cause_after(seconds) for worker in self._workers}
+        is_single = len(causes) == 1  # the same address may have been given twice
         mistakes = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
         if not mistakes and all(worker.stub.loss() is not None for worker in self._workers):
+            found = f"at least one of {len(causes)} worker processes to run, found that all have ended"
+            if is_single:
+                found = "the worker process to run, found that it has ended"
             error = NoWorkersError(
-                f"Expected at least one of {len(self._workers)} worker processes to run, found that all have ended, "
-                "likely from a client function (os._exit, a crash, too much memory); mend that, and start a new pool:"
+                f"Expected {found}, likely from a client function (os._exit, a crash, too much memory); mend that, "
+                "and start a new pool:"
                 f"{listed(causes)}"
             )
             error.is_final = True
         elif len(mistakes) < len(self._workers):
+            found = f"at least one of {len(causes)} workers to be ready, found none; start them"
+            if is_single:
+                found = "the worker to be ready, found that it is not; start it"
             error = NoWorkersError(
-                f"Expected at least one of {len(self._workers)} workers to be ready, found none; start them with "
-                f"`fedstack serve`, and ask one with `fedstack check`:{listed(causes)}"
+                f"Expected {found} with `fedstack serve`, and ask {'it' if is_single else 'one'} with `fedstack check`:"
+                f"{listed(causes)}"
             )
         elif len(set(map(str, mistakes))) == 1 or not isinstance(mistakes[0], AuthenticationError):
             raise mistakes[0]
         else:
             error = AuthenticationError(
-                f"Expected at least one of {len(self._workers)} workers to let us in, found none:{listed(causes)}"
+                f"Expected at least one of {len(causes)} workers to let us in, found none:{listed(causes)}"
             )
         error.causes = causes
         return error

@@ -31,7 +31,7 @@ from fedstack.computations.language import RetryableError
 from fedstack.computations.own_frames import cut_own_frames
 from fedstack.computations.texts import shortened
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
-from fedstack.transport.unreached import reason_of
+from fedstack.transport.unreached import NO_ANSWER, reason_of
 
 # What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
 MAX_DETAILS_BYTES = 6 * 1024
@@ -42,6 +42,8 @@ _MAX_PATH_STEPS = 8
 _MAX_FRAMES = 64
 _MAX_PIECE_BYTES = 2048
 _MAX_LINE_BYTES = 300
+# How gRPC says that nothing came in time; what a peer says of its own deadlines is another text.
+_GRPCS_DEADLINE = "Deadline Exceeded"
 _DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"
 
 
@@ -248,7 +250,12 @@ def _plain_error(code: Code, message: str, address: str) -> Exception:
     if reason is not None:
         return reason.error_at(address)
     text = f"Expected an answer from {address}, found {code.name}: {message}".removesuffix(": ")
-    return errors.RemoteError(text, code=code.name) if meaning is None else meaning.error(f"{text}; {meaning.advice}")
+    if meaning is None:
+        return errors.RemoteError(text, code=code.name)
+    error = meaning.error(f"{text}; {meaning.advice}")
+    if code == Code.DEADLINE_EXCEEDED and message == _GRPCS_DEADLINE:
+        error.causes = {address: NO_ANSWER.found}
+    return error
 
 
 def _read(details: bytes | None) -> ErrorDetail | None:

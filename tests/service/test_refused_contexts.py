@@ -13,6 +13,9 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from calling import on_loop
+from echo_service import EchoService
+
 import fedstack
 from fedstack import errors
 from fedstack.executors.factories import local_executor_factory
@@ -22,6 +25,8 @@ from fedstack.service.grpc_server import GrpcServer
 from fedstack.service.server_thread import ServerThread
 from fedstack.service.worker_pool import local_worker_pool
 from fedstack.transport.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.status import Code, error_from_status
 
 # What a slow machine may add; without an early end the whole time to connect would pass.
 SOON, CONNECT_SECONDS = 5.0, 30.0
@@ -162,6 +167,38 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
     # The attempts that follow say no more than that nothing has changed.
     retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Trying a computation again")]
     assert [message.endswith("the same") for message in retries] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_worker_that_is_away_is_not_spoken_of_as_several(times: int, nobody: str) -> None:
+    found = failure([nobody] * times, connect_seconds=3, retry_policy=fedstack.RetryPolicy.none())
+    assert str(found) == (
+        "Expected the worker to be ready, found that it is not; start it with `fedstack serve`, and ask it with "
+        f"`fedstack check`:\n  {nobody}: nobody listens there (connection refused)"
+    )
+
+
+def test_a_worker_that_does_not_answer_is_a_line_that_names_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def in_vain(stub: ExecutorStub) -> None:
+        raise error_from_status(Code.DEADLINE_EXCEEDED, "Deadline Exceeded", None, stub.address)
+
+    monkeypatch.setattr(ExecutorStub, "handshake", in_vain)
+    with serving() as thread:
+        found = failure(thread.target, connect_seconds=0.5, retry_policy=fedstack.RetryPolicy.none())
+        assert found.causes == {thread.target: "it does not answer"}
+        assert str(found).splitlines()[1:] == [f"  {thread.target}: it does not answer"]
+
+
+def test_a_server_without_executors_is_said_to_be_one() -> None:
+    async def make() -> EchoService:
+        return EchoService()
+
+    with ServerThread(GrpcServer([on_loop(make)])) as thread:
+        found = failure(thread.target, connect_seconds=CONNECT_SECONDS)
+        assert isinstance(found, errors.RemoteError)
+        expected = f"Expected an executor service at {thread.target}, found a gRPC server without one (UNIMPLEMENTED: "
+        assert str(found).startswith(expected)
+        assert str(found).endswith("); correct host and port")
 
 
 def test_a_pool_that_is_closed_is_noticed_at_once() -> None:

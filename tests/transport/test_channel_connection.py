@@ -112,6 +112,15 @@ def test_credentials_that_nobody_would_use_are_refused():
                 assert "secret" not in str(caught.value)
 
 
+def test_several_channels_are_told_apart():
+    with grpc.insecure_channel("127.0.0.1:1") as first, grpc.insecure_channel("127.0.0.1:1") as second:
+        context = fedstack.create_sync_remote_execution_context([first, second], connect_seconds=0.1)
+        with fedstack.use_context(context), pytest.raises(NoWorkersError) as caught:
+            total([np.zeros(20_000, np.float32)])
+        context.close()
+    assert list(caught.value.causes) == ["the peer of a channel", "the peer of channel 2"]
+
+
 @contextlib.contextmanager
 def nowhere():
     """Yields an address at which nobody listens, until a server of the test does."""
