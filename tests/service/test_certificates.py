@@ -1,6 +1,7 @@
 """`fedstack certs` and what it makes; that the certificates work is in the tests of servers with TLS."""
 
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,18 @@ def test_nothing_is_written_over_unless_forced(tmp_path: Path, capsys: pytest.Ca
     assert [path.read_bytes() for path in files] == before
     assert main(["certs", str(tmp_path), "--force"]) == 0
     assert all(path.read_bytes() != old for path, old in zip(files, before))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="has other quotes")
+def test_the_commands_that_follow_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my certs"
+    assert main(["certs", str(folder), "--name", "::1"]) == 0
+    _, serve, check = capsys.readouterr().err.splitlines()
+    assert shlex.split(serve)[3::2] == [str(folder / name) for name in ("server.pem", "server.key", "ca.pem")]
+    assert shlex.split(check)[2] == "[::1]:8000"
+    assert shlex.split(check)[4::2] == [str(folder / name) for name in ("ca.pem", "client.pem", "client.key")]
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "3651", "9" * 30, "1.5"])

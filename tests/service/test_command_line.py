@@ -147,3 +147,13 @@ def test_grpc_is_told_to_be_quiet_unless_the_user_has_a_say(
     early, late, imported = run_process("-c", program.lstrip()).stdout.split()
     assert early == ("None" if expected == "NONE" else expected)  # a local run needs none
     assert (late, imported) == (expected, "True")
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "status", "certs", "demo"])
+def test_help_tells_no_default_where_there_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default: " in text
+    assert "None" not in text
+    assert ") (default" not in text

@@ -1,6 +1,7 @@
 """The subcommand `fedstack certs`."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -31,11 +32,15 @@ def run(options: argparse.Namespace) -> int:
     files = make_test_certificates(options.folder, names, days=options.days, force=options.force)
     for path in files:
         print(path)
+    ca, server_cert, server_key, client_cert, client_key = (
+        shlex.quote(str(path))
+        for path in (files.ca, files.server_cert, files.server_key, files.client_cert, files.client_key)
+    )
+    address = shlex.quote(_dialled(names[0]) + ":8000")
     print(
         f"For tests only: the keys are not encrypted. Valid for {options.days} days and for {', '.join(names)}.\n"
-        f"  fedstack serve --tls-cert {files.server_cert} --tls-key {files.server_key} --tls-client-ca {files.ca}\n"
-        f"  fedstack check {_dialled(names[0])}:8000 --tls-ca {files.ca} --tls-cert {files.client_cert} "
-        f"--tls-key {files.client_key}",
+        f"  fedstack serve --tls-cert {server_cert} --tls-key {server_key} --tls-client-ca {ca}\n"
+        f"  fedstack check {address} --tls-ca {ca} --tls-cert {client_cert} --tls-key {client_key}",
         file=sys.stderr,
     )
     return SUCCESS

@@ -67,7 +67,7 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
             command.NAME,
             help=command.SUMMARY,
             description=command.SUMMARY,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
         command.add_options(own)
@@ -98,6 +98,13 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
             raise  # not one of ours, which say what to install, but a broken installation
         print(f"fedstack {chosen.NAME}: error: {error}", file=sys.stderr)
         return FAILURE
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells the defaults that there are, and not that there is none."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class _Parser(argparse.ArgumentParser):
