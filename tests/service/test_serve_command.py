@@ -102,8 +102,20 @@ def test_a_socket_on_the_command_line_wins_over_a_port_in_the_environment(
     monkeypatch.setenv("FEDSTACK_PORT", "81")
     serve_command.make_server(options_of("--unix-socket", tmp_path / "s"))
     monkeypatch.setenv("FEDSTACK_UNIX_SOCKET", str(tmp_path / "s"))
-    with pytest.raises(UsageError, match="found --unix-socket and --port"):
+    with pytest.raises(UsageError, match="found FEDSTACK_UNIX_SOCKET and FEDSTACK_PORT; leave"):
         serve_command.make_server(options_of())
+    with pytest.raises(UsageError, match="found FEDSTACK_UNIX_SOCKET and --port; leave"):
+        serve_command.make_server(options_of("--port", "82"))
+    with pytest.raises(UsageError, match="found --unix-socket and --host; leave"):
+        serve_command.make_server(options_of("--unix-socket", tmp_path / "s", "--host", "::1"))
+
+
+def test_a_host_may_be_in_brackets_as_it_is_in_addresses() -> None:
+    assert serve_command.ready_line("h:1", options_of("--host", "[::1]")).endswith(
+        "(insecure, loopback only); python code refused"
+    )
+    assert options_of("--host", "[::1]").host == options_of("--host", "::1").host
+    serve_command.make_server(options_of("--host", "[::1]"))
 
 
 def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(

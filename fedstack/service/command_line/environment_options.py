@@ -79,7 +79,7 @@ class EnvironmentOptions:
         )
 
     def _look_up(self, option: str) -> tuple[str, _FromEnvironment | None]:
-        variable = PREFIX + option.removeprefix("--").replace("-", "_").upper()
+        variable = variable_of(option)
         value = self._environment.get(variable, "").strip()
         if not value or value.startswith(_OF_KUBERNETES):
             return variable, None
@@ -88,6 +88,11 @@ class EnvironmentOptions:
         self._found |= {option.removeprefix("--").replace("-", "_")}
         self._parser.set_defaults(of_environment=self._found)
         return variable, found
+
+
+def variable_of(option: str) -> str:
+    """Returns the variable that stands for an option, as in `--max-sessions`."""
+    return PREFIX + option.removeprefix("--").replace("-", "_").upper()
 
 
 class _Given(argparse.Action):

@@ -16,7 +16,7 @@ from fedstack._version import __version__
 from fedstack.computations.number_checks import MOST_BYTES, MOST_CLIENTS, MOST_MESSAGE_BYTES
 from fedstack.errors import InvalidValueError
 from fedstack.service.command_line.command import SUCCESS, UsageError, seconds, whole_number
-from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of
+from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of, variable_of
 from fedstack.service.command_line.log_format import FORMATS, LEVELS, configure_logging
 from fedstack.service.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
 
@@ -165,6 +165,8 @@ def dialled_address(target: str, options: argparse.Namespace) -> str:
 
 
 def _host(text: str) -> str:
+    if text.startswith("[") and text.endswith("]") and ":" in text:  # as in addresses with a port
+        return text[1:-1]
     if text.strip():
         return text
     raise argparse.ArgumentTypeError(
@@ -176,14 +178,18 @@ def _host(text: str) -> str:
 def _check_address(options: argparse.Namespace) -> None:
     if options.unix_socket is None:
         return
-    given: frozenset[str] = getattr(options, "given", frozenset[str]())
+    on_command_line: frozenset[str] = getattr(options, "given", frozenset[str]())
+    given = on_command_line
     if "unix_socket" not in given:  # of variables, only those clash that the command line does not override
         given |= getattr(options, "of_environment", frozenset[str]())
-    clashing = [f"--{name}" for name in ("host", "port") if name in given]
+    clashing = [name for name in ("host", "port") if name in given]
     if clashing:
+        names = [
+            f"--{name.replace('_', '-')}" if name in on_command_line else variable_of(name)
+            for name in ("unix_socket", *clashing)
+        ]
         raise UsageError(
-            f"Expected a socket or host and port to listen at, found --unix-socket and {' and '.join(clashing)}; leave "
-            "one or the other out"
+            f"Expected a socket or host and port to listen at, found {' and '.join(names)}; leave one or the other out"
         )
 
 
