@@ -121,6 +121,7 @@ class Program:
       seconds_per_call: What one run took on one thread when last measured; executors plan with it. `None` before the
         first.
       result_bytes: The size of the arrays that one client yields, when last measured.
+      runs: How often it has been run for many clients.
       runs_without_helpers: For how many more runs a second thread is not tried, because it did not pay.
     """
 
@@ -131,6 +132,7 @@ class Program:
     slots: int
     seconds_per_call: float | None = None
     result_bytes: int = 0
+    runs: int = 0
     runs_without_helpers: int = 0
     memo: dict[object, "Program"] = attrs.field(factory=cast("Callable[[], dict[object, Program]]", dict))
 

@@ -34,6 +34,8 @@ _WAITING_CPU_SHARE = 0.15
 _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
 _RUNS_UNTIL_TRIED_AGAIN = 50
+# What one thread needs is measured when the caches are warm, and again from time to time: machines have other work too.
+_RUNS_BETWEEN_MEASUREMENTS = 32
 
 
 class Stream(Protocol):
@@ -116,7 +118,10 @@ class ClientBlocks:
         ):
             # What is known to last gets its first helper at once; what is not known has to last a moment first.
             pays = self.program.runs_without_helpers == 0
-            delay = 0.0 if pays and known is not None and known >= _HELPER_MIN_SECONDS else _HELPER_DELAY_SECONDS
+            lasts = known is not None and known >= _HELPER_MIN_SECONDS
+            is_measured = self.program.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
+            delay = 0.0 if pays and lasts and not is_measured else _HELPER_DELAY_SECONDS
+            self.program.runs += 1
             self.program.runs_without_helpers = max(0, self.program.runs_without_helpers - 1)
             threads.submit(lambda: self._help(threads, delay, pays))
         try:
