@@ -168,7 +168,7 @@ def _interrupts(error: BaseException) -> bool:
 
     A cancellation that comes out of a function is its own (of a loop inside it): that of a caller never goes in.
     """
-    if isinstance(error, (Exception, asyncio.CancelledError)):
+    if isinstance(error, asyncio.CancelledError):
         return False
     if isinstance(error, KeyboardInterrupt):
         return True

@@ -62,8 +62,7 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
         return _normalize_string(value, tensor, path)
     if type(value) is dtype.type and is_scalar(tensor):
         return value
-    if isinstance(value, np.ma.MaskedArray):
-        mismatch(tensor, "a masked array", path, "say what stands for the masked elements: value.filled(…)")
+    _check_unmasked(value, tensor, path)
     if isinstance(value, np.ndarray):
         # As a plain array: a subclass (np.matrix, say) computes otherwise.
         array = _cast_array(np.asarray(cast(np.ndarray, value)), tensor, path)
@@ -204,6 +203,11 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
             wide = np.array(nest, np.object_ if kinds == {int} else None)
             return _cast_python(wide, leaves, tensor, path)
         if any(issubclass(kind, (np.generic, np.ndarray)) for kind in kinds):
+            if len(kinds) > 1 or len({cast(np.ndarray, leaf).dtype for leaf in leaves}) > 1:
+                # NumPy would promote them to what may hold none of them.
+                return np.array(_cast_leaves(nest, tensor, path), tensor.dtype)
+            for leaf in leaves:
+                _check_unmasked(leaf, tensor, path)
             return _cast_array(np.array(nest), tensor, path)
     except TypeMismatchError:
         raise
@@ -211,6 +215,31 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
         raise TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; {error}") from error
     names = sorted(kind.__name__ for kind in kinds)
     mismatch(tensor, f"a list of {', '.join(names)}", path, "use one kind of number throughout")
+
+
+def _cast_leaves(nest: Sequence[object], tensor: TensorType, path: str) -> list[object]:
+    """Casts the numbers and arrays in nested lists, each by the rule for its own kind."""
+    return [
+        _cast_leaves(cast("Sequence[object]", item), tensor, path)
+        if isinstance(item, (list, tuple))
+        else _cast_leaf(item, tensor, path)
+        for item in nest
+    ]
+
+
+def _cast_leaf(leaf: object, tensor: TensorType, path: str) -> np.ndarray:
+    _check_unmasked(leaf, tensor, path)
+    if isinstance(leaf, (np.generic, np.ndarray)):
+        return _cast_array(np.asarray(cast(np.ndarray, leaf)), tensor, path)
+    if type(leaf) not in _PYTHON_KINDS:
+        mismatch(tensor, describe(leaf), path)
+    _checked_kind(leaf, tensor, path)
+    return _cast_python(np.array(leaf, np.object_ if type(leaf) is int else None), [leaf], tensor, path)
+
+
+def _check_unmasked(value: object, tensor: TensorType, path: str) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        mismatch(tensor, "a masked array", path, "say what stands for the masked elements: value.filled(…)")
 
 
 def to_bytes(value: object, path: str) -> bytes:

@@ -127,7 +127,7 @@ class ClientBlocks:
         try:
             self._work()
             with self._room:
-                while self._workers:
+                while self._workers and not self._is_decided():
                     self._room.wait()
         finally:
             self._cancelled = True  # for helpers, where Ctrl-C ended the wait
@@ -136,6 +136,12 @@ class ClientBlocks:
             raise self._error
         if self._done:
             self.program.seconds_per_call = self._alone or self._seconds / self._done
+
+    def _is_decided(self) -> bool:
+        """Tells whether what still runs cannot change the outcome: it ends by itself, and nobody waits for it."""
+        if self._error is None:
+            return False
+        return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
 
     def _help(self, threads: LeafThreads, delay: float, pays: bool = True) -> None:
         """Joins the work if it lasts; then sees to it that another helper joins if threads only wait."""
@@ -249,7 +255,8 @@ class ClientBlocks:
                 self.progress.failed(size)
             with self._room:
                 del self._working[block.start]
-                if first < self._error_client:
+                # Ctrl-C counts wherever it struck.
+                if first < self._error_client or not isinstance(error, Exception):
                     self._error, self._error_client = error, first
                 self._room.notify_all()
             return
@@ -258,7 +265,7 @@ class ClientBlocks:
             del self._working[block.start]
             self._done += size
             self._seconds += seconds
-            if self.sink.ordered:
+            if self.sink.ordered or self._error is not None:
                 self._room.notify_all()
         if self.progress is not None:
             self.progress.finished(size)

@@ -12,10 +12,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, get_args
 
 import attrs
 
+from fedstack.errors import InvalidValueError
 from fedstack.testing import (
     executor_rows_contract,
     executor_rows_failures,
@@ -141,13 +142,30 @@ class StackRow(Row):
         self._run(lambda: StackSubject(make_factory, retry_policy, default_num_clients))
 
 
+def _checked_needs(without: object) -> frozenset[object]:
+    """Returns what is said not to be there.
+
+    Raises:
+      InvalidValueError: If no promise needs one of these.
+    """
+    known = sorted(get_args(Need))
+    given: list[object] = [without]
+    if isinstance(without, Collection) and not isinstance(without, str):
+        given = list(cast("Collection[object]", without))
+    unknown = [need for need in given if need not in known]
+    if unknown:
+        raise InvalidValueError(f"Expected a list of some of {known} as `without`, found {unknown[0]!r}")
+    return frozenset(given)
+
+
 def executor_rows(*, without: Collection[Need] = ()) -> list[ExecutorRow]:
     """Returns the rows of `check_executor`, to parametrise a test with.
 
     Args:
       without: What the executors under test do not have; rows that need it are left out. See `check_executor`.
     """
-    return [ExecutorRow(p) for p in promises() if p.of_executors and not p.needs & frozenset(without)]
+    needs = _checked_needs(without)
+    return [ExecutorRow(p) for p in promises() if p.of_executors and not p.needs & needs]
 
 
 def stack_rows(*, without: Collection[Need] = ()) -> list[StackRow]:
@@ -156,7 +174,8 @@ def stack_rows(*, without: Collection[Need] = ()) -> list[StackRow]:
     Args:
       without: What the stacks under test do not have; rows that need it are left out. See `check_executor`.
     """
-    return [StackRow(p) for p in promises() if p.of_stacks and not p.needs & frozenset(without)]
+    needs = _checked_needs(without)
+    return [StackRow(p) for p in promises() if p.of_stacks and not p.needs & needs]
 
 
 def check_executor(make_executor: MakeExecutor, *, without: Collection[Need] = ()) -> None:

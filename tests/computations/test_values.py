@@ -187,6 +187,34 @@ def test_a_nest_that_is_too_deep_for_an_array_is_refused(depth):
     refused(nest, vector(np.int32, 1), "found a ragged list; at arg; NumPy has arrays of at most 64 dimensions")
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_masked_arrays_in_a_list_are_refused_as_they_are_alone(rows):
+    masked = np.ma.array([1.0, 1000.0], mask=[0, 1])
+    refused([masked] * rows, vector(np.float64, rows, 2), "found a masked array")
+    refused([1.0, np.ma.masked], vector(np.float64, 2), "found a masked array")
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        [np.float64(1), np.int64(2**53 + 1)],
+        [1.0, np.int64(2)],
+        [np.float32(1), 2],
+        [np.array(1.0), np.array(True)],
+        [np.uint64(2**63), np.int64(1)],
+    ],
+    ids=repr,
+)
+def test_each_number_of_a_list_must_fit_by_itself(mixed):
+    refused(mixed, vector(np.float64, 2), "Expected float64[2], found")
+
+
+def test_numbers_of_several_dtypes_that_all_fit_make_an_array():
+    payload = normalize([np.float32(0.1), np.float64(0.1), 0.1], vector(np.float64, 3))
+    assert payload.tolist() == [float(np.float32(0.1)), 0.1, 0.1]
+    assert normalize([np.int8(-1), np.uint8(255), 7], vector(np.int16, 3)).tolist() == [-1, 255, 7]
+
+
 def test_a_list_that_contains_itself_is_refused():
     nest = []
     nest.append(nest)

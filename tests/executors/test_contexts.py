@@ -265,6 +265,47 @@ def test_what_is_meant_for_the_program_passes_through_a_leaf_and_the_context_wor
         signal.signal(signal.SIGTERM, before)
 
 
+class TimeUpError(Exception):
+    """What an alarm of the program raises."""
+
+
+def test_what_the_handler_of_a_signal_raises_passes_through_a_leaf_as_it_is(sync_context):
+    def alarm(*_):
+        raise TimeUpError
+
+    before = signal.signal(signal.SIGTERM, alarm)
+    try:
+        with fedstack.use_context(sync_context):
+            with pytest.raises(TimeUpError):
+                stopping_with(end_by_signal)([1, 2])
+            assert total([1]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("error", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (ValueError, LeafError)])
+def test_what_ends_a_call_does_not_wait_for_later_clients_that_may_never_return(error, seen):
+    entered, release, returned = threading.Event(), threading.Event(), threading.Event()
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def first_fails(x):
+        if threading.current_thread() is threading.main_thread():
+            assert entered.wait(30)
+            raise error
+        entered.set()
+        assert release.wait(30)
+        returned.set()
+        return x
+
+    context = fedstack.create_sync_local_execution_context(max_threads=2)
+    with fedstack.use_context(context):
+        with pytest.raises(seen):
+            fl.federated_computation(lambda xs: fl.federated_map(first_fails, xs), INTS)([1, 2, 3, 4])
+    assert not returned.is_set()
+    release.set()
+    context.close()
+
+
 def give_up_generator():
     raise GeneratorExit
 

@@ -9,6 +9,7 @@ import pytest
 from federated_language.compiler import intrinsic_defs
 
 import fedstack
+from fedstack.errors import InvalidValueError
 from fedstack.executors import FederatingExecutor, LeafExecutor, ReferenceResolvingExecutor, SequenceExecutor
 from fedstack.testing import (
     ConformanceError,
@@ -192,11 +193,21 @@ def test_every_intrinsic_of_the_language_has_a_row(rows) -> None:
 @pytest.mark.parametrize("need", ["concurrency", "lazy arguments", "one attempt", "same process"])
 def test_rows_that_need_something_can_be_left_out(rows, need) -> None:
     left, every = rows(without=[need]), rows()
+    assert [row.name for row in rows(without=need)] == [row.name for row in left]
     assert 0 < len(left) < len(every)
     assert all(need not in row.promise.needs for row in left)
     assert {row.name for row in every} - {row.name for row in left} == {
         row.name for row in every if need in row.promise.needs
     }
+
+
+@pytest.mark.parametrize("rows", [executor_rows, stack_rows])
+@pytest.mark.parametrize("without", ["concurency", ["concurency"], 5])
+def test_what_no_row_needs_cannot_be_left_out(rows, without) -> None:
+    with pytest.raises(
+        InvalidValueError, match=r"Expected a list of some of \['concurrency', .*\] as `without`, found"
+    ):
+        rows(without=without)
 
 
 def test_rows_leave_no_threads_of_their_own_behind() -> None:
