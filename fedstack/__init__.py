@@ -5,7 +5,8 @@ execution contexts to run them in, and the executors that contexts are made of (
 """
 
 from fedstack._version import __version__ as __version__
-from fedstack.computations.client_data import batches, by_client, client_seeds, from_generator
+from fedstack.computations.client_data import batches, client_seeds, from_generator
+from fedstack.computations.client_tables import by_client
 from fedstack.computations.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.python_computation import python_computation
 from fedstack.errors import FedstackError

@@ -5,11 +5,10 @@ iterator does not, it is empty the second time, and an empty second epoch is a w
 iterators are refused by name, here and wherever a sequence enters a computation.
 """
 
-import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,16 +18,6 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 T = TypeVar("T")
 _BOOLS = (bool, np.bool_)
 Arrays: TypeAlias = object  # An array, or dicts, tuples and namedtuples of them, nested at will.
-
-
-@runtime_checkable
-class DataFrameLike(Protocol):
-    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
-
-    @property
-    def columns(self) -> Iterable[Any]: ...
-
-    def __getitem__(self, name: Any, /) -> Any: ...
 
 
 def check_re_iterable(sequence: object, path: str = "value") -> None:
@@ -189,56 +178,6 @@ def batches(
     return Batches(arrays, batch_size, shuffle_seed=shuffle_seed, drop_remainder=drop_remainder)
 
 
-def by_client(
-    table: Mapping[str, ArrayLike] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
-) -> dict[Any, dict[str, NDArray[Any]]]:
-    """Splits a table into one table per client.
-
-    Clients come in the order of their ids where these can be sorted, else (ids of several kinds) in the order of
-    their first rows. A client's rows keep their order.
-
-    >>> {who: part["x"].tolist() for who, part in by_client({"who": ["b", "a", "b"], "x": [1, 2, 3]}, "who").items()}
-    {'a': [2], 'b': [1, 3]}
-
-    Args:
-      table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`.
-      client_id: The name of the column that tells whose row it is.
-      columns: The names of the columns to keep, in this order; all but `client_id` if left out.
-
-    Returns:
-      For each client id, as a Python value, the columns of its rows. The arrays are read-only.
-
-    Raises:
-      TypeMismatchError: If the table is neither.
-      InvalidValueError: If a column is missing or of another length, or a row has no client id.
-    """
-    names = _column_names(table)
-    kept = [name for name in names if name != client_id] if columns is None else list(columns)
-    for name in (client_id, *kept):
-        if name not in names:
-            raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
-    ids = _id_array(table[client_id])
-    if ids.ndim != 1:
-        raise InvalidValueError(
-            f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
-        )
-    arrays = {name: np.asarray(table[name]) for name in kept}
-    for name, array in arrays.items():
-        if array.shape[:1] != ids.shape:
-            raise InvalidValueError(
-                f"Expected {len(ids)} rows as in column {client_id!r}, found shape {list(array.shape)}; "
-                f"at column {name!r}; give all columns the same rows"
-            )
-    clients, rows_of = _group(ids, client_id)
-    result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
-    for name, array in arrays.items():
-        for client, rows in zip(clients, rows_of, strict=True):
-            part = array[rows]
-            part.flags.writeable = False
-            result[client][name] = part
-    return result
-
-
 def client_seeds(seed: int, n: int) -> list[int]:
     """Returns a seed for each of `n` clients, independent of each other and reproducible.
 
@@ -258,80 +197,6 @@ def client_seeds(seed: int, n: int) -> list[int]:
     """
     entropy, count = _seed("seed", seed), _seed("n", n)
     return [int(np.random.SeedSequence(entropy, spawn_key=(k,)).generate_state(1, np.uint64)[0]) for k in range(count)]
-
-
-def _column_names(table: object) -> list[str]:
-    if isinstance(table, Mapping):
-        return list(cast("Mapping[str, object]", table))
-    if isinstance(table, DataFrameLike):
-        return list(table.columns)
-    raise TypeMismatchError(
-        f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; "
-        "give a dict from column names to arrays"
-    )
-
-
-def _id_array(column: Any) -> NDArray[Any]:
-    """Returns the ids of a column; those of a list keep their own kinds and all their digits.
-
-    NumPy would make 2^63 and 1 into floats, and "1" and 1 into strings: different clients would become one.
-    """
-    if not isinstance(column, (list, tuple)):
-        return np.asarray(column)
-    items = list(cast("Sequence[Any]", column))
-    kinds = set(map(type, items))
-    nested = not kinds.isdisjoint({list, tuple, np.ndarray})
-    if nested or kinds <= {int} or kinds <= {str}:
-        try:
-            plain = np.asarray(items)
-        except ValueError:  # ragged
-            plain = np.empty((len(items), 0))
-        if nested or plain.dtype.kind in "iuU":
-            return plain
-    ids = np.empty(len(items), np.object_)
-    ids[:] = items
-    return ids
-
-
-def _group(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
-    """Returns the distinct ids and, for each, its rows."""
-    values = cast("list[Any]", ids.tolist())
-    numbers: dict[Any, int] = {}
-    try:
-        inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))
-    except TypeError as error:
-        raise InvalidValueError(
-            f"Expected client ids that can be keys of a dict, found: {error}; at column {column!r}; "
-            "use text or integers"
-        ) from error
-    for value in numbers:
-        if _is_missing(value):
-            row = next(row for row, other in enumerate(values) if other is value)
-            raise InvalidValueError(
-                f"Expected a client id in every row, found {value!r} in row {row}; at column {column!r}; "
-                "drop such rows or give them an id"
-            )
-    # A stable sort by number puts the rows of each client side by side and keeps their order.
-    stops = np.cumsum(np.bincount(inverse, minlength=len(numbers)))
-    rows = np.argsort(inverse, kind="stable")
-    starts = itertools.chain((0,), stops.tolist())
-    groups = {value: rows[start:stop] for value, start, stop in zip(numbers, starts, stops.tolist(), strict=False)}
-    try:
-        clients = sorted(groups)
-    except TypeError:
-        clients = list(groups)
-    return clients, [groups[client] for client in clients]
-
-
-def _is_missing(value: Any) -> bool:
-    if value is None:
-        return True
-    try:
-        # Not-a-number and not-a-time are the values that differ from themselves.
-        return bool(value != value)
-    except TypeError:
-        # pandas' NA refuses to be a condition.
-        return True
 
 
 def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations import client_data
+from fedstack.computations import client_data, client_tables
 from fedstack.computations.client_data import (
     batches,
-    by_client,
     check_re_iterable,
     client_seeds,
     from_generator,
     from_iterable,
 )
+from fedstack.computations.client_tables import by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 Example = namedtuple("Example", ["x", "y"])
 
 
 def test_examples_in_docstrings_hold():
-    assert doctest.testmod(client_data).failed == 0
+    assert doctest.testmod(client_data).failed == doctest.testmod(client_tables).failed == 0
 
 
 @pytest.mark.parametrize("elements", [[1, 2], (1, 2), range(1, 3), np.array([1, 2]), {1: 0, 2: 0}.keys()])
