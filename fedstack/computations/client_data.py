@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from fedstack.computations.client_columns import column_array
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
@@ -172,7 +173,7 @@ def batches(
       A sequence of batches in the containers of `arrays`, whose arrays are `dtype[batch_size, ...]` and read-only.
 
     Raises:
-      TypeMismatchError: If there is a scalar among the arrays, or an argument is not an integer.
+      TypeMismatchError: If there is a scalar or a masked array among the arrays, or an argument is not an integer.
       InvalidValueError: If the numbers of rows differ, or an argument is out of range.
     """
     return Batches(arrays, batch_size, shuffle_seed=shuffle_seed, drop_remainder=drop_remainder)
@@ -210,7 +211,7 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
         make = getattr(parts, "_make", None)
         return tuple(frozen) if make is None else make(frozen)
     try:
-        array = np.asarray(cast("ArrayLike", arrays))[...]
+        array = column_array(arrays, path)[...]
     except ValueError as error:
         raise InvalidValueError(f"Expected an array, found what is none: {error}; at {path}; pad its rows") from error
     if array.ndim == 0:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedstack.computations.client_columns import check_unmasked, column_array
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 
@@ -40,7 +41,7 @@ def by_client(
       For each client id, as a Python value, the columns of its rows. The arrays are read-only.
 
     Raises:
-      TypeMismatchError: If the table is neither.
+      TypeMismatchError: If the table is neither, or a column is a masked array.
       InvalidValueError: If a column is missing or of another length, or a row has no client id.
     """
     names = _column_names(table)
@@ -48,12 +49,12 @@ def by_client(
     for name in (client_id, *kept):
         if name not in names:
             raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
-    ids = _id_array(table[client_id])
+    ids = _id_array(table[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
             f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
         )
-    arrays = {name: np.asarray(table[name]) for name in kept}
+    arrays = {name: column_array(table[name], f"column {name!r}") for name in kept}
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(
@@ -81,14 +82,15 @@ def _column_names(table: object) -> list[str]:
     )
 
 
-def _id_array(column: Any) -> NDArray[Any]:
+def _id_array(column: Any, path: str) -> NDArray[Any]:
     """Returns the ids of a column; those of a list keep their own kinds and all their digits.
 
     NumPy would make 2^63 and 1 into floats, and "1" and 1 into strings: different clients would become one.
     """
     if not isinstance(column, (list, tuple)):
-        return np.asarray(column)
+        return column_array(column, path)
     items = list(cast("Sequence[Any]", column))
+    check_unmasked(items, path)
     kinds = set(map(type, items))
     nested = not kinds.isdisjoint({list, tuple, np.ndarray})
     if nested or kinds <= {int} or kinds <= {str}:

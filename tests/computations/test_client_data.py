@@ -232,6 +232,24 @@ def test_by_client_refuses_a_table_that_does_not_tell_whose_rows_they_are(table,
         by_client(table, "user", columns)
 
 
+MASKED = np.ma.array([1, 2], mask=[False, True])
+
+
+@pytest.mark.parametrize(
+    "arrays", [MASKED, {"x": MASKED}, ([1, 2], MASKED), {"x": [[1, 2], MASKED]}, [1, np.ma.masked]]
+)
+def test_batches_refuse_masked_arrays(arrays):
+    with pytest.raises(TypeMismatchError, match=r"found a masked array; at arrays.*; .*value\.filled"):
+        batches(arrays, 1)
+
+
+@pytest.mark.parametrize("column", [MASKED, [1, np.ma.masked], [[1, np.ma.masked], [2, 3]]])
+@pytest.mark.parametrize("name", ["id", "x"])
+def test_by_client_refuses_masked_columns(name, column):
+    with pytest.raises(TypeMismatchError, match=rf"found a masked array; at column '{name}'; .*value\.filled"):
+        by_client({"id": [1, 2], "x": [1, 2], name: column}, "id")
+
+
 def test_client_seeds_are_pinned():
     assert client_seeds(7, 2) == [3386250816931739734, 4042502035264064771]
     assert client_seeds(7, 0) == []
