@@ -30,7 +30,9 @@ def check_unmasked(value: object, path: str) -> None:
 
 
 def column_array(value: Any, path: str) -> NDArray[Any]:
-    """Returns `value` as an array.
+    """Returns `value` as an array, one of objects where NumPy's own choice for a list would change an element.
+
+    NumPy would cut NULs off the ends of texts, make 5 beside "x" the text "5", and round 2^63 + 1 beside -1.
 
     Args:
       value: An array, or what NumPy makes one.
@@ -40,7 +42,24 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
       TypeMismatchError: If there is a masked array.
     """
     check_unmasked(value, path)
-    return np.asarray(value)
+    array = np.asarray(value)
+    if hasattr(value, "__array__") or array.ndim == 0 or array.dtype.kind not in "USfc":
+        return array
+    objects = np.asarray(value, np.object_)
+    return array if _same(array, objects) else objects
+
+
+def _same(array: NDArray[Any], objects: NDArray[Any]) -> bool:
+    """Tells whether an array of text, bytes or floats holds what the objects are that it was made of."""
+    if array.dtype.kind == "U":
+        return all(isinstance(item, str) and not item.endswith("\0") for item in objects.flat)
+    if array.dtype.kind == "S":
+        return all(isinstance(item, bytes) and not item.endswith(b"\0") for item in objects.flat)
+    kinds = set(map(type, objects.flat))
+    if not any(issubclass(kind, (int, np.integer)) for kind in kinds):
+        return True
+    pairs = zip(objects.flat, array.flat, strict=True)
+    return all(int(cast("int", item)) == found.item() for item, found in pairs if isinstance(item, (int, np.integer)))
 
 
 def _has_mask(value: object) -> bool:

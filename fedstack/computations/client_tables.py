@@ -85,7 +85,8 @@ def _column_names(table: object) -> list[str]:
 def _id_array(column: Any, path: str) -> NDArray[Any]:
     """Returns the ids of a column; those of a list keep their own kinds and all their digits.
 
-    NumPy would make 2^63 and 1 into floats, and "1" and 1 into strings: different clients would become one.
+    NumPy would make 2^63 and 1 into floats, "1" and 1 into strings, and cut NULs off the ends of texts: different
+    clients would become one.
     """
     if not isinstance(column, (list, tuple)):
         return column_array(column, path)
@@ -94,10 +95,7 @@ def _id_array(column: Any, path: str) -> NDArray[Any]:
     kinds = set(map(type, items))
     nested = not kinds.isdisjoint({list, tuple, np.ndarray})
     if nested or kinds <= {int} or kinds <= {str}:
-        try:
-            plain = np.asarray(items)
-        except ValueError:  # ragged
-            plain = np.empty((len(items), 0))
+        plain = column_array(items, path)
         if nested or plain.dtype.kind in "iuU":
             return plain
     ids = np.empty(len(items), np.object_)

@@ -250,6 +250,45 @@ def test_by_client_refuses_masked_columns(name, column):
         by_client({"id": [1, 2], "x": [1, 2], name: column}, "id")
 
 
+# NumPy would change an element of each of these.
+DELICATE = [
+    ["a", "a\0"],
+    [b"a", b"a\0"],
+    ["x", 5],
+    ["x", b"x"],
+    [b"x", 5],
+    ["x", True],
+    [2**63, 2**63 + 1, -1],
+    [2**53 + 1, 0.5],
+]
+
+
+@pytest.mark.parametrize("column", DELICATE, ids=repr)
+def test_lists_that_numpy_would_change_become_arrays_of_objects(column):
+    def is_kept(array):
+        return array.dtype == object and [(type(x), x) for x in array] == [(type(x), x) for x in column]
+
+    assert is_kept(next(iter(batches({"x": column}, len(column))))["x"])
+    assert is_kept(by_client({"id": [1] * len(column), "x": column}, "id")[1]["x"])
+    found = by_client({"id": column, "x": range(len(column))}, "id")
+    assert {(type(who), who): part["x"].tolist() for who, part in found.items()} == {
+        (type(who), who): [k] for k, who in enumerate(column)
+    }
+
+
+def test_nested_lists_that_numpy_would_change_become_arrays_of_objects():
+    (batch,) = batches([["a\0", "b"], ["c", "d"]], 2)
+    assert batch.tolist() == [["a\0", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    "column", [["a", "b\0c"], [b"a", b"b"], [1, 2.5], [True, 0.5], [float("nan"), 2**53]], ids=repr
+)
+def test_lists_that_numpy_keeps_become_its_own_arrays(column):
+    (batch,) = batches(column, 2)
+    assert batch.dtype == np.asarray(column).dtype != object
+
+
 def test_client_seeds_are_pinned():
     assert client_seeds(7, 2) == [3386250816931739734, 4042502035264064771]
     assert client_seeds(7, 0) == []
