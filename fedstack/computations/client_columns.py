@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.errors import TypeMismatchError
+from fedstack.errors import InvalidValueError, TypeMismatchError
 
 _SEQUENCES = (list, tuple, deque)
 
@@ -40,9 +40,13 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
 
     Raises:
       TypeMismatchError: If there is a masked array.
+      InvalidValueError: If the rows differ in length.
     """
     check_unmasked(value, path)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InvalidValueError(f"Expected an array, found what is none: {error}; at {path}; pad its rows") from error
     if hasattr(value, "__array__") or array.ndim == 0 or array.dtype.kind not in "USfc":
         return array
     objects = np.asarray(value, np.object_)

@@ -210,10 +210,7 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
         frozen = [_freeze(part, f"{path}[{k}]", lengths) for k, part in enumerate(parts)]
         make = getattr(parts, "_make", None)
         return tuple(frozen) if make is None else make(frozen)
-    try:
-        array = column_array(arrays, path)[...]
-    except ValueError as error:
-        raise InvalidValueError(f"Expected an array, found what is none: {error}; at {path}; pad its rows") from error
+    array = column_array(arrays, path)[...]
     if array.ndim == 0:
         raise TypeMismatchError(
             f"Expected an array with a row per example, found the scalar `{type(arrays).__name__}`; at {path}; "

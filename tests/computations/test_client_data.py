@@ -221,6 +221,8 @@ def test_by_client_gives_each_row_to_its_client(rows):
         ({"user": [[1, 2]]}, None, InvalidValueError, r"found shape \[1, 2\]; at column 'user'"),
         ({"user": [1, 2], "x": [1]}, None, InvalidValueError, r"Expected 2 rows .* found shape \[1\]; at column 'x'"),
         ({"user": [1, 2], "x": 3}, None, InvalidValueError, r"found shape \[\]; at column 'x'"),
+        ({"user": [1, 2], "x": [[1], [2, 3]]}, None, InvalidValueError, "is none: .*; at column 'x'; pad its rows"),
+        ({"user": [[1], [2, 3]]}, None, InvalidValueError, "is none: .*; at column 'user'"),
         ({"user": [1.0, float("nan")]}, None, InvalidValueError, "found nan in row 1; at column 'user'"),
         ({"user": ["a", None]}, None, InvalidValueError, "found None in row 1"),
         ({"user": np.array([[], {}, None], np.object_)}, None, InvalidValueError, "unhashable type: 'list'; at column"),
