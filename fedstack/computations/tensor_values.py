@@ -146,7 +146,8 @@ def _cast_array(array: np.ndarray, tensor: TensorType, path: str) -> np.ndarray:
         mismatch(tensor, f"an array of Python objects {list(array.shape)}", path, "give it a numeric dtype")
     if kind_of_dtype(array.dtype) != kind_of_dtype(dtype) or not np.can_cast(array.dtype, dtype):
         shown = describe(array[()] if array.ndim == 0 else array)
-        mismatch(tensor, shown, path, f"convert it yourself with .astype(np.{dtype.name}) if that is meant")
+        module = "ml_dtypes" if dtype.name == "bfloat16" else "np"
+        mismatch(tensor, shown, path, f"convert it yourself with .astype({module}.{dtype.name}) if that is meant")
     return array.astype(dtype)
 
 
