@@ -155,8 +155,8 @@ def _checked_policy(policy: object) -> RetryPolicy:
 def _checked_progress(progress: Progress | None) -> Progress | None:
     if not (progress is None or callable(cast(object, progress))):
         raise InvalidValueError(
-            "Expected progress to be True, False, or a function that gets the computation and returns a context manager "
-            f"of what counts its clients, found {describe(progress)}"
+            "Expected progress to be True, False or a function of the computation that returns a context manager of "
+            f"what counts its clients, found {describe(progress)}"
         )
     return progress
 

@@ -380,7 +380,10 @@ async def test_the_event_loop_goes_on_while_many_values_are_checked(async_contex
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"progress": 1}, "Expected progress to be True, False or a function that shows it, found int 1"),
+        (
+            {"progress": 1},
+            "Expected progress to be True, False or a function of the computation .*, found int 1",
+        ),
         ({"retry_policy": 3}, "Expected retry_policy as a fedstack.RetryPolicy, found int 3; "),
         ({"retry_policy": 0}, "Expected retry_policy as a fedstack.RetryPolicy, found int 0; "),
         ({"default_num_clients": "a"}, "Expected default_num_clients .*, found str 'a'"),
