@@ -253,31 +253,31 @@ def end_by_signal():
     signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize(("stop", "error"), [(interrupt, KeyboardInterrupt), (end_by_signal, SystemExit)])
-def test_what_is_meant_for_the_program_passes_through_a_leaf_and_the_context_works_on(sync_context, stop, error):
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
-    try:
-        with fedstack.use_context(sync_context):
-            with pytest.raises(error):
-                stopping_with(stop)([1, 2])
-            assert total([1]) == 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class TimeUpError(Exception):
     """What an alarm of the program raises."""
 
 
-def test_what_the_handler_of_a_signal_raises_passes_through_a_leaf_as_it_is(sync_context):
-    def alarm(*_):
-        raise TimeUpError
+def time_up(*_):
+    raise TimeUpError
 
-    before = signal.signal(signal.SIGTERM, alarm)
+
+@pytest.mark.parametrize(
+    ("stop", "handler", "error"),
+    [
+        (interrupt, signal.SIG_DFL, KeyboardInterrupt),
+        (end_by_signal, lambda number, _: sys.exit(number), SystemExit),
+        (end_by_signal, time_up, TimeUpError),
+    ],
+    ids=["Ctrl-C", "a handler that exits", "a handler with an error of its own"],
+)
+def test_what_is_meant_for_the_program_passes_through_a_leaf_and_the_context_works_on(
+    sync_context, stop, handler, error
+):
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         with fedstack.use_context(sync_context):
-            with pytest.raises(TimeUpError):
-                stopping_with(end_by_signal)([1, 2])
+            with pytest.raises(error):
+                stopping_with(stop)([1, 2])
             assert total([1]) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
