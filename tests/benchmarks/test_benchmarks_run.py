@@ -10,6 +10,8 @@ from benchmarks import report
 from benchmarks.harness import TINY, Measurement, compare
 from benchmarks.workloads import WORKLOADS, Workload
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_a_workload_yields_measurements(workload: Workload) -> None:

@@ -18,6 +18,8 @@ from fedstack.computations.federated_values import normalize_argument
 from fedstack.errors import FedstackError
 from fedstack.executors import FederatingExecutor, LeafExecutor, ReferenceResolvingExecutor, SequenceExecutor
 
+pytestmark = pytest.mark.slow
+
 LIMIT_SECONDS = 40
 NUMBERS = [0, 1, 2, 3, 7]
 WORDS = [

@@ -22,6 +22,8 @@ from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.io_loop import io_loop
 from fedstack.transport.targets import parse_target
 
+pytestmark = pytest.mark.slow
+
 LARGE = np.linspace(0, 1, MODEL.shape[0], dtype=np.float32)  # 4 MB, and so two chunks
 MIDWAY = 3_000_000
 

@@ -18,6 +18,8 @@ from fedstack.errors import LeafError
 from fedstack.executors import RemoteExecutor
 from fedstack.transport.io_loop import io_loop
 
+pytestmark = pytest.mark.slow
+
 MANY = 50
 A_FEW = 5  # a context waits a second for a worker that is away
 

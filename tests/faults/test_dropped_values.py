@@ -9,6 +9,7 @@ from typing import Any
 
 import federated_language as fl
 import numpy as np
+import pytest
 from fault_leaves import FLOATS, MODEL, double, mean_wobble
 from fault_stacks import context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
@@ -19,6 +20,8 @@ from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.io_loop import THREAD_NAME, io_loop
 from fedstack.transport.targets import parse_target
+
+pytestmark = pytest.mark.slow
 
 
 class WatchedConnection(GrpcConnection):

@@ -17,6 +17,8 @@ from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop
 from fedstack.transport.packing import Packer, Unpacker
 
+pytestmark = pytest.mark.slow
+
 INT = fl.TensorType(np.int32)
 
 

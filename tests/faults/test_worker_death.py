@@ -13,6 +13,8 @@ from tcp_proxy import Proxies
 import fedstack
 from fedstack.errors import NoWorkersError, RetryLimitError, WorkerUnavailableError
 
+pytestmark = pytest.mark.slow
+
 ENDINGS = pytest.mark.parametrize("end", [WorkerProcess.kill, WorkerProcess.stop], ids=["SIGKILL", "SIGSTOP"])
 NUMBERS = [0.1 * number for number in range(37)]
 

@@ -30,6 +30,8 @@ from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.status import Code, code_of
 from fedstack.transport.targets import parse_target
 
+pytestmark = pytest.mark.slow
+
 SEED = "FEDSTACK_FUZZ_SEED"
 WALL = 30.0
 AT_ONCE = 12

@@ -39,6 +39,8 @@ from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.io_loop import io_loop
 from fedstack.transport.targets import parse_target
 
+pytestmark = pytest.mark.slow
+
 
 def new_server(credentials: ServerCredentials | None = None, unix_socket: Path | None = None) -> ServerThread:
     service = ExecutorService(local_executor_factory(), policy=CarrierPolicy(modules=("numpy",)))

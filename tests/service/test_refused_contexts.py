@@ -28,6 +28,8 @@ from fedstack.transport.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.status import Code, error_from_status
 
+pytestmark = pytest.mark.slow
+
 # What a slow machine may add; without an early end the whole time to connect would pass.
 SOON, CONNECT_SECONDS = 5.0, 30.0
 CLOSED_POOL = "Expected an open pool of workers, found it closed"

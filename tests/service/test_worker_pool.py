@@ -24,6 +24,8 @@ import fedstack
 from fedstack import errors
 from fedstack.service.worker_pool import WorkerPool, local_worker_pool
 
+pytestmark = pytest.mark.slow
+
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
 CLIENT_INTS = fl.FederatedType(np.int64, fl.CLIENTS)
 

@@ -24,7 +24,7 @@ from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.channel_connection import ChannelConnection
 from fedstack.transport.executor_stub import ExecutorStub
 
-pytestmark = pytest.mark.fedstack_leak_check(False)  # gRPC keeps threads of a channel for a while
+pytestmark = [pytest.mark.slow, pytest.mark.fedstack_leak_check(False)]  # gRPC keeps threads of a channel for a while
 
 VECTORS = FederatedType((np.float32, [20_000]), CLIENTS)
 
