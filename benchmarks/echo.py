@@ -46,9 +46,17 @@ async def _held(chunks: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]
 
 async def _taken(chunks: AsyncIterator[bytes], _: object) -> bytes:
     """Takes in an array, and answers with its first bytes."""
-    array = await _received(chunks)
-    answer = int.from_bytes(array[:_LENGTH_BYTES].tobytes(), "little")
-    return array[_LENGTH_BYTES : _LENGTH_BYTES + answer].tobytes()
+    return _answer_to((await _received(chunks)).data)
+
+
+async def _taken_whole(request: bytes, _: object) -> bytes:
+    """Takes in one message, and answers with its first bytes."""
+    return _answer_to(memoryview(request))
+
+
+def _answer_to(received: memoryview) -> bytes:
+    answer = int.from_bytes(received[:_LENGTH_BYTES], "little")
+    return received[_LENGTH_BYTES : _LENGTH_BYTES + answer].tobytes()
 
 
 async def _received(chunks: AsyncIterator[bytes]) -> Bytes:
@@ -109,6 +117,7 @@ class EchoServer:
             "Pipelined": self._channel.stream_stream("/echo/Pipelined"),
             "Held": self._channel.stream_stream("/echo/Held"),
             "Taken": self._channel.stream_unary("/echo/Taken"),
+            "TakenWhole": self._channel.unary_unary("/echo/TakenWhole"),
         }
 
     async def _open(self, target: str) -> grpc.aio.Channel:
@@ -141,6 +150,10 @@ class EchoServer:
         call = cast("Any", self._methods["Taken"])()
         await _send(call, _with_length(segments))
         return cast(bytes, await call)
+
+    async def take_whole(self, segments: Sequence[memoryview]) -> bytes:
+        """Sends segments in one message; the first bytes of them come back."""
+        return cast(bytes, await cast("Any", self._methods["TakenWhole"])(b"".join(segments)))
 
     def close(self) -> None:
         """Ends the connection and the process."""
@@ -192,6 +205,7 @@ async def _serve(target: str) -> None:
         "Pipelined": grpc.stream_stream_rpc_method_handler(cast("Any", _pipelined)),
         "Held": grpc.stream_stream_rpc_method_handler(cast("Any", _held)),
         "Taken": grpc.stream_unary_rpc_method_handler(cast("Any", _taken)),
+        "TakenWhole": grpc.unary_unary_rpc_method_handler(cast("Any", _taken_whole)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
     server.add_insecure_port(target)
