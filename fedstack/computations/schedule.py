@@ -5,6 +5,7 @@ straight into folds; values that only a fold wants are never held. Levels order 
 aggregations of lower levels gave.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -73,7 +74,10 @@ class _Cutter:
             groups.setdefault(self.level[node], []).append(node)
         for level in sorted(groups):
             self._cut_level(groups[level])
-        return Schedule(tuple(self.tasks), tuple(self.constants), self.expression(self.function.result), self.slots)
+        inputs = Counter(e for task in self.tasks if isinstance(task, PhaseTask) for e in frozenset(task.inputs))
+        shared = frozenset(expression for expression, phases in inputs.items() if phases > 1)
+        result = self.expression(self.function.result)
+        return Schedule(tuple(self.tasks), tuple(self.constants), result, self.slots, shared)
 
     def _assign_levels(self) -> None:
         """Finds the level at which each node runs; what an aggregation yields is one level further."""
@@ -168,8 +172,7 @@ class _Cutter:
 
     def _phase_task(self, phase: Sequence[Node], late: Sequence[Node]) -> None:
         builder = ProgramBuilder()
-        inputs: list[Expression] = []
-        input_types: list[Type] = []
+        inputs = _PhaseInputs(builder)
         inside = {node for node in phase if not _is_barrier(node)}
 
         def bind(symbol: Symbol) -> None:
@@ -180,9 +183,7 @@ class _Cutter:
                     bind(leaf.arguments[0])
                     builder.bind(leaf, builder.read(leaf.arguments[0]))
                 else:
-                    inputs.append(self.expression(leaf))
-                    input_types.append(_at_one_client(leaf.type))
-                    builder.bind(leaf, builder.input())
+                    builder.bind(leaf, inputs.read(self.expression(leaf), _at_one_client(leaf.type)))
 
         results: list[Expression] = []
         folds: list[Fold] = []
@@ -210,9 +211,9 @@ class _Cutter:
         program = builder.finish(results)
         alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
         folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
-        work = Phase(program, tuple(input_types), tuple(folds), tuple(held))
-        reads = _slots_read([*inputs, *(e for fold in folds for e in _fold_reads(fold))])
-        self.tasks.append(PhaseTask(work, tuple(inputs), (*fold_targets, *held_targets), reads))
+        work = Phase(program, inputs.types, tuple(folds), tuple(held))
+        reads = _slots_read([*inputs.expressions, *(e for fold in folds for e in _fold_reads(fold))])
+        self.tasks.append(PhaseTask(work, inputs.expressions, (*fold_targets, *held_targets), reads))
 
     def _fold(
         self, node: IntrinsicCall, builder: ProgramBuilder, bind: Callable[[Symbol], None], results: list[Expression]
@@ -267,6 +268,34 @@ class _Cutter:
             )
         )
         self.place[node] = Slot(target)
+
+
+class _PhaseInputs:
+    """What a phase reads from before it, each value once. A struct is one input per member: others may read some."""
+
+    def __init__(self, builder: ProgramBuilder) -> None:
+        self._builder = builder
+        self._slots: dict[tuple[Expression, Type], Slot] = {}
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """Where the inputs stand."""
+        return tuple(expression for expression, _ in self._slots)
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """The types of the inputs, as one client sees them."""
+        return tuple(type_spec for _, type_spec in self._slots)
+
+    def read(self, expression: Expression, type_spec: Type) -> Expression:
+        """Returns where the phase's program finds the value of an expression of the schedule."""
+        if isinstance(expression, Join):
+            members = [member for _, member in fields_of(cast(StructType, type_spec))]
+            return Join(tuple(map(self.read, expression.parts, members)))
+        slot = self._slots.get((expression, type_spec))
+        if slot is None:
+            slot = self._slots[expression, type_spec] = self._builder.input()
+        return slot
 
 
 def _leaves(symbol: Symbol) -> Iterator[Node]:

@@ -119,9 +119,18 @@ Task: TypeAlias = ServerTask | PhaseTask | SelectTask
 
 @attrs.frozen(eq=False)
 class Schedule:
-    """Tasks in an order in which they can run. Slot 0 is the argument."""
+    """Tasks in an order in which they can run. Slot 0 is the argument.
+
+    Attributes:
+      tasks: The tasks.
+      constants: Slots that are filled from the beginning.
+      result: The result.
+      slots: How many there are.
+      shared: What more than one phase has among its inputs.
+    """
 
     tasks: tuple[Task, ...]
     constants: tuple[tuple[int, object], ...]
     result: Expression
     slots: int
+    shared: frozenset[Expression]

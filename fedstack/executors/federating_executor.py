@@ -8,6 +8,7 @@ import numpy as np
 from fedstack.computations.columns import Column, ListColumn
 from fedstack.computations.language import Executor, StructType, TensorType, Type
 from fedstack.computations.program import Expression, Join, Pick, Slot
+from fedstack.computations.shared_column import unshared
 from fedstack.computations.tasks import Fold, Phase
 from fedstack.computations.type_structure import fields_of, is_scalar
 from fedstack.errors import InvalidValueError
@@ -62,7 +63,7 @@ class FederatingExecutor(PlacedExecutor):
         all_clients: bool,
     ) -> PhaseResult:
         states = [self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
-        columns = cast("Sequence[Column]", inputs)
+        columns = cast("Sequence[Column]", unshared(inputs))
         if (progress := current_progress.get()) is not None and phase.program.steps:
             progress.expect(len(clients))
         held = await self._fold_held(phase, states, columns, clients, all_clients)

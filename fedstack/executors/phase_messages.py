@@ -5,7 +5,7 @@ packed: their large arrays travel beside the message.
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
@@ -23,6 +23,7 @@ from fedstack.computations.language import (
 from fedstack.computations.plan import plans
 from fedstack.computations.program import Program
 from fedstack.computations.program_ir import program_from_ir, program_to_ir
+from fedstack.computations.shared_column import SharedColumn
 from fedstack.computations.sole_ownership import read_by_one
 from fedstack.computations.tasks import Fold, Phase, Signature
 from fedstack.computations.type_structure import fields_of, type_from_proto
@@ -34,6 +35,19 @@ from fedstack.transport.packing import Packer, Unpacker
 Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
+KeptInput = Callable[[str], "tuple[Column, Type]"]
+
+
+class Copies(Protocol):
+    """Knows which of the columns that several phases read a peer has."""
+
+    def refer(self, column: SharedColumn, message: PhaseRequest.Input) -> bool:
+        """Writes the id under which the peer has a column; tells whether it has it."""
+        ...
+
+    def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
+        """Asks the peer to keep a column that was just packed, of which so many bytes are beside the message."""
+        ...
 
 
 @attrs.frozen
@@ -45,12 +59,14 @@ class ReceivedPhase:
       inputs: A column for each of its inputs.
       arguments: The server's arguments of its folds.
       clients: The clients, counted over the whole federation.
+      input_bytes: How large the inputs are that came with it.
     """
 
     phase: Phase
     inputs: Sequence[Column]
     arguments: FoldArguments
     clients: range
+    input_bytes: Sequence[int]
 
 
 def write_phase(
@@ -61,6 +77,7 @@ def write_phase(
     packer: Packer,
     portable: Portable,
     portable_key: object,
+    copies: "Copies | None" = None,
 ) -> PhaseRequest:
     """Writes a phase for a range of clients.
 
@@ -72,6 +89,7 @@ def write_phase(
       packer: Packs the values.
       portable: Makes the carriers of a computation ones that the peer can load.
       portable_key: Tells apart the functions that may be given as `portable`.
+      copies: Knows which inputs the peer has already.
 
     Raises:
       CarrierError: If a leaf function cannot travel.
@@ -84,8 +102,16 @@ def write_phase(
     request.first_client = clients.start
     request.clients = len(clients)
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
-        type_spec = FederatedType(member, CLIENTS)
-        packer.pack(request.input[index].value, value, type_spec, f"input {index} of the client work")
+        message = request.input[index]
+        if isinstance(value, SharedColumn):
+            if copies is not None and copies.refer(value, message):
+                continue
+            before = packer.segment_bytes
+            packer.pack(message.value, value.column, FederatedType(member, CLIENTS), _name_of(index))
+            if copies is not None:
+                copies.offer(value, message, packer.segment_bytes - before)
+        else:
+            packer.pack(message.value, value, FederatedType(member, CLIENTS), _name_of(index))
     for message, fold, argument in zip(request.fold, phase.folds, arguments):
         for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
             packer.pack(value.value, payload, type_spec)
@@ -94,6 +120,10 @@ def write_phase(
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack(value.value, payload, type_spec)
     return request
+
+
+def _name_of(index: int) -> str:
+    return f"input {index} of the client work"
 
 
 def _template(phase: Phase, portable: Portable) -> PhaseRequest:
@@ -120,12 +150,13 @@ def computations_of(request: PhaseRequest) -> Sequence[Computation]:
     return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
 
 
-def read_phase(request: PhaseRequest, unpacker: Unpacker) -> ReceivedPhase:
+def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) -> ReceivedPhase:
     """Reads a phase; what it says of itself is checked as a computation from anywhere is.
 
     Args:
       request: The message.
       unpacker: Unpacks the values; it knows the number of clients.
+      find_kept: Returns an input that was kept, and the type of its members, by its id.
 
     Raises:
       InvalidComputationError: If it is malformed.
@@ -138,13 +169,19 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker) -> ReceivedPhase:
     results = [member for _, member in fields_of(cast(StructType, signature.result))]
     inputs: list[Column] = []
     input_types: list[Type] = []
+    input_bytes: list[int] = []
     declared = () if signature.parameter is None else fields_of(cast(StructType, signature.parameter))
     for index, (message, (_, member)) in enumerate(zip(request.input, declared)):
         type_spec = type_from_proto(message.type)
         if not isinstance(type_spec, FederatedType) or not member.is_assignable_from(type_spec.member):
             raise InvalidComputationError(f"Expected values of {member} as input {index} of a phase, found {type_spec}")
-        inputs.append(cast(Column, unpacker.unpack(message.value, FederatedType(type_spec.member, CLIENTS))))
+        before = _announced(unpacker)
+        if message.kept:
+            inputs.append(_kept(find_kept(message.kept), type_spec.member, request.clients, index))
+        else:
+            inputs.append(cast(Column, unpacker.unpack(message.value, FederatedType(type_spec.member, CLIENTS))))
         input_types.append(type_spec.member)
+        input_bytes.append(message.value.ByteSize() + _announced(unpacker) - before)
     folds: list[Fold] = []
     arguments: list[FoldArgument] = []
     for message in request.fold:
@@ -156,7 +193,21 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker) -> ReceivedPhase:
     folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
     phase = Phase(program, tuple(input_types), tuple(folds), held)
     clients = range(request.first_client, request.first_client + request.clients)
-    return ReceivedPhase(phase, inputs, arguments, clients)
+    return ReceivedPhase(phase, inputs, arguments, clients, input_bytes)
+
+
+def _announced(unpacker: Unpacker) -> int:
+    return sum(map(len, unpacker.buffers))
+
+
+def _kept(found: tuple[Column, Type], member: Type, clients: int, index: int) -> Column:
+    column, kept_type = found
+    if len(column) != clients or kept_type != member:
+        raise InvalidValueError(
+            f"Expected the id of {clients} values of {member} as input {index} of a phase, found one of {len(column)} "
+            f"values of {kept_type}"
+        )
+    return column
 
 
 def _result(results: Sequence[Type], position: int) -> Type:

@@ -81,7 +81,7 @@ class PlacedExecutor(ScheduledExecutor):
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:
         phase = task.phase
-        inputs = [_at_clients(run.read(expression), self.clients) for expression in task.inputs]
+        inputs = [self._checked(run.read_column(expression)) for expression in task.inputs]
         arguments = [
             FoldArgument(
                 [run.read(expression) for expression in fold.server_inputs],
@@ -95,6 +95,12 @@ class PlacedExecutor(ScheduledExecutor):
             for fold, argument, partials in zip(phase.folds, arguments, result.partials)
         ]
         return [*totals, *result.columns]
+
+    def _checked(self, column: Column) -> Column:
+        """Returns a column that has a value for each client."""
+        if len(column) != self.clients:
+            raise wrong_number_of_clients(self.clients, len(column))
+        return column
 
     def new_state(self, fold: Fold, argument: "FoldArgument", first_client: int = 0) -> FoldState:
         """Returns an empty state for a fold."""
@@ -198,14 +204,6 @@ def partial_states(phase: Phase, arguments: FoldArguments) -> list[FoldState | N
         None if fold.uri == "federated_aggregate" else tree_state(fold, argument)
         for fold, argument in zip(phase.folds, arguments)
     ]
-
-
-def _at_clients(payload: object, clients: int) -> object:
-    """Returns a column for a value that differs by client, checked for length, and a shared payload as it is."""
-    column = as_column(payload, clients)
-    if len(column) != clients:
-        raise wrong_number_of_clients(clients, len(column))
-    return column
 
 
 def slice_inputs(inputs: Sequence[object], start: int, stop: int) -> list[object]:

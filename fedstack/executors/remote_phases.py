@@ -1,9 +1,11 @@
 """Runs client phases in another process: one call there and back, whatever the phase has in it."""
 
+import asyncio
 from collections.abc import Sequence
 
 from fedstack.computations.tasks import Phase
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, DeadlineExceededError, WorkerUnavailableError
+from fedstack.executors.phase_copies import PhaseCopies
 from fedstack.executors.phase_messages import write_phase
 from fedstack.executors.phase_results import ReceivedResult, read_result
 from fedstack.executors.phase_sink import PhaseResult
@@ -32,14 +34,17 @@ async def run_remote_phase(
     if peer is None:
         raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
     packer = Packer(session.stub.chunking.large_bytes)
-    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, session.travel_key)
+    copies = PhaseCopies(session)
+    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, session.travel_key, copies)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase")
     states = partial_states(phase, arguments)
     unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients))
 
     def read(response: messages.PhaseResponse) -> ReceivedResult:
-        return read_result(phase, states, clients, response, unpacker)
+        result = read_result(phase, states, clients, response, unpacker)
+        copies.settle(response.kept)
+        return result
 
     report = _Report(current_progress.get(), len(clients) if phase.program.steps else 0)
 
@@ -47,8 +52,12 @@ async def run_remote_phase(
         frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
         return await receive(frames, messages.PhaseResponse, read, unpacker, peer.heartbeat_seconds, report.heard)
 
-    with naming_the_worker(session.stub):
-        received = await io_loop.run(call())
+    try:
+        with naming_the_worker(session.stub):
+            received = await io_loop.run(call())
+    except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError):
+        copies.give_up()  # the answer may have been on its way
+        raise
     report.finished()
     return received.complete()
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 from fedstack.computations.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.interpreter import read
 from fedstack.computations.program import Expression, Join, Pick, Slot
+from fedstack.computations.shared_column import SharedColumn
 from fedstack.computations.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
 from fedstack.executors.lazy_values import UNPULLED
 from fedstack.executors.leaf_threads import runs_inline
@@ -43,6 +44,7 @@ class ScheduleRun:
         for slot, payload in schedule.constants:
             self.values[slot] = payload
         self._runner = runner
+        self._shared: dict[Expression, SharedColumn] = {}
         self._tasks: list[tuple[Once[None], Task]] = []
         self._makers: dict[int, Once[None]] = {}
         for task in schedule.tasks:
@@ -67,6 +69,16 @@ class ScheduleRun:
     def read(self, expression: Expression) -> object:
         """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
         return _read_placed(expression, self.values, self.clients)
+
+    def read_column(self, expression: Expression) -> Column:
+        """Evaluates an input of a phase; what several phases read is one and the same object for all of them."""
+        found = self._shared.get(expression)
+        if found is not None:
+            return found
+        column = as_column(self.read(expression), self.clients)
+        if expression in self.schedule.shared:
+            column = self._shared[expression] = SharedColumn(column)
+        return column
 
     async def _make(self, slots: Sequence[int]) -> None:
         waiting = self._unfinished(slots)

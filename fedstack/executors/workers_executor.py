@@ -9,6 +9,7 @@ from fedstack.computations.columns import Column
 from fedstack.computations.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
 from fedstack.computations.program_ir import program_to_ir
 from fedstack.computations.render import call_intrinsic, function_of, reference
+from fedstack.computations.shared_column import unshared
 from fedstack.computations.tasks import Fold, Phase
 from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
 from fedstack.executors.composing_executor import ComposingExecutor
@@ -196,7 +197,7 @@ class _WorkerSlice:
         argument = None
         if phase.input_types:
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
-            argument = await remote.known(tuple(inputs), types)
+            argument = await remote.known(tuple(unshared(inputs)), types)
         mapped = await remote.create_call(function, argument)
         column = cast(Column, await remote.fetch(mapped))
         states = [self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]

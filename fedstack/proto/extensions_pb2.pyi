@@ -244,12 +244,16 @@ class Packed(_message.Message):
 class PhaseRequest(_message.Message):
     __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held")
     class Input(_message.Message):
-        __slots__ = ("type", "value")
+        __slots__ = ("type", "value", "keep", "kept")
         TYPE_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
+        KEEP_FIELD_NUMBER: _ClassVar[int]
+        KEPT_FIELD_NUMBER: _ClassVar[int]
         type: _computation_pb2.Type
         value: Packed
-        def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+        keep: str
+        kept: str
+        def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ..., keep: _Optional[str] = ..., kept: _Optional[str] = ...) -> None: ...
     class Function(_message.Message):
         __slots__ = ("computation", "capture")
         COMPUTATION_FIELD_NUMBER: _ClassVar[int]
@@ -285,7 +289,7 @@ class PhaseRequest(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held")
+    __slots__ = ("fold", "held", "kept")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -313,9 +317,11 @@ class PhaseResponse(_message.Message):
         def __init__(self, tree: _Optional[_Iterable[_Union[PhaseResponse.Tree, _Mapping]]] = ..., clients: _Optional[int] = ..., weights: _Optional[_Union[PhaseResponse.Tree, _Mapping]] = ..., accumulator: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
     FOLD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

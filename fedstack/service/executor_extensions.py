@@ -23,7 +23,7 @@ from fedstack.service.phase_service import run_phase
 from fedstack.service.received_frames import receive_value
 from fedstack.service.server_facts import ServerFacts
 from fedstack.service.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
-from fedstack.service.sessions import Session
+from fedstack.service.sessions import Session, check_new_id
 from fedstack.transport.executor_stub import PROTOCOL, process_digest
 from fedstack.transport.frames import data_frames, header_frame, heartbeat_frame
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod, UploadMethod
@@ -97,8 +97,7 @@ class ExecutorExtensions:
 
     async def _create_all(self, session: Session, creations: Iterable[messages.CreateRequest.Creation]) -> None:
         for creation in creations:
-            if not creation.id or len(creation.id) > 100:
-                raise InvalidValueError("Expected an id of 1 to 100 characters for a new value, found another")
+            check_new_id(creation.id)
             if session.has(creation.id):
                 continue
             size = 0
@@ -143,8 +142,7 @@ class ExecutorExtensions:
         """Creates a value of any size."""
         upload, read_all = await receive_value(frames, messages.Upload)
         session = self._core.find(upload.executor)
-        if not upload.id or len(upload.id) > 100:
-            raise InvalidValueError("Expected an id of 1 to 100 characters for a new value, found another")
+        check_new_id(upload.id)
 
         async def receive() -> None:
             type_spec = _type_of_value(upload.value)

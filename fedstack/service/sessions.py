@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
-from fedstack.errors import CardinalityError, ResourceLimitError, StaleSessionError
+from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, StaleSessionError
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.service.held_values import Pull, clients_of
 from fedstack.service.limits import ServiceLimits
@@ -24,6 +24,19 @@ _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
 PULL_GRACE_SECONDS = 10.0
+_MAX_ID = 100
+
+
+def check_new_id(value_id: str) -> None:
+    """Checks an id that a client has chosen.
+
+    Raises:
+      InvalidValueError: If it is empty or long.
+    """
+    if not 0 < len(value_id) <= _MAX_ID:
+        raise InvalidValueError(
+            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found one of {len(value_id)}"
+        )
 
 
 class Session:

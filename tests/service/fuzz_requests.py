@@ -148,10 +148,19 @@ def unary(method: str, message: object, *makes: fl.Type | None) -> Request:
     return Request(method, [message.SerializeToString()], makes)
 
 
-def phase_request(session: str, phase: Phase, inputs: Sequence, arguments: Sequence, first: int = 0) -> Request:
+def phase_request(
+    session: str,
+    phase: Phase,
+    inputs: Sequence,
+    arguments: Sequence,
+    first: int = 0,
+    mark: Callable[[extended.PhaseRequest.Input], None] = lambda message: None,
+) -> Request:
     packer, clients = Packer(), range(first, first + CLIENTS)
     request = write_phase(phase, inputs, arguments, clients, packer, lambda found: found, "fuzz")
     request.executor.id = session
+    for message in request.input:
+        mark(message)
     return Request("RunPhase", [header_frame(request), *data_frames(packer.segments, 1 << 20)])
 
 
@@ -166,6 +175,7 @@ class Drawer:
         self.choose = generator
         self.sessions: dict[str, dict[str, fl.Type | None]] = {}
         self.new_ids = 0
+        self.kept: list[str] = []
 
     # What there is.
 
@@ -351,4 +361,14 @@ class Drawer:
         return unary("DownloadValue", request)
 
     def phase(self, session: str) -> Request:
-        return phase_request(session, *self.choose.choice(PHASES), self.choose.choice([0, 0, 7, 2**40, 2**62]))
+        first = self.choose.choice([0, 0, 7, 2**40, 2**62])
+        return phase_request(session, *self.choose.choice(PHASES), first, lambda message: self.mark(session, message))
+
+    def mark(self, session: str, message: extended.PhaseRequest.Input) -> None:
+        """Asks for an input of a phase to be kept, or refers to what may have been."""
+        if self.choose.random() < 0.2:
+            message.keep = self.new_id(session)
+            self.kept.append(message.keep)
+        elif self.choose.random() < 0.2:
+            message.kept = self.choose.choice([*self.kept[-3:], self.value(session)])
+            message.ClearField("value")
