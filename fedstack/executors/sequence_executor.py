@@ -5,8 +5,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from fedstack.computations.columns import Column
-from fedstack.computations.interpreter import run_once
+from fedstack.computations.columns import Column, column_from_payloads
+from fedstack.computations.interpreter import run_client, run_once
 from fedstack.computations.language import Executor, Type
 from fedstack.computations.leaf_runtimes import Leaf
 from fedstack.computations.program import IntrinsicSource, Operation, Program
@@ -26,16 +26,19 @@ _T = TypeVar("_T")
 class MappedSequence:
     """A sequence whose elements are computed as they stream by, each time anew."""
 
-    __slots__ = ("_captures", "_program", "_source")
+    __slots__ = ("_captures", "_client", "_program", "_source")
 
-    def __init__(self, source: Iterable[object], program: Program, captures: Sequence[object]) -> None:
+    def __init__(
+        self, source: Iterable[object], program: Program, captures: Sequence[object], client: int | None
+    ) -> None:
         self._source = source
         self._program = program
         self._captures = captures
+        self._client = client
 
     def __iter__(self) -> Iterator[object]:
         for element in self._source:
-            yield run_once(self._program, [element, *self._captures])[0]
+            yield _run(self._program, [element, *self._captures], self._client)
 
     def __repr__(self) -> str:
         return f"<MappedSequence of {self._source!r}>"
@@ -55,36 +58,54 @@ class SequenceOperation(Leaf):
         return type(self)(self.source, tuple(link(program) for program in self.programs))
 
     def call(self, argument: object) -> object:
+        return self._split_and_run(argument, None)
+
+    def call_client(self, argument: object, client: int) -> object:
+        return self._split_and_run(argument, client)
+
+    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
+        items = cast(Column, argument).items()  # every sequence intrinsic takes a sequence
+        return column_from_payloads(
+            [self._split_and_run(item, client) for client, item in enumerate(items, first_client)], self.result
+        )
+
+    def _split_and_run(self, argument: object, client: int | None) -> object:
         values = cast("tuple[object, ...]", argument)
         count = len(self.source.arguments)
-        return self.run(values[:count], values[count:])
+        return self.run(values[:count], values[count:], client)
 
-    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
-        """Runs the intrinsic on its arguments that are values, and the captures of its function."""
+    def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
+        """Runs the intrinsic.
+
+        Args:
+          arguments: Its arguments that are values.
+          captures: What its function captures.
+          client: The index of the client whose work this is, for messages; `None` at the server.
+        """
         raise NotImplementedError
 
 
 class SequenceMap(SequenceOperation):
     """Maps lazily: nothing runs until somebody iterates."""
 
-    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
-        return MappedSequence(cast("Iterable[object]", arguments[0]), self.programs[0], captures)
+    def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
+        return MappedSequence(cast("Iterable[object]", arguments[0]), self.programs[0], captures, client)
 
 
 class SequenceReduce(SequenceOperation):
     """Folds from the left, starting from zero."""
 
-    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
+    def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         elements, accumulator = arguments
         for element in cast("Iterable[object]", elements):
-            (accumulator,) = run_once(self.programs[0], [(accumulator, element), *captures])
+            accumulator = _run(self.programs[0], [(accumulator, element), *captures], client)
         return accumulator
 
 
 class SequenceSum(SequenceOperation):
     """Adds the elements from the left; integers keep their dtype and wrap."""
 
-    def run(self, arguments: Sequence[object], captures: Sequence[object]) -> object:
+    def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         tensors = [(path, tensor) for path, tensor in tensor_leaves(self.result)]
         totals: list[np.ndarray] | None = None
         with np.errstate(all="ignore"):
@@ -95,14 +116,20 @@ class SequenceSum(SequenceOperation):
                     continue
                 for total, leaf, (path, _) in zip(totals, leaves, tensors):
                     if total.shape != np.shape(leaf):
+                        where = "" if client is None else f" of client {client}"
                         raise TypeMismatchError(
                             f"Expected elements of one shape to sum, found {list(total.shape)} and "
-                            f"{list(np.shape(leaf))}; at element{path}"
+                            f"{list(np.shape(leaf))}; at element{path}{where}"
                         )
                     np.add(total, leaf, out=total)
         if totals is None:
             return unflatten(iter([zero_of(tensor) for _, tensor in tensors]), self.result)
         return unflatten(iter([t[()] if t.ndim == 0 else read_only(t) for t in totals]), self.result)
+
+
+def _run(program: Program, inputs: Sequence[object], client: int | None) -> object:
+    """Runs the function on one element, as the work of the client whose sequence it is in, so that errors name it."""
+    return run_once(program, inputs)[0] if client is None else run_client(program, inputs, client)[0]
 
 
 _OPERATIONS: dict[str, type[SequenceOperation]] = {

@@ -110,6 +110,24 @@ def accumulated(xs):
     return fl.federated_aggregate(xs, np.int32(0), sum_of_two, sum_of_two, returns_text)
 
 
+def over_sequences(reduces):
+    """Returns the computation whose clients have a function run for each element of a sequence, and what becomes of it.
+
+    Args:
+      reduces: Whether the elements are reduced at the clients; else each is mapped, lazily, and they are the result.
+    """
+
+    @fl.federated_computation(fl.SequenceType(np.int32))
+    def of_elements(xs):
+        return fl.sequence_reduce(xs, np.int32(0), sum_of_two) if reduces else fl.sequence_map(raises, xs)
+
+    @fl.federated_computation(FederatedType(fl.SequenceType(np.int32), CLIENTS))
+    def at_clients(xs):
+        return fl.federated_map(of_elements, xs)
+
+    return at_clients
+
+
 def mapped(leaf):
     """Returns the computation that maps a function over the clients and returns what each got."""
 

@@ -15,10 +15,13 @@ from fedstack.errors import CarrierError, FedstackError
 from fedstack.transport.status import RemoteTraceback
 
 NUMBERS = [1, 1, 3, 1, 3]
+SEQUENCES = [[1], [], [1, 3, 2], [1], [3]]
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **{name: (failing.mapped(leaf), (NUMBERS,)) for name, leaf in failing.LEAVES.items()},
     "the fifth client raises": (failing.of_both, ([1] * 5, [1, 1, 1, 1, 3])),
     "the accumulation of the fifth client raises": (failing.accumulated, ([1, 1, 1, 1, 3],)),
+    "a map over the sequence of the third client raises": (failing.over_sequences(False), (SEQUENCES,)),
+    "a reduction of the sequence of the third client raises": (failing.over_sequences(True), (SEQUENCES,)),
     "unknown function": (failing.with_unknown_function(), (NUMBERS,)),
     "unknown data": (failing.with_unknown_data(), (NUMBERS,)),
     "two numbers of clients": (failing.of_both, ([1] * 5, [1] * 4)),
@@ -54,6 +57,21 @@ def test_an_error_of_clients_is_the_same_here_and_at_workers(fleet: Fleet, name:
         there = error_of(lambda: computation(*arguments))
     assert what_it_says(there) == what_it_says(here)
     assert isinstance(there.__cause__, RemoteTraceback) or not there.executor_path
+
+
+@pytest.mark.parametrize("reduces", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_function_over_the_elements_of_a_sequence_names_the_client(
+    fleet: Fleet, reduces: bool, workers: int
+) -> None:
+    computation = failing.over_sequences(reduces)
+    if workers:
+        with context_over([fleet.start().target for _ in range(workers)]):
+            error = error_of(lambda: computation(SEQUENCES))
+    else:
+        error = error_of(lambda: locally(computation, SEQUENCES))
+    assert "ValueError: three; at client 2" in str(error)
+    assert getattr(error, "client_index", None) == 2
 
 
 async def run_in(executor: Executor, computation: Any, arguments: tuple[Any, ...]) -> object:
