@@ -48,7 +48,8 @@ class LeafError(FedstackError, RuntimeError):
 
     Attributes:
       computation_name: The name of the function that raised.
-      client_index: The zero-based index of the client at which it ran, or `None` for work at the server.
+      client_index: The zero-based index of the client at which it ran, or `None` for work at the server. Where a
+        function at a client called a computation in which it ran, that is the client of the outer one.
     """
 
     def __init__(self, message: str, *, computation_name: str = "", client_index: int | None = None) -> None:

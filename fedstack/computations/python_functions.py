@@ -13,6 +13,7 @@ from typing import NoReturn, cast
 
 from fedstack.computations.columns import Column
 from fedstack.computations.containers import argument_maker
+from fedstack.computations.error_places import with_place
 from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
 from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
@@ -179,10 +180,16 @@ def _interrupts(error: BaseException) -> bool:
 
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
-    if isinstance(error, (FedstackError, RetryableError)):
-        # A computation called inside the function already says what went wrong, and where; and who asks for another
-        # attempt gets one.
-        raise error
+    if isinstance(error, RetryableError):
+        raise error  # who asks for another attempt gets one
+    if isinstance(error, FedstackError):
+        # A computation called inside the function already says what went wrong, and where in its own run.
+        if client_index is None:
+            raise error
+        placed = with_place(error, f"in the computation {name!r} at client {client_index}")
+        if isinstance(placed, LeafError):
+            placed.client_index = client_index  # the caller knows the clients of the outer computation
+        raise placed from error.__cause__
     if not runs_for_others.get() and _interrupts(error):
         raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)

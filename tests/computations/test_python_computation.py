@@ -393,6 +393,47 @@ def test_an_error_of_a_computation_inside_a_function_passes_through_as_it_is():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["in blocks", "one by one"])
+def test_an_error_of_a_computation_inside_a_function_at_a_client_names_that_client_too(streams):
+    inner = leaf([np.int32], np.int32)(raises)
+
+    @fl.federated_computation(fl.FederatedType(INT, fl.CLIENTS))
+    def of_others(x):
+        return fl.federated_sum(fl.federated_map(inner, x))
+
+    size = 100_000 if streams else 1
+
+    @leaf([np.int32], (np.int32, [size]))
+    def outer(x):
+        return np.full(size, of_others([x]) if x == 3 else x, np.int32)
+
+    @fl.federated_computation(fl.FederatedType(INT, fl.CLIENTS))
+    def at_clients(x):
+        return fl.federated_sum(fl.federated_map(outer, x))
+
+    for _ in range(2):  # each time as if nothing had been said of it before
+        with pytest.raises(LeafError, match="; at client 0; in the computation 'outer' at client 2\n") as caught:
+            at_clients([1, 2, 3])
+        assert str(caught.value).count("'outer'") == 1
+    assert caught.value.client_index == 2
+    assert caught.value.computation_name == "raises"
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_inside_a_function_at_a_client_that_is_not_of_a_function_keeps_its_class_and_names_the_client():
+    inner = leaf([np.int32], np.int32)(lambda x: x)
+    outer = leaf([np.int32], np.int32)(lambda x: inner("text") if x == 2 else x)
+
+    @fl.federated_computation(fl.FederatedType(INT, fl.CLIENTS))
+    def at_clients(x):
+        return fl.federated_map(outer, x)
+
+    with pytest.raises(
+        TypeMismatchError, match="found str 'text'; at arg; .*in the computation '<lambda>' at client 1$"
+    ):
+        at_clients([1, 2])
+
+
 def test_an_error_that_asks_for_another_attempt_gets_it(fedstack_context):
     attempts = []
 
