@@ -10,11 +10,12 @@ from typing import Protocol, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.columns import Column, ListColumn
+from fedstack.computations.error_places import with_place
 from fedstack.computations.federated_values import wrong_number_of_clients
 from fedstack.computations.interpreter import run_client, run_once
-from fedstack.computations.language import Executor, Type, computation_pb2
+from fedstack.computations.language import Executor, RetryableError, Type, computation_pb2
 from fedstack.computations.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
-from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.executors.fold_states import (
     AggregateState,
     FoldState,
@@ -142,7 +143,12 @@ class PlacedExecutor(ScheduledExecutor):
                 wanted.setdefault(key, None)
         linked = self.server.link(task.function)
         for key in wanted:
-            (wanted[key],) = await self.server.run_once(linked, [(value, np.int32(key)), *captures])
+            try:
+                (wanted[key],) = await self.server.run_once(linked, [(value, np.int32(key)), *captures])
+            except RetryableError:
+                raise
+            except FedstackError as error:
+                raise with_place(error, f"for the key {key} of {task.uri}") from error.__cause__
         return ListColumn([[wanted[key] for key in client_keys] for client_keys in lists])
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:

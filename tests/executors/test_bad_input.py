@@ -118,6 +118,31 @@ def test_a_function_that_raises_is_shown_with_its_client_its_line_and_its_cause(
     assert len([frame for frame in frames if "fedstack/executors" in frame.filename]) <= 1
 
 
+def fails_for_key_2(value, key):
+    if key == 2:
+        raise ZeroDivisionError("of mine")
+    return "text" if key == 3 else value
+
+
+@pytest.mark.parametrize("select", [fl.federated_select, fl.federated_secure_select])
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ([[0, 1], [2, 4]], LeafError, r"ZeroDivisionError: of mine; for the key 2 of federated_(secure_)?select\n"),
+        ([[0, 1], [3, 4]], TypeMismatchError, r"found str 'text'; .*; for the key 3 of federated_(secure_)?select$"),
+    ],
+)
+def test_an_error_in_a_function_that_selects_names_the_key(select, keys, error, message):
+    leaf = fedstack.python_computation([np.int32, np.int32], np.int32)(fails_for_key_2)
+
+    @fl.federated_computation(fl.FederatedType((np.int32, [2]), fl.CLIENTS))
+    def run(keys):
+        return select(keys, fl.federated_value(4, fl.SERVER), fl.federated_value(7, fl.SERVER), leaf)
+
+    with pytest.raises(error, match=message):
+        run(np.array(keys, np.int32).tolist())
+
+
 def in_place(x):
     x += 1
     return x
