@@ -58,15 +58,31 @@ class FromGenerator(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         # Being a generator itself, this calls the function only when the first element is asked for.
-        iterator = iter(self._function())
+        yield from self.start()
+
+    def start(self, path: str | None = None) -> Iterator[T]:
+        """Calls the function and returns the iterator over what it returned.
+
+        Args:
+          path: Where the sequence stands, for messages.
+        """
+        where = repr(self) if path is None else f"{path}, {self!r}"
+        made = cast(object, self._function())  # the user's function need not keep to its type
+        kind = type(made).__name__
+        if isinstance(made, (str, bytes, bytearray, Mapping)) or not isinstance(made, Iterable):
+            raise TypeMismatchError(
+                f"Expected the function to return an iterable of elements, found `{kind}`; at {where}; "
+                "make it a generator function (yield each element) or let it return a list"
+            )
+        iterator = iter(cast("Iterable[T]", made))
         # Kept for this one comparison. A used generator holds no data.
         if iterator is self._last:
             raise InvalidValueError(
                 f"Expected a new iterator from each call, found the same `{type(iterator).__name__}` twice; "
-                f"at {self!r}; make the iterator inside the function"
+                f"at {where}; make the iterator inside the function"
             )
         self._last = iterator
-        yield from iterator
+        return iterator
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self._function, '__qualname__', repr(self._function))})"

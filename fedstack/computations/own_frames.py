@@ -6,7 +6,7 @@ what it does for the user's function stays.
 
 import os
 from collections.abc import Iterable, Iterator
-from traceback import FrameSummary, StackSummary, TracebackException
+from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list
 from types import TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -25,6 +25,12 @@ def users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
             is_ours = frame.filename.startswith(_PACKAGE)
         if not is_ours:
             yield frame
+
+
+def users_lines(error: BaseException) -> str:
+    """Returns the user's own lines of a traceback for the end of a message: nothing, or a new line and they."""
+    lines = "".join(format_list(list(users_frames(extract_tb(error.__traceback__))))).rstrip()
+    return f"\n{lines}" if lines else ""
 
 
 def without_calling_frames(traceback: TracebackType | None) -> TracebackType | None:

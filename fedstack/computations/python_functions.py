@@ -17,7 +17,7 @@ from fedstack.computations.error_places import with_place
 from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
 from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
-from fedstack.computations.own_frames import users_frames, without_calling_frames
+from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import normalize, quick_reader
@@ -193,7 +193,6 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
     if not runs_for_others.get() and _interrupts(error):
         raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)
-    lines = "".join(traceback.format_list(list(users_frames(traceback.extract_tb(error.__traceback__))))).rstrip()
     where = "" if client_index is None else f"; at client {client_index}"
     advice = ""
     text = text_of(error)
@@ -203,8 +202,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
     shown = type(error).__name__ + (f": {text}" if text else "")
     raise LeafError(
-        f"Expected the computation {name!r} to return, found that it raised {shown}{where}{advice}"
-        + (f"\n{lines}" if lines else ""),
+        f"Expected the computation {name!r} to return, found that it raised {shown}{where}{advice}{users_lines(error)}",
         computation_name=name,
         client_index=client_index,
     ) from error

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard, cast
 import attrs
 import numpy as np
 
-from fedstack.computations.client_data import Batches
+from fedstack.computations.client_data import Batches, FromGenerator
 from fedstack.computations.language import (
     RetryableError,
     SequenceType,
@@ -27,6 +27,7 @@ from fedstack.computations.language import (
     Type,
     struct_elements,
 )
+from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.records import Record
 from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, read_only, shape_fits
 from fedstack.computations.texts import text_of
@@ -144,15 +145,18 @@ class SequenceView:
             return
         quick = quick_reader(self.element)
         try:
-            for index, value in enumerate(self.source):
+            elements = source.start(self.path) if isinstance(source, FromGenerator) else self.source
+            for index, value in enumerate(cast("Iterable[object]", elements)):
                 payload = quick(value)
                 yield normalize(value, self.element, f"{self.path}[{index}]") if payload is None else payload
         except (FedstackError, RetryableError):
             raise
         except Exception as error:
+            error.__traceback__ = without_calling_frames(error.__traceback__)
+            shown = repr(source) if isinstance(source, FromGenerator) else type(self.source).__name__
             raise InvalidValueError(
-                f"Expected to iterate over {type(self.source).__name__}, found that it raised {type(error).__name__}: "
-                f"{text_of(error)}; at {self.path}"
+                f"Expected to iterate over {shown}, found that it raised {type(error).__name__}: {text_of(error)}; "
+                f"at {self.path}{users_lines(error)}"
             ) from error
 
     def __repr__(self) -> str:

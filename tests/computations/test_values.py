@@ -443,6 +443,34 @@ def test_a_stream_that_raises_is_named_with_its_place_and_its_cause(when):
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def read_from_disk():
+    yield 1
+    raise OSError("disk on fire")
+
+
+def test_a_generator_that_raises_is_named_with_its_function_its_place_and_its_line():
+    payload = normalize_argument([[1], fedstack.from_generator(read_from_disk)], clients(SEQUENCE)).items()[1]
+    message = (
+        r"FromGenerator\(read_from_disk\), found that it raised OSError: disk on fire; at arg\[client 1\]\n"
+        r'  File .*\n    raise OSError\("disk on fire"\)'
+    )
+    with pytest.raises(InvalidValueError, match=message):
+        list(payload)
+
+
+@pytest.mark.parametrize("made", [None, 3, "text", {"x": 1}])
+def test_a_function_that_makes_no_iterable_is_named_with_the_place_of_the_sequence(made):
+    def makes_none():
+        return made
+
+    kind = type(made).__name__
+    payload = normalize_argument([[1], fedstack.from_generator(makes_none)], clients(SEQUENCE)).items()[1]
+    with pytest.raises(TypeMismatchError, match=rf"found `{kind}`; at arg\[client 1\], FromGenerator\(.*makes_none\)"):
+        list(payload)
+    with pytest.raises(TypeMismatchError, match=rf"found `{kind}`; at FromGenerator\(.*makes_none\); make it a gen"):
+        list(fedstack.from_generator(makes_none))
+
+
 def test_a_stream_that_asks_for_another_attempt_gets_it():
     class Flaky:
         def __iter__(self):
