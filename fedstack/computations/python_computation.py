@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from fedstack.computations.carriers import PythonFunction, handle_content, registry
 from fedstack.computations.language import (
@@ -23,7 +24,7 @@ from fedstack.computations.python_functions import PythonLeaf
 from fedstack.computations.records import Record
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import contains_federated, contains_function, fields_of, zeros
-from fedstack.errors import FedstackError, InvalidComputationError
+from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError
 
 ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
 
@@ -86,6 +87,7 @@ def python_computation(
     Raises:
       InvalidComputationError: If the number of types is not that of the parameters, a type is no plain type, or the
         result type is left out and cannot be found.
+      ResourceLimitError: If a type has more structs inside each other than a message of protobuf can hold.
     """
     if inspect.isroutine(parameter_types):
         raise InvalidComputationError(
@@ -95,9 +97,17 @@ def python_computation(
 
     def decorate(function: Callable[..., object]) -> PythonComputation:
         name = getattr(function, "__name__", type(function).__name__)
-        parameter = _parameter_type(parameter_types, function, name)
-        result = _plain_type(result_type, name) if result_type is not None else _find_result(function, name, parameter)
-        computation = PythonComputation(PythonFunction(function, name, parameter, result))
+        try:
+            parameter = _parameter_type(parameter_types, function, name)
+            result = _find_result(function, name, parameter) if result_type is None else _plain_type(result_type, name)
+            computation = PythonComputation(PythonFunction(function, name, parameter, result))
+        except (DecodeError, RecursionError) as error:
+            # What the language's own conversion of a type to a message ends in.
+            raise ResourceLimitError(
+                f"Expected types for {name!r} with at most about 30 structs inside each other, found more "
+                f"({type(error).__name__}): protobuf, which holds them, stops at 100 levels; put members that are far "
+                "inside into one struct further out"
+            ) from error
         functools.update_wrapper(computation, function, updated=())
         return computation
 

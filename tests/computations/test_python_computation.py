@@ -14,7 +14,14 @@ import fedstack
 from fedstack.computations.carriers import registry
 from fedstack.computations.python_computation import PythonComputation
 from fedstack.computations.records import Record
-from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError, LeafError, TypeMismatchError
+from fedstack.errors import (
+    CarrierError,
+    InvalidComputationError,
+    InvalidValueError,
+    LeafError,
+    ResourceLimitError,
+    TypeMismatchError,
+)
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
 PAIR = fl.StructType([("b", INT), ("a", INT)])
@@ -327,6 +334,32 @@ def test_a_function_that_returns_something_else_than_declared_is_named(result_ty
 
     with pytest.raises(TypeMismatchError, match=message):
         leaf([], result_type)(give)()
+
+
+def in_structs(inner, levels):
+    for _ in range(levels):
+        inner = collections.OrderedDict(inside=inner)
+    return inner
+
+
+def test_types_of_28_structs_inside_each_other_are_taken():
+    passed_on = leaf([in_structs(np.int32, 28)])(lambda x: x)
+    assert passed_on(in_structs(1, 28)) == in_structs(1, 28)
+
+
+@pytest.mark.parametrize("levels", [40, 500])
+def test_types_nested_beyond_the_limit_of_protobuf_are_refused_with_the_name_of_the_function(levels):
+    message = "for 'too_deep' with at most about 30 structs .* protobuf.* stops at 100 levels; put"
+
+    def too_deep(x):
+        return in_structs(x, levels)
+
+    with pytest.raises(ResourceLimitError, match=message):
+        leaf([in_structs(np.int32, levels)], np.int32)(too_deep)
+    with pytest.raises(ResourceLimitError, match=message):
+        leaf([np.int32], in_structs(np.int32, levels))(too_deep)
+    with pytest.raises(ResourceLimitError, match=message):
+        leaf([np.int32])(too_deep)
 
 
 # What it raises.

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -126,6 +127,19 @@ def test_computations_may_call_each_other_as_deeply_as_the_readme_says() -> None
     nested(13)
     with pytest.raises(DecodeError, match="Error parsing message"):
         nested(20)
+
+
+def test_structs_may_be_inside_each_other_as_deeply_as_the_readme_says() -> None:
+    def of_structs(levels: int) -> fl.framework.Computation:
+        member: object = np.int32
+        for _ in range(levels):
+            member = OrderedDict(inside=member)
+        return fl.federated_computation(fl.federated_sum, fl.FederatedType(fl.to_type(member), fl.CLIENTS))
+
+    assert "about 28 structs inside each other" in README
+    of_structs(28)
+    with pytest.raises(DecodeError, match="Error parsing message"):
+        of_structs(40)
 
 
 def test_plain_functions_may_call_each_other_at_any_depth() -> None:
