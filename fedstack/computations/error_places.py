@@ -15,7 +15,7 @@ def with_place(error: _Error, place: str) -> _Error:
 
     Args:
       error: What was raised.
-      place: Where, as in "at client 3".
+      place: Where, as in "at client 3", or what to do there.
     """
     # The user's own lines come last in a message.
     message, frames, lines = str(error).partition(_FRAMES)

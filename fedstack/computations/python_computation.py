@@ -14,6 +14,7 @@ from fedstack.computations.language import (
     ConcreteComputation,
     FunctionType,
     StructType,
+    TensorType,
     Type,
     computation_pb2,
     get_context_stack,
@@ -23,7 +24,15 @@ from fedstack.computations.language import (
 from fedstack.computations.python_functions import PythonLeaf
 from fedstack.computations.records import Record
 from fedstack.computations.tensor_values import describe
-from fedstack.computations.type_structure import contains_federated, contains_function, fields_of, zeros
+from fedstack.computations.type_structure import (
+    common_type,
+    contains_federated,
+    contains_function,
+    fields_of,
+    has_open_sizes,
+    is_scalar,
+    zeros,
+)
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError
 
 ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
@@ -79,7 +88,9 @@ def python_computation(
         for a function without parameters; a single type stands for a list of one. Each entry is anything that the
         language converts to a type. A function of one parameter has that type; one of several has a struct of them.
       result_type: The type of what the function returns. Left out, it is taken from the return annotation or, failing
-        that, from one evaluation on zeros.
+        that, from one evaluation on zeros; from two where parameters have unknown dimensions or sequences and the
+        result is no scalar: dimensions that differ are unknown ones. Python's own numbers count as float32 and
+        int32 then, as everywhere in the language, and a result that does not fit is an error.
 
     Returns:
       The decorator.
@@ -183,11 +194,15 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
         except InvalidComputationError:
             pass  # an annotation for readers or checkers, such as np.ndarray: evaluate instead
     probe = PythonLeaf(function, name, parameter, cast(Type, None))
-    try:
-        value = probe.evaluate(None if parameter is None else zeros(parameter))
+
+    def call_on_zeros(open_size: int) -> Type:
+        value = probe.evaluate(None if parameter is None else zeros(parameter, open_size))
         if value is None:
             raise InvalidComputationError("it returned None; a function without a return statement does")
         return _plain_type(infer_type(_without_records(value)), name)
+
+    try:
+        found = call_on_zeros(1)
     except FedstackError as error:
         raise InvalidComputationError(
             f"Expected to find the result type of {name!r} by one call on zeros, found an error; {advice}: {error}"
@@ -196,6 +211,20 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
         raise InvalidComputationError(
             f"Expected a result with a type of the language, found {error}; {advice}"
         ) from error
+    if parameter is None or not has_open_sizes(parameter) or (isinstance(found, TensorType) and is_scalar(found)):
+        return found
+    # Which sizes of the result go by those that the parameter leaves open shows with other ones.
+    try:
+        other = call_on_zeros(2)
+    except (FedstackError, TypeError, ValueError, NotImplementedError, AttributeError):
+        return found  # a function for such values only
+    common = common_type(found, other)
+    if common is None:
+        raise InvalidComputationError(
+            f"Expected one result type of {name!r} for sizes that {parameter} leaves open, found {found} for "
+            f"size 1 and {other} for size 2; {advice}"
+        )
+    return common
 
 
 def _without_records(value: object) -> object:

@@ -21,9 +21,10 @@ from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import normalize, quick_reader
-from fedstack.errors import FedstackError, LeafError
+from fedstack.errors import FedstackError, LeafError, TypeMismatchError
 
 Convert = Callable[[object], object]
+_RESULT_ADVICE = "if the function is right, state another result_type=; left out, it is what a call on zeros gives"
 
 
 class SequenceArgument:
@@ -91,7 +92,7 @@ class PythonLeaf(Leaf):
             raise_leaf_error(error, self.name, None)
 
     def call(self, argument: object) -> object:
-        return normalize(self.evaluate(argument), self.result, f"the result of {self.name!r}")
+        return self._checked(self.evaluate(argument), "")
 
     def call_client(self, argument: object, client: int) -> object:
         try:
@@ -100,7 +101,7 @@ class PythonLeaf(Leaf):
             raise_leaf_error(error, self.name, client)
         payload = self._quick(value)
         if payload is None:
-            payload = normalize(value, self.result, f"the result of {self.name!r}[client {client}]")
+            payload = self._checked(value, f"[client {client}]")
         return payload
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
@@ -113,9 +114,19 @@ class PythonLeaf(Leaf):
                 append(call(item))
         except BaseException as error:
             raise_leaf_error(error, self.name, first_client + len(values))
-        return column_from_values(
-            values, self.result, lambda i: f"the result of {self.name!r}[client {first_client + i}]"
-        )
+        try:
+            return column_from_values(
+                values, self.result, lambda i: f"the result of {self.name!r}[client {first_client + i}]"
+            )
+        except TypeMismatchError as error:
+            raise with_place(error, _RESULT_ADVICE) from error.__cause__
+
+    def _checked(self, value: object, at_client: str) -> object:
+        """Returns the payload of what the function returned."""
+        try:
+            return normalize(value, self.result, f"the result of {self.name!r}{at_client}")
+        except TypeMismatchError as error:
+            raise with_place(error, _RESULT_ADVICE) from error.__cause__
 
     def __repr__(self) -> str:
         return f"<PythonLeaf {self.name}>"

@@ -16,6 +16,7 @@ from fedstack.computations.language import (
     FunctionType,
     SequenceType,
     StructType,
+    StructWithPythonType,
     TensorType,
     Type,
     computation_pb2,
@@ -164,20 +165,54 @@ def unflatten(leaves: Iterator[_T], type_spec: Type) -> "_T | tuple[object, ...]
     return tuple(unflatten(leaves, member) for _, member in fields_of(type_spec))
 
 
-def zeros(type_spec: Type) -> object:
-    """Returns the payload of zeros (empty strings, empty sequences) of an unplaced type.
+def has_open_sizes(type_spec: Type) -> bool:
+    """Tells whether values of an unplaced type may have different sizes: by unknown dimensions, or sequences."""
+    if isinstance(type_spec, TensorType):
+        return type_spec.shape is None or None in type_spec.shape
+    return isinstance(type_spec, SequenceType) or any(has_open_sizes(child) for child in type_spec.children())
 
-    Unknown dimensions become 1, so that a function evaluated on the result sees data.
+
+def common_type(left: Type, right: Type) -> Type | None:
+    """Returns the type of two structures of tensors that differ in sizes only: these are unknown; `None` for others."""
+    if left is right or left == right:
+        return left
+    if isinstance(left, TensorType) and isinstance(right, TensorType):
+        if left.dtype != right.dtype or left.shape is None or right.shape is None:
+            return None
+        if len(left.shape) != len(right.shape):
+            return None
+        sizes = [size if size == other else None for size, other in zip(left.shape, right.shape)]
+        return TensorType(left.dtype.type, sizes)
+    if not isinstance(left, StructType) or not isinstance(right, StructType):
+        return None
+    fields = fields_of(left)
+    if [name for name, _ in fields] != [name for name, _ in fields_of(right)]:
+        return None
+    members = [common_type(member, other) for (_, member), (_, other) in zip(fields, fields_of(right))]
+    named = [(name, member) for (name, _), member in zip(fields, members) if member is not None]
+    if len(named) < len(fields):
+        return None
+    container = left.python_container
+    return StructType(named) if container is None else StructWithPythonType(named, container)
+
+
+def zeros(type_spec: Type, open_size: int = 1) -> object:
+    """Returns the payload of zeros (and empty strings) of an unplaced type.
+
+    Args:
+      type_spec: The type.
+      open_size: The size of unknown dimensions, and the number of elements of sequences; by default 1, so that a
+        function evaluated on the result sees data.
     """
     if isinstance(type_spec, StructType):
-        return tuple(zeros(member) for _, member in fields_of(type_spec))
+        return tuple(zeros(member, open_size) for _, member in fields_of(type_spec))
     if isinstance(type_spec, SequenceType):
-        return [zeros(type_spec.element)]
+        return [zeros(type_spec.element, open_size)] * open_size
     if not isinstance(type_spec, TensorType):
         raise InvalidComputationError(f"Expected a type of plain values, found {type_spec}")
     if is_scalar(type_spec):
         return b"" if is_string(type_spec) else type_spec.dtype.type(0)
-    shape = tuple(1 if size is None else size for size in type_spec.shape or ())
+    shape = tuple(open_size if size is None else size for size in type_spec.shape or ())
     array = np.full(shape, b"", np.object_) if is_string(type_spec) else np.zeros(shape, type_spec.dtype)
     array.flags.writeable = False
     return array

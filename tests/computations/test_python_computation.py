@@ -179,6 +179,77 @@ def test_a_result_type_that_is_left_out_is_found_by_one_call_on_zeros(types, fun
     assert str(leaf(types)(function).type_signature.result) == result
 
 
+VECTOR, MATRIX = fl.TensorType(np.float64, [None]), fl.TensorType(np.float64, [None, 3])
+
+
+@pytest.mark.parametrize(
+    ("types", "function", "result"),
+    [
+        ([VECTOR], lambda x: 2 * x, "float64[?]"),
+        ([VECTOR], lambda x: np.stack([x, x]), "float64[2,?]"),
+        ([MATRIX], lambda x: x.T, "float64[3,?]"),
+        ([MATRIX], lambda x: {"sum": x.sum(axis=0), "rows": x.sum(axis=1)}, "<sum=float64[3],rows=float64[?]>"),
+        ([fl.SequenceType(np.float32)], lambda s: np.array(list(s)), "float32[?]"),
+        ([fl.SequenceType(VECTOR)], lambda s: np.array([x.sum() for x in s]), "float64[?]"),
+        ([np.float64, VECTOR], lambda x, y: x + y, "float64[?]"),
+    ],
+)
+def test_sizes_that_go_by_unknown_ones_are_unknown_in_a_result_type_that_is_left_out(types, function, result):
+    assert str(leaf(types)(function).type_signature.result) == result
+
+
+def test_a_result_type_with_unknown_sizes_keeps_the_containers():
+    assert type(leaf([VECTOR])(lambda x: Named(x, x))([1.0, 2.0])) is Named
+    assert type(leaf([VECTOR])(lambda x: {"x": x})([1.0, 2.0])) is dict
+
+
+def test_a_function_is_called_a_second_time_at_decoration_only_where_sizes_may_go_by_unknown_ones():
+    calls = []
+
+    def noted(x):
+        calls.append(np.shape(x))
+        return x
+
+    leaf([(np.float64, [3])])(noted)
+    assert calls == [(3,)]
+    calls.clear()
+    leaf([VECTOR])(lambda x: noted(x).sum())
+    assert calls == [(1,)]
+    calls.clear()
+    leaf([VECTOR])(noted)
+    assert calls == [(1,), (2,)]
+
+
+def test_a_function_whose_result_is_another_for_other_sizes_has_to_state_its_type():
+    with pytest.raises(
+        InvalidComputationError, match=r"found <float64> for size 1 and <float64,float64> for size 2; st"
+    ):
+        leaf([VECTOR])(list)
+    assert str(leaf([VECTOR])(lambda x: x.reshape(1)).type_signature.result) == "float64[1]"
+
+
+@pytest.mark.parametrize(
+    ("types", "function", "argument", "message"),
+    [
+        ([np.float64], lambda x: float(x), 1e300, r"Expected float32, within its range, found 1e\+300"),
+        ([np.int64], lambda x: int(x), 2**40, r"Expected int32, from .* found int 1099511627776"),
+        ([VECTOR], np.unique, [1.0, 2.0], r"Expected shape \[1\] of float64\[1\], found shape \[2\]"),
+    ],
+)
+def test_a_result_that_does_not_fit_the_type_that_was_left_out_says_to_state_it(types, function, argument, message):
+    computation = leaf(types)(lambda x: function(x))
+
+    @fl.federated_computation(fl.FederatedType(types[0], fl.CLIENTS))
+    def at_clients(x):
+        return fl.federated_map(computation, x)
+
+    advice = "state another result_type=; left out, it is what a call on zeros gives"
+    with pytest.raises(TypeMismatchError, match=f"{message}; at the result of '<lambda>'; .*{advice}"):
+        computation(argument)
+    with pytest.raises(TypeMismatchError, match=rf"{message}; at the result of '<lambda>'\[client 0\]; .*{advice}"):
+        at_clients([argument])
+
+
 def test_the_containers_that_a_function_returns_on_zeros_are_those_of_the_results():
     assert leaf([np.int32])(lambda x: Named(x, x))(1) == Named(1, 1)
     assert leaf([np.int32])(lambda x: [x, x])(1) == [1, 1]
