@@ -21,7 +21,7 @@ from fedstack.computations.language import (
     infer_type,
     to_type,
 )
-from fedstack.computations.python_functions import PythonLeaf
+from fedstack.computations.python_functions import PythonLeaf, calls_by_name
 from fedstack.computations.records import Record
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import (
@@ -33,7 +33,7 @@ from fedstack.computations.type_structure import (
     is_scalar,
     zeros,
 )
-from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError
+from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
 
 ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
 
@@ -63,6 +63,27 @@ class PythonComputation(ConcreteComputation):
     def to_compiled_building_block(self) -> object:
         registry.keep(self._serial)
         return super().to_compiled_building_block()
+
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
+        """Runs the function in the context in force, on arguments by position or by the names of its parameters."""
+        if not kwargs:
+            return super().__call__(*args)
+        parameter = self._function.parameter
+        fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
+        # The language matches names with members of the type; it does not know what others are called.
+        if any(field in kwargs for field, _ in fields):
+            return super().__call__(*args, **kwargs)
+        return super().__call__(*self._by_position(args, kwargs))
+
+    def _by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        signature = inspect.signature(self._function.function)
+        try:
+            return signature.bind(*args, **kwargs).args
+        except TypeError as error:
+            raise TypeMismatchError(
+                f"Expected an argument for each of the parameters {list(signature.parameters)} of "
+                f"{self._function.name!r}, found {len(args)} by position and {list(kwargs)} by name: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         return f"<python_computation {self._function.name} {self.type_signature}>"
@@ -130,6 +151,11 @@ def _parameter_type(parameter_types: object, function: Callable[..., object], na
         parameter_types = [parameter_types]  # a single type, which the language's own decorators take as well
     types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
     parameters = _signature(function, name).parameters
+    spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
+    if spread:
+        raise InvalidComputationError(
+            f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
+        )
     if len(types) != len(parameters):
         raise InvalidComputationError(
             f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found {len(types)}"
@@ -144,6 +170,7 @@ def _parameter_type(parameter_types: object, function: Callable[..., object], na
             )
         types = {parameter: types[parameter] for parameter in parameters}
     if len(types) == 1:
+        _check_kinds(parameters, name, by_name=False)
         (only,) = types.values() if isinstance(types, Mapping) else types
         return _plain_type(only, name)
     struct = cast(StructType, _plain_type(types if isinstance(types, Mapping) else list(types), name))
@@ -152,7 +179,23 @@ def _parameter_type(parameter_types: object, function: Callable[..., object], na
         raise InvalidComputationError(
             f"Expected types for the parameters {list(parameters)} of {name!r}, found types named {named}"
         )
+    _check_kinds(parameters, name, by_name=calls_by_name(function, struct))
     return struct
+
+
+def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
+    """Checks that each parameter of a function can be given as it will be: by name or by position."""
+    for key, found in parameters.items():
+        if not by_name and found.kind is found.KEYWORD_ONLY:
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that can be given by position, found the keyword-only {key!r}; "
+                + ("leave out the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
+            )
+        if by_name and found.kind in (found.POSITIONAL_ONLY, found.VAR_POSITIONAL):
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that can be given by name, as the types have names, found {found}; "
+                "give a list of types in the order of the parameters"
+            )
 
 
 def _signature(function: Callable[..., object], name: str) -> inspect.Signature:

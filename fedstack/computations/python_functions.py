@@ -141,12 +141,11 @@ def _bind(function: Callable[..., object], parameter: Type | None) -> Convert:
         return function if convert is None else _compose(function, convert)
     fields = fields_of(cast(StructType, parameter))
     converters = [argument_converter(t) for _, t in fields]
-    names = [name for name, _ in fields]
-    if None in names or names == _positional_names(function):
+    if not calls_by_name(function, cast(StructType, parameter)):
         if not any(converters):
             return lambda payload: function(*cast("tuple[object, ...]", payload))
         return lambda payload: function(*_convert_all(converters, payload))
-    keys = cast("list[str]", names)
+    keys = [cast(str, name) for name, _ in fields]
     return lambda payload: function(**dict(zip(keys, _convert_all(converters, payload))))
 
 
@@ -166,6 +165,12 @@ def unpacks(function: Callable[..., object], parameter: Type) -> bool:
     members, by name where the type has names.
     """
     return isinstance(parameter, StructType) and len(inspect.signature(function).parameters) > 1
+
+
+def calls_by_name(function: Callable[..., object], struct: StructType) -> bool:
+    """Tells whether the members of a struct that is spread are given by name: where it has names, unless in order."""
+    names = [name for name, _ in fields_of(struct)]
+    return None not in names and names != _positional_names(function)
 
 
 def _positional_names(function: Callable[..., object]) -> list[str] | None:

@@ -99,6 +99,10 @@ def test_parameters_of_every_kind_are_given_as_they_ask(function):
     assert leaf({"a": np.int32, "b": np.int32}, np.int32)(function)(a=1, b=3) == 2
 
 
+def keyword_only(x, *, y):
+    return x - y
+
+
 @pytest.mark.parametrize(
     ("types", "function", "message"),
     [
@@ -109,12 +113,55 @@ def test_parameters_of_every_kind_are_given_as_they_ask(function):
         (["hello"], lambda x: x, "Expected types for '<lambda>' such as np.float32 .*, found str 'hello'"),
         ([fl.FederatedType(INT, fl.CLIENTS)], lambda x: x, "Expected plain types .* found {int32}@CLIENTS; .*map"),
         ([[("x", fl.FunctionType(INT, INT))]], lambda x: x, r"Expected plain types .* found <x=\(int32 -> int32\)>"),
+        ([np.int32, np.int32], keyword_only, "found the keyword-only 'y'; name the types: {'y': ..., ...}"),
+        ([np.int32], lambda *, x: x, "found the keyword-only 'x'; leave out the *"),
+        ({"x": np.int32}, lambda *, x: x, "found the keyword-only 'x'; leave out the *"),
+        ({"x": np.int32, "more": np.int32}, lambda x, **more: x, r"found \*\*more; name them one by one"),
+        ([np.int32, np.int32], lambda x, **more: x, r"found \*\*more; name them one by one"),
+        ({"x": np.int32, "more": np.int32}, lambda x, *more: x, r"found \*more; give a list of types in the order"),
+        ([("y", INT), ("x", INT)], lambda x, y, /: x, "found x; give a list of types in the order of the parameters"),
         ([np.int32, np.int32], min, "Expected a Python function whose parameters are known, found builtin"),
     ],
 )
 def test_types_that_do_not_fit_the_function_are_refused_at_decoration(types, function, message):
     with pytest.raises(InvalidComputationError, match=message):
         leaf(types, np.int32)(function)
+
+
+def test_arguments_may_be_given_by_the_names_of_the_parameters():
+    double = leaf([np.int32], np.int32)(lambda x: 2 * x)
+    minus = leaf([np.int32, np.int32], np.int32)(lambda x, y: x - y)
+    named = leaf({"x": np.int32, "y": np.int32}, np.int32)(keyword_only)
+    of_struct = leaf([PAIR], np.int32)(lambda x: x.a - x.b)
+    assert double(x=3) == 6
+    assert minus(y=1, x=3) == minus(3, y=1) == named(y=1, x=3) == named(3, y=1) == 2
+    assert of_struct(x=(1, 3)) == of_struct(a=3, b=1) == 2
+
+    @fl.federated_computation(np.int32)
+    def inside(v):
+        return minus(y=v, x=double(x=v))
+
+    assert inside(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "message"),
+    [
+        (
+            (),
+            {"z": 1},
+            r"parameters \['x', 'y'\] of 'minus', found 0 by position and \['z'\] by name: missing a required",
+        ),
+        ((1,), {"x": 1}, "found 1 by position and .* by name: multiple values for argument 'x'"),
+    ],
+)
+def test_arguments_by_other_names_are_refused_with_those_of_the_parameters(arguments, names, message):
+    @leaf([np.int32, np.int32], np.int32)
+    def minus(x, y):
+        return x - y
+
+    with pytest.raises(TypeMismatchError, match=message):
+        minus(*arguments, **names)
 
 
 def test_a_coroutine_function_is_refused_at_decoration():
