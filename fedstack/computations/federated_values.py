@@ -221,7 +221,7 @@ def _split_alike(values: Sequence[object], member: StructType) -> Sequence[Seque
             return [list(map(itemgetter(name), mappings)) for name in names]
         except KeyError:
             return None
-    if issubclass(kind, Record) and list(kind.field_names) == names:
+    if issubclass(kind, Record) and list(kind.__names__) == names:
         return list(zip(*cast("Sequence[tuple[object, ...]]", values)))
     if getattr(kind, "_fields", None) == tuple(names):
         return [list(map(attrgetter(cast(str, name)), values)) for name in names]

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -22,7 +22,7 @@ from fedstack.computations.language import (
     to_type,
 )
 from fedstack.computations.python_functions import PythonLeaf, calls_by_name
-from fedstack.computations.records import Record
+from fedstack.computations.records import KeyedTuple, Record
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import (
     common_type,
@@ -101,7 +101,9 @@ def python_computation(
     >>> str(add.type_signature)
     '(<float32,float32> -> float32)'
 
-    The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It may be called from several
+    The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It reads structs by attribute
+    and by key, and can pass them on with `**`; instances of attrs classes and dataclasses by attribute alone. A field
+    with the name of a method of its container, as `keys`, is read by key. The function may be called from several
     threads at once. It must not change an array after returning it.
 
     Args:
@@ -274,7 +276,10 @@ def _without_records(value: object) -> object:
     """Returns structs that a function was given and passed on in containers whose names the language sees."""
     if isinstance(value, Record):
         members = tuple(_without_records(member) for member in tuple(value))
-        return members if None in value.field_names else OrderedDict(zip(value.field_names, members))
+        return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))
+    if isinstance(value, KeyedTuple):
+        container = cast(Any, type(value).__bases__[1])
+        return container._make(map(_without_records, cast("tuple[object, ...]", value)))
     if type(value) in (list, tuple):
         listed = [_without_records(member) for member in cast("Sequence[object]", value)]
         return tuple(listed) if isinstance(value, tuple) else listed

@@ -1,13 +1,19 @@
 """Defines the struct values that leaf functions see: tuples and dictionaries with access by attribute and by key.
 
 A struct without a Python container of its own arrives as a `Record`; one annotated as a dictionary arrives as a
-dictionary that also answers to attributes. Both can be passed on with `**`.
+dictionary that also answers to attributes, one annotated as a named tuple as that, with access by key. All can be
+passed on with `**`.
+
+Where a field has the name of a method, it is reached by key: of a dictionary those are all its methods, of a record
+`keys`, `values` and `items`. A named tuple, whose fields come before methods, cannot be passed on with `**` if one is
+called `keys`.
 """
 
 import functools
+import inspect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, SupportsIndex, overload
+from typing import ClassVar, SupportsIndex, cast, overload
 
 # The class whose methods the type checker knows; the same object as `tuple`.
 _Tuple: type[tuple[object, ...]] = tuple
@@ -21,7 +27,7 @@ class Record(tuple[object, ...]):
     """
 
     __slots__ = ()
-    field_names: ClassVar[tuple[str | None, ...]] = ()
+    __names__: ClassVar[tuple[str | None, ...]] = ()
 
     @overload
     def __getitem__(self, key: SupportsIndex | str) -> object: ...
@@ -30,14 +36,14 @@ class Record(tuple[object, ...]):
     def __getitem__(self, key: SupportsIndex | slice | str) -> object:
         if isinstance(key, str):
             try:
-                return _Tuple.__getitem__(self, self.field_names.index(key))
+                return _Tuple.__getitem__(self, self.__names__.index(key))
             except ValueError:
-                raise KeyError(f"Expected one of {list(self.field_names)}, found {key!r}") from None
+                raise KeyError(f"Expected one of {list(self.__names__)}, found {key!r}") from None
         return _Tuple.__getitem__(self, key)
 
     def keys(self) -> tuple[str, ...]:
         """Returns the names; with `__getitem__` this is what `f(**record)` needs."""
-        return tuple(name for name in self.field_names if name is not None)
+        return tuple(name for name in self.__names__ if name is not None)
 
     def values(self) -> tuple[object, ...]:
         """Returns the values of the named fields, in order."""
@@ -48,11 +54,11 @@ class Record(tuple[object, ...]):
         return ((name, self[name]) for name in self.keys())
 
     def __repr__(self) -> str:
-        shown = (f"{value!r}" if name is None else f"{name}={value!r}" for name, value in zip(self.field_names, self))
+        shown = (f"{value!r}" if name is None else f"{name}={value!r}" for name, value in zip(self.__names__, self))
         return f"Record({', '.join(shown)})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_record, (self.field_names, tuple(self)))
+        return (_rebuild_record, (self.__names__, tuple(self)))
 
 
 def _rebuild_record(names: tuple[str | None, ...], values: Iterable[object]) -> Record:
@@ -66,12 +72,51 @@ def _field_property(index: int) -> property:
 @functools.lru_cache(maxsize=1024)
 def record_class(names: tuple[str | None, ...]) -> type[Record]:
     """Returns the `Record` subclass for the given field names."""
-    members: dict[str, object] = {"__slots__": (), "field_names": names}
+    members: dict[str, object] = {"__slots__": (), "__names__": names}
     for index, name in enumerate(names):
-        # A field called "keys" must not take the mapping protocol away: it is reached as r["keys"].
-        if name is not None and not hasattr(Record, name):
+        # A field called "keys" must not take the mapping protocol away: it is reached as r["keys"]. What only a tuple
+        # has, such as `count`, nobody looks for in a struct.
+        if name is not None and name not in vars(Record):
             members[name] = _field_property(index)
     return type("Record", (Record,), members)
+
+
+class KeyedTuple:
+    """What a named tuple needs to be read by key and passed on with `**`; subclasses are the user's class as well."""
+
+    __slots__ = ()
+    _fields: ClassVar[tuple[str, ...]]
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> object:
+        members = cast("tuple[object, ...]", self)
+        if not isinstance(key, str):
+            return _Tuple.__getitem__(members, key)
+        try:
+            return _Tuple.__getitem__(members, self._fields.index(key))
+        except ValueError:
+            raise KeyError(f"Expected one of {list(self._fields)}, found {key!r}") from None
+
+    def keys(self) -> tuple[str, ...]:
+        """Returns the names; with `__getitem__` this is what `f(**value)` needs."""
+        return self._fields
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As one of the user's class, which others know.
+        return (_Tuple.__new__, (type(self).__bases__[1], tuple(cast("tuple[object, ...]", self))))
+
+
+@functools.lru_cache(maxsize=1024)
+def keyed_tuple_class(container: type[tuple[object, ...]]) -> type[tuple[object, ...]]:
+    """Returns a subclass of a class of named tuples whose instances can be read by key and passed on with `**`.
+
+    What the class has of its own stays, fields and methods.
+    """
+    members: dict[str, object] = {"__slots__": (), "__doc__": container.__doc__, "__module__": container.__module__}
+    if container.__getitem__ is not _Tuple.__getitem__:
+        members["__getitem__"] = container.__getitem__
+    if hasattr(container, "keys"):
+        members["keys"] = inspect.getattr_static(container, "keys")
+    return cast("type[tuple[object, ...]]", type(container.__name__, (KeyedTuple, container), members))
 
 
 class AttributeDict(dict[str, object]):

@@ -72,9 +72,9 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
     """
     fields = fields_of(struct)
     if isinstance(value, Record):
-        if value.field_names == tuple(name for name, _ in fields):
+        if value.__names__ == tuple(name for name, _ in fields):
             return tuple(value)
-        return _split_pairs(list(zip(value.field_names, tuple(value))), struct, path)
+        return _split_pairs(list(zip(value.__names__, tuple(value))), struct, path)
     if isinstance(value, Mapping):
         return _split_named(cast("Mapping[str, object]", value), struct, path)
     if isinstance(value, Struct):

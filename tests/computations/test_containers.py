@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import gc
 import operator
+import pickle
 
 import attrs
 import federated_language as fl
@@ -169,7 +170,7 @@ def test_a_leaf_sees_its_struct_by_attribute_and_mostly_by_key(container, kind):
     found = argument_maker(type_spec)((1, 2))
     assert isinstance(found, kind)
     assert (found.b, found.a) == (1, 2)
-    if kind not in (Named, Attrs):
+    if kind is not Attrs:
         assert (found["b"], found["a"]) == (1, 2)
         assert dict(**found) == {"b": 1, "a": 2}
         with pytest.raises(KeyError):
@@ -189,6 +190,48 @@ def test_a_record_is_a_tuple_and_a_mapping_at_once():
     assert repr(record) == "Record(b=1, a=2)"
     with pytest.raises(KeyError, match=r"Expected one of \['b', 'a'\], found 'c'"):
         record["c"]
+
+
+def test_a_named_tuple_stays_what_it_is_and_is_read_by_key_too():
+    class Model(collections.namedtuple("Model", ["b", "a"])):
+        def total(self):
+            return self.b + self.a
+
+    found = argument_maker(fl.StructWithPythonType(FIELDS, Model))((1, 2))
+    assert isinstance(found, Model)
+    assert found == Model(1, 2) == (1, 2)
+    assert found.total() == 3
+    assert (found[0], found[-1], found[:]) == (1, 2, (1, 2))
+    assert found._replace(b=3)["b"] == 3
+    assert repr(found) == repr(Model(1, 2))
+    with pytest.raises(KeyError, match=r"Expected one of \['b', 'a'\], found 'c'"):
+        found["c"]
+    copied = pickle.loads(pickle.dumps(argument_maker(fl.StructWithPythonType(FIELDS, Named))((1, 2))))
+    assert (type(copied), copied) == (Named, Named(1, 2))
+
+
+METHODS = ["keys", "values", "get", "count", "index", "update", "copy", "pop"]
+
+
+@pytest.mark.parametrize(
+    ("container", "by_key_alone"),
+    [
+        (None, {"keys", "values"}),
+        (dict, {*METHODS} - {"count", "index"}),
+        (collections.OrderedDict, {*METHODS} - {"count", "index"}),
+        (collections.namedtuple("OfMethods", METHODS), set()),
+    ],
+)
+def test_fields_with_names_of_methods_are_read_by_key(container, by_key_alone):
+    fields = [(name, INT) for name in METHODS]
+    type_spec = fl.StructType(fields) if container is None else fl.StructWithPythonType(fields, container)
+    found = argument_maker(type_spec)(range(len(METHODS)))
+    assert [found[name] for name in METHODS] == list(range(len(METHODS)))
+    for position, name in enumerate(METHODS):
+        value = getattr(found, name)
+        assert callable(value) if name in by_key_alone else value == position
+    if "keys" in by_key_alone:
+        assert dict(**found) == {name: position for position, name in enumerate(METHODS)}
 
 
 def test_a_record_without_names_is_a_tuple():

@@ -370,10 +370,16 @@ def test_a_struct_is_seen_by_attribute_by_key_and_as_keywords():
 
     for look in (lambda x: x.a - x.b, lambda x: x["a"] - x["b"], lambda x: difference(**x), lambda x: x[1] - x[0]):
         assert leaf([PAIR], np.int32)(look)({"a": 5, "b": 3}) == 2
-    for container in (dict, collections.OrderedDict):
+    for container in (dict, collections.OrderedDict, Named):
         type_spec = fl.StructWithPythonType([("b", INT), ("a", INT)], container)
         for look in (lambda x: x.a - x.b, lambda x: x["a"] - x["b"], lambda x: difference(**x)):
             assert leaf([type_spec], np.int32)(look)({"a": 5, "b": 3}) == 2
+
+
+def test_a_named_tuple_that_is_passed_on_comes_back_as_one_of_the_users_class():
+    type_spec = fl.StructWithPythonType([("b", INT), ("a", INT)], Named)
+    assert type(leaf([type_spec])(lambda x: x)((1, 2))) is Named
+    assert type(leaf([type_spec])(lambda x: {"y": x})((1, 2))["y"]) is Named
 
 
 def test_a_sequence_is_seen_again_and_again_and_its_elements_like_any_value():
