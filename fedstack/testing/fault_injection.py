@@ -8,19 +8,22 @@ context = fedstack.executors.SyncExecutionContext(factory, retry_policy=fedstack
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 import numpy as np
 
 from fedstack.computations.columns import Column
+from fedstack.computations.number_checks import check_number, check_whole_number
 from fedstack.computations.program import Program
+from fedstack.computations.tensor_values import describe
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.client_blocks import Sink
 from fedstack.executors.leaf_threads import LeafThreads
 from fedstack.executors.sync_driver import need_event_loop
 from fedstack.executors.wrapper_executor import WrapperExecutor
+from fedstack.testing.tracing_executor import check_executor_below
 
 # Slow clients are driven one by one; more than this at a time would only queue up for threads.
 _MAX_AT_ONCE = 64
@@ -44,13 +47,25 @@ class Fault:
 
 
 def _rate(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-    if not 0 <= value <= 1:
+    check_number(attribute.name, value)
+    if value > 1:
         raise InvalidValueError(f"Expected {attribute.name} from 0 to 1, found {value}")
 
 
-def _not_negative(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
-    if value < 0:
-        raise InvalidValueError(f"Expected {attribute.name} of at least 0, found {value}")
+def _length(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+    check_number(attribute.name, value)
+
+
+def _whole(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+    check_whole_number(attribute.name, value, 0)
+
+
+def _makes_errors(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+    if not callable(value):
+        raise InvalidValueError(
+            f"Expected {attribute.name} as a class of exceptions or a function that makes one out of a message, found "
+            f"{describe(value)}"
+        )
 
 
 class _Progress:
@@ -77,16 +92,26 @@ class FaultPlan:
       failures_in_a_row: After so many phases that failed one after the other, one succeeds.
       error: Makes the error out of its message; a retryable one by default.
       injected: What was decided so far, but for clients to whom nothing happened.
+
+    Raises:
+      InvalidValueError: If a value is out of its range, or the two rates are more than 1 together.
     """
 
-    seed: int = 0
-    latency: float = attrs.field(default=0.0, validator=_not_negative)
+    seed: int = attrs.field(default=0, validator=_whole)
+    latency: float = attrs.field(default=0.0, validator=_length)
     error_rate: float = attrs.field(default=0.0, validator=_rate)
     drop_rate: float = attrs.field(default=0.0, validator=_rate)
-    failures_in_a_row: int = attrs.field(default=3, validator=_not_negative)
-    error: Callable[[str], Exception] = WorkerUnavailableError
+    failures_in_a_row: int = attrs.field(default=3, validator=_whole)
+    error: Callable[[str], Exception] = attrs.field(default=WorkerUnavailableError, validator=_makes_errors)
     injected: list[Fault] = attrs.field(factory=list[Fault], init=False, eq=False, repr=False)
     _progress: _Progress = attrs.field(factory=_Progress, init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.error_rate + self.drop_rate > 1:
+            raise InvalidValueError(
+                "Expected error_rate and drop_rate of at most 1 together, since one client has one fault, found "
+                f"{self.error_rate} and {self.drop_rate}"
+            )
 
     @classmethod
     def none(cls) -> "FaultPlan":
@@ -126,9 +151,17 @@ class FaultInjectingExecutor(WrapperExecutor):
     Args:
       target: The executor of client work. It is closed with this one.
       plan: Decides.
+
+    Raises:
+      InvalidValueError: If an argument is of the wrong kind.
     """
 
     def __init__(self, target: BulkExecutor, plan: FaultPlan) -> None:
+        check_executor_below(target)
+        if not isinstance(cast(object, plan), FaultPlan):
+            raise InvalidValueError(
+                f"Expected a FaultPlan, found {describe(plan)}; give FaultPlan.none() for no faults"
+            )
         super().__init__(target)
         self.plan = plan
 

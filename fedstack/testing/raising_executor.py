@@ -1,8 +1,10 @@
 """Defines the executor that fails, to see what happens above it."""
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from fedstack.computations.language import Executor, ExecutorValue
+from fedstack.computations.tensor_values import describe
+from fedstack.errors import InvalidValueError
 
 
 class RaisingExecutor(Executor):
@@ -10,9 +12,19 @@ class RaisingExecutor(Executor):
 
     Args:
       error: What to raise: an exception, or a class of exceptions without arguments.
+
+    Raises:
+      InvalidValueError: If it is neither.
     """
 
     def __init__(self, error: Exception | type[Exception]) -> None:
+        given = cast(object, error)
+        kind = given if isinstance(given, type) else type(given)
+        if not issubclass(kind, BaseException):
+            raise InvalidValueError(
+                f"Expected an exception or a class of exceptions to raise, found {describe(error)}; give "
+                "ValueError('no luck'), for example"
+            )
         self._error = error
 
     async def create_value(self, value: Any, type_spec: Any = None) -> NoReturn:

@@ -9,7 +9,7 @@ import attrs
 
 from fedstack.computations.language import Executor, ExecutorValue, Struct, Type, struct_elements
 from fedstack.computations.tensor_values import describe
-from fedstack.errors import ForeignValueError
+from fedstack.errors import ForeignValueError, InvalidValueError
 
 
 @attrs.frozen
@@ -74,6 +74,18 @@ class Closed:
 TraceEvent: TypeAlias = ValueCreated | CallCreated | StructCreated | SelectionCreated | Computed | Raised | Closed
 
 
+def check_executor_below(target: object) -> None:
+    """Checks what is to be wrapped.
+
+    Raises:
+      InvalidValueError: If it is no executor.
+    """
+    if not isinstance(target, Executor):
+        raise InvalidValueError(
+            f"Expected an executor to wrap, found {describe(target)}; give a LeafExecutor(), for example"
+        )
+
+
 class TracedValue(ExecutorValue):
     """A value of a tracing executor, by its number."""
 
@@ -108,6 +120,7 @@ class TracingExecutor(Executor):
     """
 
     def __init__(self, target: Executor) -> None:
+        check_executor_below(target)
         self.target = target
         self.events: list[TraceEvent] = []
         self._count = 0

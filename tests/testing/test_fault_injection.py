@@ -132,10 +132,30 @@ def test_long_vectors_are_not_folded_past_the_plan() -> None:
     context.close()
 
 
-@pytest.mark.parametrize("field", ["error_rate", "drop_rate", "latency", "failures_in_a_row"])
-def test_numbers_out_of_range_are_refused(field) -> None:
-    with pytest.raises(InvalidValueError, match=field):
-        FaultPlan(**{field: -1})
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *(({field: -1}, field) for field in ("seed", "error_rate", "drop_rate", "latency", "failures_in_a_row")),
+        *(({field: float("nan")}, field) for field in ("seed", "error_rate", "drop_rate", "latency")),
+        *(({field: "0.1"}, f"{field} .*found str") for field in ("seed", "error_rate", "latency")),
+        ({"error_rate": 1.5}, "error_rate from 0 to 1, found 1.5"),
+        ({"latency": float("inf")}, "latency of at least 0, and finite"),
+        ({"seed": 1.0}, "seed of at least 0 as a whole number, found float"),
+        ({"failures_in_a_row": None}, "failures_in_a_row of at least 0 as a whole number, found None"),
+        ({"error_rate": 0.7, "drop_rate": 0.4}, "at most 1 together, .* found 0.7 and 0.4"),
+        ({"error": "no luck"}, "error as a class of exceptions or a function .*, found str 'no luck'"),
+    ],
+)
+def test_what_a_plan_cannot_be_made_of_is_refused_by_name(fields, message) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        FaultPlan(**fields)
+
+
+def test_an_executor_is_made_of_an_executor_and_a_plan() -> None:
+    with pytest.raises(InvalidValueError, match="Expected an executor to wrap, found None; give"):
+        FaultInjectingExecutor(None, FaultPlan.none())
+    with pytest.raises(InvalidValueError, match="Expected a FaultPlan, found int 3; give FaultPlan.none"):
+        FaultInjectingExecutor(fedstack.executors.LeafExecutor(), 3)
 
 
 def test_its_repr_shows_the_plan_and_the_target() -> None:

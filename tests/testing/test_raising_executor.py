@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import RetryLimitError, WorkerUnavailableError
+from fedstack.errors import InvalidValueError, RetryLimitError, WorkerUnavailableError
 from fedstack.executors import SyncExecutionContext
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.testing import RaisingExecutor
@@ -50,3 +50,9 @@ def test_a_context_gives_up_after_its_attempts_and_closes_each_executor() -> Non
         double(4)
     context.close()
     assert [executor.closed for executor in made] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("error", [None, "no luck", int])
+def test_what_cannot_be_raised_is_refused_when_it_is_given(error) -> None:
+    with pytest.raises(InvalidValueError, match="Expected an exception or a class of exceptions to raise, found"):
+        RaisingExecutor(error)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedstack.computations.language import Struct
-from fedstack.errors import ClosedError, ForeignValueError
+from fedstack.errors import ClosedError, ForeignValueError, InvalidValueError
 from fedstack.executors import LeafExecutor, SyncExecutionContext
 from fedstack.executors.contexts import use_context
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
@@ -123,3 +123,8 @@ def test_a_context_can_run_on_a_traced_executor() -> None:
 
 def test_its_repr_shows_what_is_below() -> None:
     assert repr(TracingExecutor(LeafExecutor())) == "<TracingExecutor over <LeafExecutor>>"
+
+
+def test_what_is_no_executor_is_refused_when_it_is_given() -> None:
+    with pytest.raises(InvalidValueError, match="Expected an executor to wrap, found .*LeafExecutor"):
+        TracingExecutor(LeafExecutor)
