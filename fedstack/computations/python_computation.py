@@ -29,6 +29,7 @@ from fedstack.computations.type_structure import (
     contains_federated,
     contains_function,
     fields_of,
+    has_negative_sizes,
     has_open_sizes,
     is_scalar,
     zeros,
@@ -222,6 +223,10 @@ def _plain_type(spec: object, name: str) -> Type:
         raise InvalidComputationError(
             f"Expected types for {name!r} such as np.float32 or (np.float32, [3]), found {describe(spec)}: {error}"
         ) from error
+    if has_negative_sizes(result):
+        raise InvalidComputationError(
+            f"Expected dimensions of 0 or more in types for {name!r}, found {result}; write None for an unknown one"
+        )
     if contains_federated(result) or contains_function(result):
         raise InvalidComputationError(
             f"Expected plain types for {name!r}, found {result}; a python_computation runs in one place: map it over "

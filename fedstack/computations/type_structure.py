@@ -6,9 +6,10 @@ its hash walks the whole type each time.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstack.computations.language import (
     CLIENTS,
@@ -21,7 +22,7 @@ from fedstack.computations.language import (
     Type,
     computation_pb2,
 )
-from fedstack.errors import InvalidComputationError
+from fedstack.errors import InvalidComputationError, ResourceLimitError
 
 _T = TypeVar("_T")
 _MAX_CACHED_TYPES = 10_000
@@ -172,6 +173,13 @@ def has_open_sizes(type_spec: Type) -> bool:
     return isinstance(type_spec, SequenceType) or any(has_open_sizes(child) for child in type_spec.children())
 
 
+def has_negative_sizes(type_spec: Type) -> bool:
+    """Tells whether a dimension is less than 0, which the language takes, and takes for unknown in a message."""
+    if isinstance(type_spec, TensorType):
+        return any(size is not None and size < 0 for size in type_spec.shape or ())
+    return any(map(has_negative_sizes, type_spec.children()))
+
+
 def common_type(left: Type, right: Type) -> Type | None:
     """Returns the type of two structures of tensors that differ in sizes only: these are unknown; `None` for others."""
     if left is right or left == right:
@@ -196,6 +204,28 @@ def common_type(left: Type, right: Type) -> Type | None:
     return StructType(named) if container is None else StructWithPythonType(named, container)
 
 
+def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDArray[Any]:
+    """Returns a new array of a tensor type that is full of one value.
+
+    Args:
+      tensor: The type.
+      shape: The shape, for what the type leaves open too.
+      value: The value.
+
+    Raises:
+      ResourceLimitError: If there is not enough memory for it.
+    """
+    dtype = np.dtype(np.object_) if is_string(tensor) else tensor.dtype
+    try:
+        # Pages of zeros take memory only when they are used.
+        return np.zeros(shape, dtype) if type(value) is int and value == 0 else np.full(shape, value, dtype)
+    except (MemoryError, ValueError) as error:  # ValueError for what no array could address
+        raise ResourceLimitError(
+            f"Expected memory for an array of {tensor}, found none for its {math.prod(shape) * dtype.itemsize:,} "
+            "bytes; an array is made of it where nothing is summed, or for a call on zeros: give it fewer elements"
+        ) from error
+
+
 def zeros(type_spec: Type, open_size: int = 1) -> object:
     """Returns the payload of zeros (and empty strings) of an unplaced type.
 
@@ -213,6 +243,6 @@ def zeros(type_spec: Type, open_size: int = 1) -> object:
     if is_scalar(type_spec):
         return b"" if is_string(type_spec) else type_spec.dtype.type(0)
     shape = tuple(open_size if size is None else size for size in type_spec.shape or ())
-    array = np.full(shape, b"", np.object_) if is_string(type_spec) else np.zeros(shape, type_spec.dtype)
+    array = full_array(type_spec, shape, b"" if is_string(type_spec) else 0)
     array.flags.writeable = False
     return array

@@ -17,7 +17,7 @@ from fedstack.computations.language import StructType, TensorType, Type
 from fedstack.computations.sole_ownership import take_buffer
 from fedstack.computations.tasks import Fold
 from fedstack.computations.tensor_values import kind_of_dtype, read_only
-from fedstack.computations.type_structure import fields_of, flatten, tensor_leaves, unflatten
+from fedstack.computations.type_structure import fields_of, flatten, full_array, tensor_leaves, unflatten
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.tree_fold import Partial, TreeFold, fold_arrays, fold_vector
 
@@ -221,7 +221,7 @@ class MeanState(FoldState):
         total = leaf.total()
         if total is None or total_weight is None:
             shape = tuple(size or 0 for size in leaf.tensor.shape or ())
-            return as_payload(np.full(shape, np.nan, leaf.tensor.dtype))
+            return as_payload(full_array(leaf.tensor, shape, np.nan))
         return as_payload(divide_total(total, cast("int | np.ndarray", total_weight), leaf.tensor.dtype))
 
 
@@ -363,7 +363,7 @@ def extreme_of(tensor: TensorType, value: Callable[[np.iinfo | np.finfo], object
     """Returns a tensor full of one value; unknown dimensions are empty, since nobody has said their size."""
     info = np.iinfo(tensor.dtype) if kind_of_dtype(tensor.dtype) == "i" else float_limits(tensor.dtype)
     shape = tuple(size or 0 for size in tensor.shape or ())
-    return as_payload(np.full(shape, value(info), tensor.dtype))
+    return as_payload(full_array(tensor, shape, value(info)))
 
 
 def bounds_of(fold: Fold, bound: object) -> Iterator[int]:

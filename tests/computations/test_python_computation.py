@@ -113,6 +113,12 @@ def keyword_only(x, *, y):
         (["hello"], lambda x: x, "Expected types for '<lambda>' such as np.float32 .*, found str 'hello'"),
         ([fl.FederatedType(INT, fl.CLIENTS)], lambda x: x, "Expected plain types .* found {int32}@CLIENTS; .*map"),
         ([[("x", fl.FunctionType(INT, INT))]], lambda x: x, r"Expected plain types .* found <x=\(int32 -> int32\)>"),
+        (
+            [(np.float32, [-1])],
+            lambda x: x,
+            r"dimensions of 0 or more .*, found float32\[-1\]; write None for an unknown",
+        ),
+        ([fl.SequenceType((np.float32, [2, -1]))], lambda x: x, r"dimensions of 0 or more .*; write None"),
         ([np.int32, np.int32], keyword_only, "found the keyword-only 'y'; name the types: {'y': ..., ...}"),
         ([np.int32], lambda *, x: x, "found the keyword-only 'x'; leave out the *"),
         ({"x": np.int32}, lambda *, x: x, "found the keyword-only 'x'; leave out the *"),
@@ -321,6 +327,16 @@ def test_a_result_type_that_cannot_be_found_is_an_error_that_says_how_to_state_i
     with pytest.raises(InvalidComputationError, match=message) as caught:
         leaf([np.int32])(function)
     assert "state it: @python_computation(parameter_types, result_type) for" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [10**15, 10**18])
+def test_zeros_for_which_there_is_no_memory_are_an_error_that_says_how_to_state_the_result_type(size):
+    message = (
+        rf"state it: @python_computation.*Expected memory for an array of float32\[{size}\], found none for its 4,0"
+    )
+    with pytest.raises(InvalidComputationError, match=message):
+        leaf([(np.float32, [size])])(lambda x: x)
+    assert leaf([(np.float32, [size])], np.float32)(lambda x: x[0]).type_signature.parameter.shape == (size,)
 
 
 def test_a_function_is_not_called_at_decoration_where_its_result_type_is_stated():

@@ -19,6 +19,7 @@ from fedstack.errors import (
     FedstackError,
     InvalidComputationError,
     LeafError,
+    ResourceLimitError,
     TypeMismatchError,
     UnsupportedIntrinsicError,
 )
@@ -72,6 +73,16 @@ def context():
 def test_a_client_argument_that_does_not_fit_is_refused_with_its_place(argument, message):
     with pytest.raises(TypeMismatchError, match=message):
         total(argument)
+
+
+@pytest.mark.parametrize("aggregate", [fl.federated_sum, fl.federated_mean, fl.federated_min])
+def test_an_aggregate_of_no_clients_for_which_there_is_no_memory_names_its_type(aggregate):
+    huge = fl.TensorType(np.float32, [10**15])
+    run = fl.federated_computation(lambda x: aggregate(x), fl.FederatedType(huge, fl.CLIENTS))
+    with pytest.raises(
+        ResourceLimitError, match=r"float32\[1000000000000000\], found none .* 4,000,000,000,000,000 bytes"
+    ):
+        run([])
 
 
 def test_conflicting_numbers_of_clients_name_both_arguments():
