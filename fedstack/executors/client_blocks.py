@@ -235,10 +235,10 @@ class ClientBlocks:
         offset = first - self.clients.start
         whole = size == len(self.clients)
         columns = self.inputs if whole else [column.slice(offset, offset + size) for column in self.inputs]
-        if self.progress is not None:
-            self.progress.started(size)
         begin = time.perf_counter()
         try:
+            if self.progress is not None:
+                self.progress.started(size)
             if self._is_streamed():
                 stream = self.sink.stream(first)
                 for first, inputs in zip(block, zip(*(column.items() for column in columns))):

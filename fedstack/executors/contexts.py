@@ -12,7 +12,6 @@ from typing import cast
 
 from fedstack.computations.language import (
     AsyncContext,
-    ConcreteComputation,
     ExecutorFactory,
     SyncContext,
     get_context_stack,
@@ -21,11 +20,9 @@ from fedstack.computations.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.invocation import Invoker
 from fedstack.executors.leaf_threads import leaf_environment
-from fedstack.executors.progress import ProgressCounts
+from fedstack.executors.progress_guard import Progress
 from fedstack.executors.sync_driver import SyncDriver
 from fedstack.transport.retry import RetryPolicy
-
-Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
 
 
 class SyncExecutionContext(SyncContext):

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import cast
 
 from fedstack.computations.containers import to_result
@@ -33,7 +33,8 @@ from fedstack.errors import (
 )
 from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.progress import ProgressCounts, current_progress
+from fedstack.executors.progress import current_progress
+from fedstack.executors.progress_guard import Progress, showing
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sync_driver import need_event_loop, wait
 from fedstack.transport.retry import RetryPolicy
@@ -58,7 +59,7 @@ class Invoker:
         self,
         factory: ExecutorFactory,
         retry_policy: RetryPolicy,
-        progress: Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.factory = factory
         self._retry_policy = retry_policy
@@ -74,6 +75,7 @@ class Invoker:
           TypeMismatchError: If the argument does not fit.
           RetryLimitError: If every attempt failed with a retryable error.
           NoWorkersError: If the last of them found no worker at all.
+          InvalidValueError: If what shows the progress raised.
         """
         if self._closed:
             raise ClosedError("Expected an open context, found it closed; make a new one, fedstack.create_…")
@@ -90,7 +92,7 @@ class Invoker:
                 cardinalities[CLIENTS] = clients
         if self._progress is None:
             return await self._retried(comp, signature, payload, cardinalities)
-        with self._progress(comp) as counts:
+        with showing(self._progress, comp) as counts:
             outer = current_progress.get()
             current_progress.set(counts)
             try:

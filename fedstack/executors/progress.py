@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class ProgressListener(Protocol):
-    """Hears how far an invocation is. Called from leaf threads; it must be quick and must not raise."""
+    """Hears how far an invocation is. Called from leaf threads; it must be quick. If it raises, that ends it."""
 
     def changed(self, counts: "ProgressCounts") -> None:
         """Called after each block of clients."""

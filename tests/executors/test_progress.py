@@ -4,15 +4,23 @@ import contextlib
 import io
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import federated_language as fl
 import numpy as np
 import pytest
 
 import fedstack
+from fedstack.errors import InvalidValueError
+from fedstack.executors import SyncExecutionContext
 from fedstack.executors.progress import ProgressCounts
 from fedstack.executors.progress_display import LineDisplay, Standing, choose_display, display, show_progress
+from fedstack.executors.progress_guard import Progress
+from fedstack.service.executor_service import ExecutorService
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.io_loop import io_loop
 
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
 
@@ -98,6 +106,110 @@ def test_a_listener_hears_of_every_change() -> None:
     counts.started(2)
     counts.finished(2)
     assert heard == [(3, 0, 0), (3, 2, 0), (3, 0, 2)]
+
+
+class FailingListener:
+    def __init__(self, when: Callable[[ProgressCounts], bool]) -> None:
+        self.when = when
+
+    def changed(self, counts: ProgressCounts) -> None:
+        if self.when(counts):
+            raise OSError("screen on fire")
+
+
+def failing_when(when: Callable[[ProgressCounts], bool]) -> Progress:
+    def on_a_screen(_: object) -> contextlib.AbstractContextManager[ProgressCounts]:
+        return contextlib.nullcontext(ProgressCounts(FailingListener(when)))
+
+    return on_a_screen
+
+
+@contextlib.contextmanager
+def fails_at_the_beginning(_: object) -> Iterator[ProgressCounts]:
+    raise OSError("screen on fire")
+    yield ProgressCounts()
+
+
+@contextlib.contextmanager
+def fails_at_the_end(_: object) -> Iterator[ProgressCounts]:
+    yield ProgressCounts()
+    raise OSError("screen on fire")
+
+
+def fails_at_once(_: object) -> contextlib.AbstractContextManager[ProgressCounts]:
+    raise OSError("screen on fire")
+
+
+@contextlib.contextmanager
+def over_a_worker(progress: Progress) -> Iterator[None]:
+    service = ExecutorService(fedstack.local_executor_factory())
+    stub = ExecutorStub(InMemoryConnection(service, "worker"))
+    with SyncExecutionContext(fedstack.remote_executor_factory([stub]), progress=progress) as context:
+        with fedstack.use_context(context):
+            yield
+    io_loop.run_sync(service.close())
+
+
+@contextlib.contextmanager
+def in_this_process(progress: Progress) -> Iterator[None]:
+    with fedstack.create_sync_local_execution_context(progress=progress) as context, fedstack.use_context(context):
+        yield
+
+
+@pytest.mark.parametrize("place", [in_this_process, over_a_worker])
+@pytest.mark.parametrize(
+    "progress",
+    [
+        fails_at_once,
+        fails_at_the_beginning,
+        fails_at_the_end,
+        failing_when(lambda counts: True),
+        failing_when(lambda counts: counts.running > 0),
+        failing_when(lambda counts: counts.done > 0),
+        failing_when(lambda counts: counts.done == 1000),
+    ],
+)
+def test_a_progress_function_that_raises_ends_the_invocation_with_an_error_that_names_it(
+    progress: Progress, place: Callable[[Progress], contextlib.AbstractContextManager[None]]
+) -> None:
+    message = r"the progress function '.*(fails_at|on_a_screen).*raised OSError: screen on fire; catch .*\n  File "
+    with place(progress):
+        for _ in range(2):
+            with pytest.raises(InvalidValueError, match=message) as caught:
+                double_all(list(range(1000)))
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(
+    ("progress", "message"),
+    [
+        (lambda _: ProgressCounts(), "to return a context manager, found ProgressCounts .* decorate it"),
+        (lambda _: contextlib.nullcontext(3), "to give what counts, with the methods expect, .*, or None, found int 3"),
+    ],
+)
+def test_a_progress_function_that_gives_something_else_is_told_what_to_give(progress: Any, message: str) -> None:
+    with in_this_process(progress), pytest.raises(InvalidValueError, match=message):
+        double_all([1])
+
+
+@contextlib.contextmanager
+def swallows_errors(_: object) -> Iterator[ProgressCounts]:
+    with contextlib.suppress(Exception):
+        yield ProgressCounts()
+
+
+@contextlib.contextmanager
+def raises_another_error(_: object) -> Iterator[ProgressCounts]:
+    try:
+        yield ProgressCounts()
+    finally:
+        raise OSError("screen on fire")
+
+
+@pytest.mark.parametrize("progress", [swallows_errors, raises_another_error, failing_when(lambda c: c.failures > 0)])
+def test_an_error_of_a_computation_is_raised_whatever_shows_the_progress(progress: Progress) -> None:
+    with in_this_process(progress), pytest.raises(fedstack.FedstackError, match="negative; at client 1"):
+        double_all([1, -2])
 
 
 def test_a_call_shows_nothing_unless_asked(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,121 @@
+"""Keeps what users show progress with apart from the work: its errors say whose they are, and end nothing halfway."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Generator
+from typing import cast
+
+from fedstack.computations.language import ConcreteComputation
+from fedstack.computations.own_frames import users_lines, without_calling_frames
+from fedstack.computations.tensor_values import describe
+from fedstack.computations.texts import text_of
+from fedstack.errors import InvalidValueError
+from fedstack.executors.progress import ProgressCounts
+
+Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
+
+_logger = logging.getLogger(__name__)
+_COUNTING = ("expect", "started", "finished", "failed")
+
+
+class GuardedProgress(ProgressCounts):
+    """Counts with what a progress function gave, until that raises; the next clients to begin raise the error then.
+
+    Where clients begin, an error ends the run as one of theirs does; where they end, threads would be left behind.
+    """
+
+    def __init__(self, counts: ProgressCounts, shown: str) -> None:
+        super().__init__()
+        self._counts = counts
+        self._shown = shown
+        self._error: InvalidValueError | None = None
+
+    def expect(self, clients: int) -> None:
+        self._count(self._counts.expect, clients)
+        self.check()
+
+    def started(self, clients: int) -> None:
+        self._count(self._counts.started, clients)
+        self.check()
+
+    def finished(self, clients: int) -> None:
+        self._count(self._counts.finished, clients)
+
+    def failed(self, clients: int) -> None:
+        self._count(self._counts.failed, clients)
+
+    def check(self) -> None:
+        """Raises the error that there has been, if any."""
+        if self._error is not None:
+            raise self._error from self._error.__cause__
+
+    def _count(self, count: Callable[[int], None], clients: int) -> None:
+        if self._error is None:
+            try:
+                count(clients)
+            except Exception as error:
+                self._error = _error_of(error, self._shown)
+                self._error.__cause__ = error
+
+
+@contextlib.contextmanager
+def showing(progress: Progress, computation: ConcreteComputation) -> Generator[ProgressCounts | None]:
+    """Shows the progress of an invocation while the block runs.
+
+    An error of the block is raised whatever the context manager makes of it.
+
+    Yields:
+      What counts the clients; `None` if nothing does.
+
+    Raises:
+      InvalidValueError: If the function, its context manager or what it counts with raises, or is something else.
+    """
+    shown = getattr(progress, "__qualname__", repr(progress))
+    with _named(shown):
+        manager = progress(computation)
+        if not isinstance(cast(object, manager), contextlib.AbstractContextManager):
+            raise InvalidValueError(
+                f"Expected the progress function {shown!r} to return a context manager, found {describe(manager)}; "
+                "decorate it with contextlib.contextmanager and yield what counts, ProgressCounts() for example"
+            )
+        counts = cast(object, manager.__enter__())
+        if counts is not None and not all(callable(getattr(counts, name, None)) for name in _COUNTING):
+            raise InvalidValueError(
+                f"Expected the progress function {shown!r} to give what counts, with the methods "
+                f"{', '.join(_COUNTING)}, or None, found {describe(counts)}; yield ProgressCounts() for example"
+            )
+    guarded = None if counts is None else GuardedProgress(cast(ProgressCounts, counts), shown)
+    try:
+        yield guarded
+        if guarded is not None:
+            guarded.check()
+    except BaseException as error:
+        try:
+            manager.__exit__(type(error), error, error.__traceback__)
+        except Exception as other:
+            if other is not error:
+                # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
+                said = f"{type(other).__name__}: {text_of(other)}"
+                _logger.warning("Cannot end the progress of an invocation that failed: %s", said)
+        raise
+    with _named(shown):
+        manager.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def _named(shown: str) -> Generator[None]:
+    try:
+        yield
+    except InvalidValueError:
+        raise
+    except Exception as error:
+        raise _error_of(error, shown) from error
+
+
+def _error_of(error: Exception, shown: str) -> InvalidValueError:
+    lines = users_lines(error)  # before it loses the frames that tell what the standard library did for us
+    error.__traceback__ = without_calling_frames(error.__traceback__)
+    return InvalidValueError(
+        f"Expected the progress function {shown!r} to show how far work is, found that it raised "
+        f"{type(error).__name__}: {text_of(error)}; catch what may go wrong there, or leave out progress={lines}"
+    )
