@@ -51,7 +51,7 @@ class SyncExecutionContext(SyncContext):
         progress: Progress | None = None,
         debug: bool = False,
     ) -> None:
-        self._invoker = Invoker(factory, _checked_policy(retry_policy), _checked_progress(progress))
+        self._invoker = Invoker(_checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress))
         self._driver = SyncDriver(allow_loop=not debug)
         self._debug = debug
 
@@ -103,7 +103,7 @@ class AsyncExecutionContext(AsyncContext):
         retry_policy: RetryPolicy | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._invoker = Invoker(factory, _checked_policy(retry_policy), _checked_progress(progress))
+        self._invoker = Invoker(_checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress))
         self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
 
     @property
@@ -136,6 +136,17 @@ class AsyncExecutionContext(AsyncContext):
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
+
+
+def _checked_factory(factory: object) -> ExecutorFactory:
+    # Factories of another origin may only look like the language's.
+    if not callable(getattr(factory, "create_executor", None)):
+        advice = "give" if not inspect.isfunction(factory) else "call it:"
+        raise InvalidValueError(
+            f"Expected a factory of executors, found {describe(factory)}; {advice} fedstack.local_executor_factory(), "
+            "for example"
+        )
+    return cast(ExecutorFactory, factory)
 
 
 def _checked_policy(policy: object) -> RetryPolicy:
@@ -189,6 +200,10 @@ def use_context(context: SyncContext | AsyncContext) -> Generator[SyncContext | 
     ...     pass
     """
     if not isinstance(cast(object, context), (SyncContext, AsyncContext)):
-        raise TypeError(f"Expected an execution context, found {describe(context)}; create one with fedstack.create_…")
+        advice = "give" if not inspect.isfunction(context) else "call it:"
+        raise TypeError(
+            f"Expected an execution context, found {describe(context)}; {advice} "
+            "fedstack.create_sync_local_execution_context(), for example"
+        )
     with get_context_stack().install(context):
         yield context

@@ -1,5 +1,6 @@
 """Puts executors together into stacks."""
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
@@ -49,7 +50,9 @@ def check_options(options: Mapping[str, object], allowed: type) -> None:
     known = sorted(allowed.__annotations__)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"Expected options among {known}, found {', '.join(unknown)}")
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        advice = f"; write {close[0]}" if close else "; leave it out"
+        raise TypeError(f"Expected options among {', '.join(known)}, found {', '.join(unknown)}{advice}")
 
 
 def _local_stack(max_fanout: int, clients_per_thread: int | None, options: StackOptions) -> Stack:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import InvalidComputationError, LeafError, TypeMismatchError
+from fedstack.errors import InvalidComputationError, InvalidValueError, LeafError, TypeMismatchError
 
 PAIR = fl.TensorType(np.float64, [2])
 
@@ -97,9 +97,43 @@ def test_forgotten_parentheses_are_pointed_out():
             return x
 
 
-def test_something_that_is_no_context_is_refused():
-    with pytest.raises(TypeError, match="Expected an execution context, found int 3"), fedstack.use_context(3):
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (3, r"found int 3; give fedstack\.create_sync_local_execution_context\(\), for example"),
+        (None, r"found None; give fedstack\.create_sync_local_execution_context\(\), for example"),
+        (fedstack.create_sync_local_execution_context, r"found function .*; call it: fedstack\.create_sync_local_exec"),
+    ],
+)
+def test_something_that_is_no_context_is_refused(context, message):
+    with pytest.raises(TypeError, match=f"Expected an execution context, {message}"), fedstack.use_context(context):
         pass
+
+
+@pytest.mark.parametrize("kind", [fedstack.executors.SyncExecutionContext, fedstack.executors.AsyncExecutionContext])
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (None, r"found None; give fedstack\.local_executor_factory\(\), for example"),
+        (fedstack.local_executor_factory, r"found function .*; call it: fedstack\.local_executor_factory\(\)"),
+        (fedstack.executors.LeafExecutor(), r"found LeafExecutor .*; give fedstack\.local_executor_factory\(\)"),
+    ],
+)
+def test_something_that_is_no_factory_is_refused_when_a_context_is_made(kind, factory, message):
+    with pytest.raises(InvalidValueError, match=f"Expected a factory of executors, {message}"):
+        kind(factory)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_thread": 3}, "among clients_per_thread, .*, found max_thread; write max_threads$"),
+        ({"colour": 3}, "among clients_per_thread, .*, found colour; leave it out$"),
+    ],
+)
+def test_unknown_options_are_refused_with_those_that_there_are(options, message):
+    with pytest.raises(TypeError, match=f"Expected options {message}"):
+        fedstack.create_sync_local_execution_context(**options)
 
 
 def test_ids_of_a_list_keep_their_digits_and_their_kinds():
