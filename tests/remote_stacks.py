@@ -1,7 +1,8 @@
 """The stacks with services in them that the conformance suites run over.
 
-The services run in this process, on the transport's loop, so leaf functions travel as handles and a test sees what they
-do. Everything else is real: servers, sockets, certificates.
+Most of the services run in this process, on the transport's loop, so leaf functions travel as handles and a test sees
+what they do. Everything else is real: servers, sockets, certificates. To the processes of a pool functions travel by
+name or by value, as they do in use.
 """
 
 import atexit
@@ -17,10 +18,12 @@ from typing import Any
 import fedstack
 from fedstack.computations.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
+from fedstack.executors.remote_factory import make_stubs
 from fedstack.service.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.grpc_server import GrpcServer
 from fedstack.service.limits import ServiceLimits
+from fedstack.service.worker_pool import WorkerPool, local_worker_pool
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.credentials import ClientCredentials, ServerCredentials
@@ -45,14 +48,28 @@ def start_servers() -> None:
     service()
 
 
+@functools.cache
+def pool() -> WorkerPool:
+    """Two worker processes, to which functions travel."""
+    return local_worker_pool(2)
+
+
+@functools.cache
+def pool_stub() -> ExecutorStub:
+    (first, _) = make_stubs(pool(), None)
+    return first
+
+
 def stop_servers() -> None:
     """Ends what `start_servers` started."""
     while _servers:
         io_loop.run_sync(_servers.pop().stop(0))
     while _services:
         io_loop.run_sync(_services.pop().close())
+    if pool.cache_info().currsize:
+        pool().close()
     # Whoever starts them again gets new ones.
-    for made in (service, faulty_service, loopback_target, mtls_target, stub):
+    for made in (service, faulty_service, loopback_target, mtls_target, stub, pool, pool_stub):
         made.cache_clear()
 
 

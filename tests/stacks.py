@@ -111,6 +111,11 @@ EXECUTORS = {
     "remote in chunks": remote_executor(
         lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub(remote_stacks.CHUNKED))
     ),
+    "remote at a process": ExecutorStack(
+        "remote",
+        lambda n: remote_stacks.remote(n, remote_stacks.pool_stub()),
+        without=["lazy arguments", "same process"],
+    ),
     "remote, plain verbs": remote_executor(
         lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub(**remote_stacks.PLAIN))
     ),
@@ -156,6 +161,11 @@ FACTORIES = {
     "2 workers in chunks": remote_factory(
         lambda: remote_stacks.in_memory_workers(2, {"chunking": remote_stacks.CHUNKED})
     ),
+    "2 worker processes": FactoryStack(
+        "remote",
+        lambda: fedstack.remote_executor_factory(remote_stacks.pool()),
+        without=["lazy arguments", "same process"],
+    ),
     "2 workers, plain verbs": remote_factory(lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN)),
     "2 workers with faults and retries": FactoryStack(
         "remote",
@@ -168,6 +178,8 @@ FACTORIES = {
 # Variations of stacks that are tested on one Python only: what they vary does not depend on it.
 SLOW = frozenset(
     {
+        "2 worker processes",
+        "remote at a process",
         "2 workers in chunks",
         "2 workers over mTLS",
         "2 workers with faults and retries",

@@ -32,7 +32,16 @@ from fedstack.computations.named_functions import (
     resolves_to_itself,
     told_of,
 )
+from fedstack.computations.python_containers import (
+    Containers,
+    containers_of,
+    from_message,
+    have_names,
+    to_message,
+    with_containers,
+)
 from fedstack.computations.python_functions import PythonLeaf
+from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
@@ -149,18 +158,14 @@ class ReferenceRuntime:
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         reference = _unpack(computation, carriers_pb2.PythonReference())
         shown = f"{reference.module}:{reference.qualname}"
-        allowed = current_policy()
-        if not allowed.allows_module(reference.module):
-            raise CarrierError(
-                f"Expected a function of an allowed module ({', '.join(allowed.modules) or 'none'}), found {shown}; "
-                f"start the worker with --allow-module {reference.module}"
-            )
+        _check_module(reference.module, shown)
         function = resolve_reference(reference.module, reference.qualname)
         if reference.digest and digest_of(function) != reference.digest:
             raise CarrierError(
                 f"Expected the sender's version of {shown}, found another; install the same one on both sides"
             )
-        return _leaf_of_type(function, reference.qualname, computation)
+        containers = from_message(reference.parameter, _check_module)
+        return _leaf_of_type(function, reference.qualname, computation, containers)
 
 
 class PickledRuntime:
@@ -177,20 +182,34 @@ class PickledRuntime:
         if pickled.python_version != version:
             raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
         try:
-            function: object = _cloudpickle().loads(pickled.function)
+            function, containers = _cloudpickle().loads(pickled.function)
         except LOADING_ERRORS as error:
             raise CarrierError(
                 f"Expected a function that can be loaded, found that loading {pickled.name!r} raised {told_of(error)}"
             ) from error
-        return _leaf_of_type(function, pickled.name, computation)
+        if not isinstance(containers, Containers | None):
+            raise CarrierError(f"Expected containers beside {pickled.name!r}, found {describe(containers)}")
+        return _leaf_of_type(function, pickled.name, computation, containers)
 
 
-def _leaf_of_type(function: object, name: str, computation: computation_pb2.Computation) -> Leaf:
+def _check_module(module: str, shown: str) -> None:
+    """Checks that references into a module may be followed."""
+    allowed = current_policy()
+    if not allowed.allows_module(module):
+        raise CarrierError(
+            f"Expected a function of an allowed module ({', '.join(allowed.modules) or 'none'}), found {shown}; "
+            f"start the worker with --allow-module {module}"
+        )
+
+
+def _leaf_of_type(
+    function: object, name: str, computation: computation_pb2.Computation, containers: Containers | None
+) -> Leaf:
     signature = type_from_proto(computation.type)
     if not callable(function) or not isinstance(signature, FunctionType):
         raise CarrierError(f"Expected a function of a functional type, found {name!r} of type {signature}")
     try:
-        return PythonLeaf(function, name, signature.parameter, signature.result)
+        return PythonLeaf(function, name, with_containers(signature.parameter, containers), signature.result)
     except (TypeError, ValueError) as error:  # a function in C may not say what it takes
         raise CarrierError(f"Expected a Python function, found {name!r}: {error}") from error
 
@@ -231,12 +250,16 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
         raise CarrierError(f"Expected a live function of this process, found none for {handle.name!r}")
     result = any_pb2.Any()
     function = found.function
-    if resolves_to_itself(function):
+    containers = containers_of(found.parameter)
+    if resolves_to_itself(function) and have_names(containers):
         module, qualname = function.__module__, function.__qualname__
-        result.Pack(carriers_pb2.PythonReference(module=module, qualname=qualname, digest=digest_of(function)))
+        reference = carriers_pb2.PythonReference(module=module, qualname=qualname, digest=digest_of(function))
+        if containers is not None:
+            reference.parameter.CopyFrom(to_message(containers))
+        result.Pack(reference)
     elif allow_by_value:
         try:
-            pickled = _cloudpickle().dumps(function)
+            pickled = _cloudpickle().dumps((function, containers))
         except Exception as error:  # what it refers to may refuse in any way
             raise CarrierError(
                 f"Expected a function that can be pickled, found that {found.name!r} raised {type(error).__name__}: "

@@ -160,9 +160,13 @@ def _parameter_type(parameter_types: object, function: Callable[..., object], na
             f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
         )
     if len(types) != len(parameters):
+        advice = "give a list with one type per parameter"
+        rest = list(parameters.values())[len(types) :]
+        if rest and all(parameter.default is not parameter.empty for parameter in rest):
+            advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
         raise InvalidComputationError(
-            f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found {len(types)}"
-            "; give a list with one type per parameter"
+            f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
+            f"{len(types)}; {advice}"
         )
     if not types:
         return None

@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -15,14 +16,24 @@ class PythonHandle(_message.Message):
     def __init__(self, process: _Optional[str] = ..., serial: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PythonReference(_message.Message):
-    __slots__ = ("module", "qualname", "digest")
+    __slots__ = ("module", "qualname", "digest", "parameter")
     MODULE_FIELD_NUMBER: _ClassVar[int]
     QUALNAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
     module: str
     qualname: str
     digest: bytes
-    def __init__(self, module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    parameter: PythonContainer
+    def __init__(self, module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., parameter: _Optional[_Union[PythonContainer, _Mapping]] = ...) -> None: ...
+
+class PythonContainer(_message.Message):
+    __slots__ = ("type", "member")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    member: _containers.RepeatedCompositeFieldContainer[PythonContainer]
+    def __init__(self, type: _Optional[str] = ..., member: _Optional[_Iterable[_Union[PythonContainer, _Mapping]]] = ...) -> None: ...
 
 class PickledPython(_message.Message):
     __slots__ = ("function", "python_version", "name")

@@ -1,10 +1,12 @@
 """Holds the leaf computations that several conformance rows use."""
 
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
+import attrs
 import numpy as np
 
-from fedstack.computations.language import ConcreteComputation
+from fedstack.computations.language import ConcreteComputation, SequenceType, StructType
 from fedstack.computations.python_computation import python_computation
 
 INTS = (np.int32, [3])
@@ -44,6 +46,40 @@ def halve(x: Any) -> Any:
 def concatenate(x: Any, y: Any) -> Any:
     """Joins two strings: an operation that tells in which order it was used."""
     return x + y
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: Any
+    second: Any
+
+
+@attrs.frozen
+class Point:
+    """An attrs class."""
+
+    x: Any
+    y: Any
+
+
+_STRUCTS: dict[str, object] = {
+    "dict": {"b": np.int32, "a": np.int32},
+    "ordered": OrderedDict(d=np.int32, c=np.int32),
+    "pair": Pair(np.int32, [np.int32]),
+    "point": Point(np.int32, (np.int32, np.int32)),
+    "record": StructType([("f", np.int32), ("e", np.int32)]),
+    "elements": SequenceType({"h": np.int32, "g": np.int32}),
+}
+
+
+@python_computation([_STRUCTS], np.str_)
+def tell_containers(x: Any) -> Any:
+    """Tells in what it got each member of its parameter: what iterating yields, or of which class it is."""
+    told = ["".join(x), "".join(x["dict"]), "".join(x["ordered"]), str(isinstance(x["pair"], Pair))]
+    told += [type(x["pair"].second).__name__, str(type(x["point"]) is Point), type(x["point"].y).__name__]
+    told += [str([int(member) for member in x["record"]]), *("".join(element) for element in x["elements"])]
+    return "; ".join(told)
 
 
 def identity(type_spec: object) -> ConcreteComputation:

@@ -12,7 +12,7 @@ from fedstack.computations.language import StructType, TensorType, Type
 from fedstack.computations.python_computation import python_computation
 from fedstack.testing.computation_builder import at_clients, at_server, computation, intrinsic, struct
 from fedstack.testing.expectations import expect, expect_error, expect_same
-from fedstack.testing.leaves import identity
+from fedstack.testing.leaves import Pair, Point, identity, tell_containers
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.subjects import Runner
 
@@ -75,6 +75,24 @@ async def leaves_get_exactly_the_declared_dtype(runner: Runner) -> None:
     expected = [np.float32(1.5), np.int8(3), np.uint64(2**63), np.complex64(1j), np.bool_(True), "é".encode()]
     expected += [np.array([1.0, 2.0]), np.array([b"a", b"b"], object)]
     expect_same(seen[-1], expected, "what the leaf saw")
+
+
+@promise_of_both()
+async def leaves_see_structs_in_the_containers_of_their_types(runner: Runner) -> None:
+    """A leaf gets a struct in the container of its declared type: a dict yields names wherever the leaf runs."""
+    value: dict[str, object] = {
+        "dict": {"a": 1, "b": 2},
+        "ordered": OrderedDict([("d", 1), ("c", 2)]),
+        "pair": Pair(1, [2]),
+        "point": Point(1, (2, 3)),
+        "record": {"e": 1, "f": 2},
+        "elements": [{"g": 1, "h": 2}, {"h": 3, "g": 4}],
+    }
+    type_spec = tell_containers.type_signature.parameter
+    mapped = computation(lambda x: intrinsic("federated_map", tell_containers, x), at_clients(type_spec))
+    expected = b"dictorderedpairpointrecordelements; ba; dc; True; list; True; tuple; [2, 1]; hg; hg"
+    expect_same(await runner.run(tell_containers, value), expected)
+    expect_same(await runner.run(mapped, [value, value]), [expected, expected])
 
 
 @promise_of_both()

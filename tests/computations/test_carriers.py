@@ -323,8 +323,13 @@ def test_code_that_cannot_be_loaded_is_refused_by_name(policy, content):
 def test_a_pickle_of_something_else_than_a_function_is_refused(policy):
     policy.python_code = True
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    pickled = carriers_pb2.PickledPython(function=pickle.dumps(7), python_version=version, name="seven")
-    refused(with_content(pickled), "Expected a function of a functional type, found 'seven'")
+    for content, message in [
+        (7, "Expected a function that can be loaded, found that loading 'seven' raised TypeError"),
+        ((7, None), "Expected a function of a functional type, found 'seven'"),
+        ((abs, {}), "Expected containers beside 'seven', found "),
+    ]:
+        pickled = carriers_pb2.PickledPython(function=pickle.dumps(content), python_version=version, name="seven")
+        refused(with_content(pickled), message)
 
 
 # In another process.
