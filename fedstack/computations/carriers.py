@@ -23,6 +23,7 @@ from google.protobuf import any_pb2
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from fedstack.computations.function_pickles import dumps, loads
 from fedstack.computations.language import FunctionType, Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf, register_leaf_runtime
 from fedstack.computations.named_functions import (
@@ -131,7 +132,8 @@ class CarrierPolicy:
 
     Attributes:
       modules: The modules into which references are followed, with all their submodules; `*` stands for any.
-      python_code: Whether functions by value are loaded; that executes what the sender wrote.
+      python_code: Whether functions by value are loaded; that executes what the sender wrote. References are followed
+        into any module then, as such code could do it too.
     """
 
     modules: Collection[str] = ()
@@ -139,7 +141,35 @@ class CarrierPolicy:
 
     def allows_module(self, module: str) -> bool:
         """Tells whether a reference into `module` may be followed."""
-        return any(allowed in ("*", module) or module.startswith(allowed + ".") for allowed in self.modules)
+        return self.python_code or any(
+            allowed in ("*", module) or module.startswith(allowed + ".") for allowed in self.modules
+        )
+
+    def check_module(self, module: str, shown: str) -> None:
+        """Checks that a reference may be followed.
+
+        Args:
+          module: The module that it leads into.
+          shown: The reference, for messages.
+
+        Raises:
+          CarrierError: If not; the message says what to do.
+        """
+        if self.allows_module(module):
+            return
+        if module.partition(".")[0] in sys.stdlib_module_names:  # whoever allows one of those allows any code
+            advice = "call it in a function of a module of your own"
+        else:
+            advice = f"start the worker with --allow-module {module}"
+        raise CarrierError(
+            f"Expected a function of an allowed module ({', '.join(self.modules) or 'none'}), found {shown}; {advice}"
+        )
+
+    @property
+    def runs_anything(self) -> bool:
+        """Whether clients can run any code, in one way or another: Python's own modules have `eval` and `rmtree`."""
+        tops = {module.partition(".")[0] for module in self.modules}
+        return self.python_code or "*" in tops or not tops.isdisjoint(sys.stdlib_module_names)
 
 
 policy = CarrierPolicy()
@@ -157,14 +187,14 @@ class ReferenceRuntime:
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         reference = _unpack(computation, carriers_pb2.PythonReference())
-        shown = f"{reference.module}:{reference.qualname}"
-        _check_module(reference.module, shown)
+        allowed, shown = current_policy(), f"{reference.module}:{reference.qualname}"
+        allowed.check_module(reference.module, shown)
         function = resolve_reference(reference.module, reference.qualname)
         if reference.digest and digest_of(function) != reference.digest:
             raise CarrierError(
                 f"Expected the sender's version of {shown}, found another; install the same one on both sides"
             )
-        containers = from_message(reference.parameter, _check_module)
+        containers = from_message(reference.parameter, allowed.check_module)
         return _leaf_of_type(function, reference.qualname, computation, containers)
 
 
@@ -182,7 +212,7 @@ class PickledRuntime:
         if pickled.python_version != version:
             raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
         try:
-            function, containers = _cloudpickle().loads(pickled.function)
+            function, containers = loads(pickled.function)
         except LOADING_ERRORS as error:
             raise CarrierError(
                 f"Expected a function that can be loaded, found that loading {pickled.name!r} raised {told_of(error)}"
@@ -190,16 +220,6 @@ class PickledRuntime:
         if not isinstance(containers, Containers | None):
             raise CarrierError(f"Expected containers beside {pickled.name!r}, found {describe(containers)}")
         return _leaf_of_type(function, pickled.name, computation, containers)
-
-
-def _check_module(module: str, shown: str) -> None:
-    """Checks that references into a module may be followed."""
-    allowed = current_policy()
-    if not allowed.allows_module(module):
-        raise CarrierError(
-            f"Expected a function of an allowed module ({', '.join(allowed.modules) or 'none'}), found {shown}; "
-            f"start the worker with --allow-module {module}"
-        )
 
 
 def _leaf_of_type(
@@ -229,12 +249,6 @@ def _python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _cloudpickle():
-    import cloudpickle  # only when a function travels by value: it is slow to import
-
-    return cloudpickle
-
-
 def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.Any:
     """Returns a carrier that can leave this process for the content of a handle; other contents as they are.
 
@@ -259,7 +273,7 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
         result.Pack(reference)
     elif allow_by_value:
         try:
-            pickled = _cloudpickle().dumps((function, containers))
+            pickled = dumps((function, containers))
         except Exception as error:  # what it refers to may refuse in any way
             raise CarrierError(
                 f"Expected a function that can be pickled, found that {found.name!r} raised {type(error).__name__}: "

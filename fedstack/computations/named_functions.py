@@ -51,8 +51,13 @@ def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError
 
 def told_of(error: BaseException) -> str:
     """Returns what to say of an error of loading: its class and text, and what to do where that can be known."""
-    advice = "; install what it imports" if isinstance(error, ImportError) else ""
-    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ") + advice
+    text = text_of(error)
+    advice = ""
+    if isinstance(error, ImportError):
+        advice = "; install what it imports"
+    elif isinstance(error, AttributeError) and text.startswith("Can't get attribute"):  # as pickle says it
+        advice = "; put what it refers to into a module that is installed on the worker"
+    return f"{type(error).__name__}: {text}".removesuffix(": ") + advice
 
 
 def digest_of(function: Callable[..., object]) -> bytes:

@@ -89,11 +89,7 @@ def check_received(computation: Computation, policy: CarrierPolicy) -> None:
                 )
         elif carrier == _REFERENCE:
             reference = _content(leaf, carriers_pb2.PythonReference)
-            if not policy.allows_module(reference.module):
-                raise CarrierError(
-                    f"Expected a function of an allowed module ({', '.join(policy.modules) or 'none'}), found "
-                    f"{reference.module}:{reference.qualname}; start the worker with --allow-module {reference.module}"
-                )
+            policy.check_module(reference.module, f"{reference.module}:{reference.qualname}")
         elif carrier == _PICKLED and not policy.python_code:
             pickled = _content(leaf, carriers_pb2.PickledPython)
             raise CarrierError(

@@ -1,5 +1,6 @@
 """Functions travel by handle in a process, and by reference or by value to another one that allows it."""
 
+import functools
 import hashlib
 import importlib
 import pickle
@@ -17,6 +18,7 @@ from google.protobuf import any_pb2
 import fedstack
 from fedstack.computations import carriers, leaf_runtimes
 from fedstack.computations.carriers import CarrierPolicy, portable_carrier
+from fedstack.computations.function_pickles import dumps, loads
 from fedstack.computations.leaf_runtimes import Leaf, load_leaf
 from fedstack.computations.named_functions import resolve_reference
 from fedstack.errors import CarrierError
@@ -197,6 +199,23 @@ def make_main():
     return names["mine"]
 
 
+def test_a_cached_function_of_a_script_goes_by_value_with_an_empty_cache(policy):
+    def slow(x):
+        return x + np.int32(1)
+
+    slow.__module__, slow.__qualname__ = "__main__", "slow"
+    cached = functools.lru_cache(maxsize=7)(slow)
+    assert cached.__module__ == "__main__"
+    cached(1)
+    policy.python_code = True
+    proto, kind = portable(decorated(lambda x: cached(int(x))), allow_by_value=True)
+    assert kind == "PickledPython"
+    assert load_leaf(proto).call(np.int32(2)) == 3
+    loaded = loads(dumps(cached))
+    assert loaded.cache_parameters() == {"maxsize": 7, "typed": False}
+    assert loaded.cache_info().currsize == 0
+
+
 def test_a_function_that_refers_to_what_cannot_leave_is_refused_by_name():
     lock = threading.Lock()
 
@@ -244,6 +263,31 @@ def test_a_reference_into_any_other_module_is_refused(library, policy, allowed):
         reference("carried_library.work", "triple"),
         r"Expected a function of an allowed module \(.*\), found carried_library\.work:triple; .* --allow-module",
     )
+
+
+@pytest.mark.parametrize("module", ["builtins", "os", "os.path"])
+def test_nobody_is_advised_to_allow_a_module_of_python_itself(policy, module):
+    refused(reference(module, "eval"), "Expected a function of an allowed module .*; call it in a function of a module")
+
+
+@pytest.mark.parametrize(
+    ("modules", "python_code", "anything"),
+    [
+        ([], False, False),
+        (["mine"], False, False),
+        (["mine", "*"], False, True),
+        (["shutil"], False, True),
+        (["os.path"], False, True),
+        ([], True, True),
+    ],
+)
+def test_what_is_as_good_as_any_code_counts_as_that(modules, python_code, anything):
+    assert CarrierPolicy(modules, python_code).runs_anything is anything
+
+
+def test_who_allows_code_allows_references_too(library, policy):
+    policy.python_code = True
+    assert load_leaf(reference("carried_library.work", "triple")).call(np.int32(2)) == 6
 
 
 def test_a_module_whose_name_begins_like_that_of_an_allowed_one_is_refused(library, policy):

@@ -184,7 +184,8 @@ def inside(leaf):
     ],
 )
 def test_a_reference_gets_in_if_its_module_is_allowed(allowed, module, gets_in):
-    policy = CarrierPolicy(modules=allowed, python_code=True)
+    check_received(inside(reference(module)), CarrierPolicy(modules=allowed, python_code=True))  # it could anyway
+    policy = CarrierPolicy(modules=allowed)
     if gets_in:
         check_received(inside(reference(module)), policy)
         return

@@ -198,7 +198,13 @@ def test_the_bound_of_threads_is_one_for_all_sessions_of_a_server() -> None:
 def test_code_from_other_machines_needs_their_certificates(files: CertificateFiles) -> None:
     code = ["--allow-python-code", "--host", "0.0.0.0", "--port", 0]
     modules = ["--allow-module", "*", "--host", "0.0.0.0", "--port", 0]
-    for arguments in ([*code, "--insecure"], [*code, *tls_options(files)], [*modules, "--insecure"]):
+    pythons = ["--allow-module", "builtins", "--host", "0.0.0.0", "--port", 0]
+    for arguments in (
+        [*code, "--insecure"],
+        [*code, *tls_options(files)],
+        [*modules, "--insecure"],
+        [*pythons, "--insecure"],
+    ):
         with pytest.raises(UsageError, match="Expected certificates of all who may run any code"):
             serve_command.make_server(options_of(*arguments))
     serve_command.make_server(options_of(*code, *tls_options(files), "--tls-client-ca", files.ca))

@@ -104,12 +104,12 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
     _warn_of_missing_modules(options.allow_module)
     try:
         credentials = _credentials(options)
-        # A reference into any module is as good as code: there are shutil.rmtree and the like.
-        runs_anything = options.allow_python_code or "*" in options.allow_module
-        if runs_anything and not (_is_private(options) or credentials.client_root_certificates):
+        policy = CarrierPolicy(modules=options.allow_module, python_code=options.allow_python_code)
+        if policy.runs_anything and not (_is_private(options) or credentials.client_root_certificates):
             raise UsageError(
                 f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
-                "--tls-client-ca, listen at 127.0.0.1, or leave --allow-python-code and --allow-module '*' out"
+                "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code and --allow-module for '*' "
+                "and for modules of Python itself"
             )
         service = ExecutorService(
             local_executor_factory(options.clients, max_threads=options.threads),
@@ -119,7 +119,7 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
                 max_value_bytes=options.max_value_bytes,
                 lease_seconds=options.lease_seconds,
             ),
-            policy=CarrierPolicy(modules=options.allow_module, python_code=options.allow_python_code),
+            policy=policy,
         )
         return GrpcServer(
             [service],

@@ -1,0 +1,48 @@
+"""Writes functions by value, with cloudpickle, and reads them back. Reading executes what was written."""
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any, cast
+
+_CACHED: type = type(functools.lru_cache(len))
+
+
+def dumps(value: object) -> bytes:
+    """Returns a value as bytes; functions of scripts and notebooks go by value, those of modules by name.
+
+    Raises:
+      Exception: Whatever a part of the value raises that cannot be written.
+    """
+    buffer = io.BytesIO()
+    _pickler()(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def loads(content: bytes) -> Any:
+    """Returns the value. This executes code that is in the content."""
+    import cloudpickle
+
+    return cloudpickle.loads(content)
+
+
+@functools.cache
+def _pickler() -> Any:
+    """Returns the class of picklers: made only when something is written, for cloudpickle is slow to import."""
+    import cloudpickle
+
+    base = cast("Any", cloudpickle).CloudPickler
+
+    class Pickler(base):
+        def reducer_override(self, obj: Any) -> Any:
+            # cloudpickle would refer to it by name, and in another process there is nothing of that name.
+            if type(obj) is _CACHED and obj.__module__ == "__main__":
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            return base.reducer_override(self, obj)
+
+    return Pickler
+
+
+def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> object:
+    """Returns a function with a cache of its own, which is empty."""
+    return functools.lru_cache(**parameters)(function)
