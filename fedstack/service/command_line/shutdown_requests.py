@@ -15,8 +15,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ORPHAN_SECONDS = 3.0
 # Who stops a group of processes may reach each of them twice: that is one request.
 _SAME_REQUEST_SECONDS = 0.5
-# On Windows a wait without an end does not notice Ctrl-C.
-_POLL_SECONDS = None if os.name == "posix" else 0.5
+# A signal that comes just before the wait begins does not end it: its handler runs when Python has the thread again. On
+# Windows no wait without an end notices Ctrl-C at all.
+_POLL_SECONDS = 0.25
 
 
 class ShutdownRequests:
