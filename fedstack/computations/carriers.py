@@ -28,6 +28,7 @@ from fedstack.computations.language import FunctionType, Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf, register_leaf_runtime
 from fedstack.computations.named_functions import (
     LOADING_ERRORS,
+    check_unchanged,
     digest_of,
     resolve_reference,
     resolves_to_itself,
@@ -190,6 +191,8 @@ class ReferenceRuntime:
         allowed, shown = current_policy(), f"{reference.module}:{reference.qualname}"
         allowed.check_module(reference.module, shown)
         function = resolve_reference(reference.module, reference.qualname)
+        if reference.digest:
+            check_unchanged(function)
         if reference.digest and digest_of(function) != reference.digest:
             raise CarrierError(
                 f"Expected the sender's version of {shown}, found another; install the same one on both sides"

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from typing import cast
 
@@ -12,6 +13,8 @@ from fedstack.errors import CarrierError
 
 # Loading runs what somebody wrote: it can raise anything, and may want to end the process. Ctrl-C is not its own.
 LOADING_ERRORS = (Exception, SystemExit)
+# When each file that functions were taken from was last written, and its size, as of the first of them.
+_files_as_imported: dict[str, tuple[int, int]] = {}
 
 
 def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
@@ -40,7 +43,35 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
     # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
     if (getattr(function, "__module__", None), getattr(function, "__qualname__", None)) != (module, qualname):
         raise CarrierError(f"Expected a function defined as {module}:{qualname}, found {function!r} there")
+    state = _state_of_file(function)
+    if state is not None:
+        _files_as_imported.setdefault(*state)
     return function
+
+
+def check_unchanged(function: Callable[..., object]) -> None:
+    """Checks that the file of a function is the one that was imported: only its source as it is now can be read.
+
+    Raises:
+      CarrierError: If it has been written since.
+    """
+    state = _state_of_file(function)
+    if state is not None and _files_as_imported.get(state[0], state[1]) != state[1]:
+        raise CarrierError(
+            f"Expected the source of {function.__module__}:{function.__qualname__} to be what was imported, found that "
+            "its file has changed since; start the worker anew"
+        )
+
+
+def _state_of_file(function: Callable[..., object]) -> tuple[str, tuple[int, int]] | None:
+    try:
+        file = inspect.getsourcefile(function)
+        if file is None:
+            return None
+        found = os.stat(file)
+    except (OSError, TypeError):
+        return None
+    return file, (found.st_mtime_ns, found.st_size)
 
 
 def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:

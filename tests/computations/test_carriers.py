@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib
+import linecache
 import pickle
 import subprocess
 import sys
@@ -263,6 +264,17 @@ def test_a_reference_into_any_other_module_is_refused(library, policy, allowed):
         reference("carried_library.work", "triple"),
         r"Expected a function of an allowed module \(.*\), found carried_library\.work:triple; .* --allow-module",
     )
+
+
+def test_a_reference_is_refused_once_the_file_has_changed_that_was_imported(library, policy, tmp_path):
+    policy.modules = ["carried_library"]
+    proto, _ = portable(decorated(library.triple))
+    assert load_leaf(proto).call(np.int32(2)) == 6
+    (tmp_path / "carried_library" / "work.py").write_text(MODULE.replace("* 3", "* 30") + "\n")
+    linecache.checkcache()
+    edited, _ = portable(decorated(library.triple))
+    for sent in (proto, edited):
+        refused(sent, "source of carried_library.work:triple to be what was imported, found that its file has changed")
 
 
 @pytest.mark.parametrize("module", ["builtins", "os", "os.path"])
