@@ -539,6 +539,25 @@ def test_what_functions_print_does_not_follow_the_ready_line() -> None:
     assert err.count("chatter\n") == 2
 
 
+def test_functions_do_not_read_what_is_typed_at_the_terminal_of_a_server() -> None:
+    @fedstack.python_computation(np.int32, np.int32)
+    def bytes_read(value: int) -> int:
+        import select
+        import sys
+
+        return len(sys.stdin.read()) if os.name != "posix" or select.select([0], [], [], value)[0] else -1
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def read_everywhere(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(bytes_read, values))
+
+    with served("--allow-python-code") as server:  # its standard input is a pipe that stays open
+        context = fedstack.create_sync_remote_execution_context(server.target)
+        with fedstack.use_context(context):
+            assert read_everywhere([int(WALL)]) == 0
+        context.close()
+
+
 def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
     by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
     by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)

@@ -109,6 +109,23 @@ def test_what_functions_print_is_seen_here(pool: WorkerPool, capsys: pytest.Capt
     assert "chatter 5\n" in err
 
 
+def what_it_reads(value: int) -> int:
+    """Returns how many bytes a function, and a process that it starts, read from standard input; -1 for none so far."""
+    import os
+    import select
+    import subprocess
+    import sys
+
+    if os.name == "posix" and not select.select([0], [], [], value)[0]:
+        return -1
+    child = subprocess.run([sys.executable, "-c", "print(len(input()))"], capture_output=True, timeout=value)
+    return len(sys.stdin.read()) + len(child.stdout)
+
+
+def test_functions_at_workers_find_the_end_of_an_empty_standard_input(pool: WorkerPool) -> None:
+    assert at_clients(pool, what_it_reads, [int(WALL)]) == [0]
+
+
 def test_nobody_else_can_use_the_workers(pool: WorkerPool) -> None:
     assert pool.credentials.token is not None
     for stranger in (None, attrs.evolve(pool.credentials, token="guess")):

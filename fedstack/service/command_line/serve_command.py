@@ -19,6 +19,7 @@ from fedstack.service.command_line.command import SUCCESS, UsageError, seconds, 
 from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of, variable_of
 from fedstack.service.command_line.log_format import FORMATS, LEVELS, configure_logging
 from fedstack.service.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
+from fedstack.service.command_line.standard_input import empty_standard_input
 
 if TYPE_CHECKING:
     from fedstack.service.grpc_server import GrpcServer
@@ -65,11 +66,17 @@ def run(options: argparse.Namespace) -> int:
     configure_logging(options.log_level, options.log_format)
     if options.log_level == "debug":
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
+    # Before anything that a client sends is loaded.
+    with empty_standard_input() as standard_input:
+        return _serve(options, standard_input)
+
+
+def _serve(options: argparse.Namespace, standard_input: int | None) -> int:
     from fedstack.service.server_thread import ServerThread
 
     requests = ShutdownRequests()
     if options.exit_with_parent:
-        requests.from_parent()
+        requests.from_parent(standard_input)
     with requests.from_signals():
         server = make_server(options)
         thread = ServerThread(server)

@@ -38,9 +38,15 @@ class ShutdownRequests:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def from_parent(self) -> None:
-        """Takes the end of standard input for a request: the parent holds its other end, and lets go of it at last."""
-        threading.Thread(target=self._watch_parent, name="fedstack-parent", daemon=True).start()
+    def from_parent(self, lifeline: int | None) -> None:
+        """Takes the end of a pipe for a request: the parent holds its other end, and lets go of it at last.
+
+        Args:
+          lifeline: The descriptor of this end; without one the parent is taken to be gone.
+        """
+        if lifeline is not None:
+            lifeline = os.dup(lifeline)  # the thread waits as long as the process lives
+        threading.Thread(target=self._watch_parent, args=(lifeline,), name="fedstack-parent", daemon=True).start()
 
     def wait(self) -> str:
         """Returns who asked, once somebody has."""
@@ -56,10 +62,10 @@ class ShutdownRequests:
         elif now - self._asked >= _SAME_REQUEST_SECONDS:
             os._exit(128 + number)
 
-    def _watch_parent(self) -> None:
-        # Not through sys.stdin: a thread that holds its lock when the process ends makes Python abort.
+    def _watch_parent(self, lifeline: int | None) -> None:
+        # Not through a file: a thread that holds its lock when the process ends makes Python abort.
         with contextlib.suppress(OSError):
-            while os.read(0, 4096):
+            while lifeline is not None and os.read(lifeline, 4096):
                 pass
         self._requests.put(PARENT_GONE)
         threading.Event().wait(_ORPHAN_SECONDS)
