@@ -62,6 +62,8 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
         # A task for each item, and not `asyncio.wait_for`: that cannot be told from a TimeoutError of the stream's own,
         # and may lose a cancellation before Python 3.12.
         task = asyncio.create_task(_next_of(iterator))
+        # Also of what the consumer does not come to ask for, since it is cancelled at that moment.
+        task.add_done_callback(_ask_for_exception)
         try:
             while not task.done():
                 due = time.monotonic() + limit
@@ -87,10 +89,14 @@ async def _next_of(iterator: AsyncIterator[_T]) -> _T | object:
     return await anext(iterator, _END)
 
 
+def _ask_for_exception(task: "asyncio.Task[object]") -> None:
+    """Asks for what a task has raised, or asyncio would report that nobody did."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def _end(task: "asyncio.Task[object]") -> None:
     """Cancels a task unless it is done, and returns when it is; what comes of it then is of no interest."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # or asyncio would report that nobody asked

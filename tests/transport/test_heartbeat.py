@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 
 import grpc
 import grpc.aio
@@ -126,6 +127,26 @@ async def test_a_stream_that_fails_when_it_is_cancelled_is_of_no_interest():
     with pytest.raises(DeadlineExceededError):
         async for _ in watch(items_of(then=fail_late), SHORT):
             pass
+
+
+async def test_an_error_that_comes_as_the_consumer_is_cancelled_is_not_reported_as_unexpected():
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    consumers = []
+
+    async def fail():
+        consumers[0].cancel()
+        raise ValueError("at the same time")
+
+    async def consume():
+        async for _ in watch(items_of(1, then=fail), LONG):
+            pass
+
+    consumers.append(asyncio.create_task(consume()))
+    await asyncio.wait(consumers)
+    assert consumers.pop().cancelled()
+    gc.collect()  # asyncio reports once nobody can ask any more
+    assert reported == []
 
 
 async def test_a_consumer_that_stops_leaves_the_stream_to_its_owner():
