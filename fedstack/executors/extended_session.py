@@ -16,7 +16,6 @@ from fedstack.executors.remote_sessions import (
     PlainSession,
     RemoteSession,
     elements_of,
-    naming_the_worker,
 )
 from fedstack.executors.remote_transfers import Packing, download, pack_value, read_response, upload
 from fedstack.proto import executor_pb2 as plain
@@ -71,8 +70,7 @@ class ExtendedSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self._peer.same_process:
             return computation
-        with naming_the_worker(self.stub):
-            return portable(computation, allow_by_value=self._takes_code)
+        return portable(computation, allow_by_value=self._takes_code)
 
     @property
     def _takes_code(self) -> bool:
@@ -83,7 +81,7 @@ class ExtendedSession(RemoteSession):
         return self._peer.same_process, self._takes_code
 
     def pack(self, payload: object, type_spec: Type) -> Packing:
-        return pack_value(payload, type_spec, self._peer.max_value_bytes, self.stub.chunking)
+        return pack_value(payload, type_spec, self._peer.max_value_bytes, self.stub)
 
     async def put(self, packing: Packing) -> str:
         value_id = uuid.uuid4().hex
@@ -97,7 +95,7 @@ class ExtendedSession(RemoteSession):
 
     async def put_computation(self, computation: Computation) -> str:
         creation = Creation(id=uuid.uuid4().hex, computation=computation)
-        with self._forgotten_on_failure(creation.id), naming_the_worker(self.stub):
+        with self._forgotten_on_failure(creation.id):
             await self._send([creation])
         return creation.id
 

@@ -36,7 +36,7 @@ from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_o
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments
 from fedstack.executors.remote_phases import run_remote_phase
-from fedstack.executors.remote_sessions import checked_stub
+from fedstack.executors.remote_sessions import checked_stub, naming_the_worker
 from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
 from fedstack.executors.remote_values import RemoteValue
 from fedstack.executors.session_keeper import SessionKeeper
@@ -153,7 +153,8 @@ class RemoteExecutor(Executor):
                 f"yields a function {type_spec}; call the function inside and return its result"
             )
         keeper = await self._session()
-        travelling = keeper.session.travelling(computation)
+        with naming_the_worker(self._stub):
+            travelling = keeper.session.travelling(computation)
         value_id = await self._call(keeper, keeper.session.put_computation(travelling))
         return RemoteValue(self, keeper, value_id, type_spec, source)
 
@@ -267,7 +268,8 @@ class RemoteExecutor(Executor):
             keeper, cardinalities = self._keeper, self._cardinalities
             if keeper is not None and not keeper.session.lost:
                 return keeper
-            session = await open_session(self._stub, cardinalities or {})
+            with naming_the_worker(self._stub):
+                session = await open_session(self._stub, cardinalities or {})
             keeper = SessionKeeper(session, self._dispose_batch_size)
             keeper.start()
             self._keeper = keeper
@@ -290,7 +292,8 @@ class RemoteExecutor(Executor):
     async def _watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
         try:
-            result = await work
+            with naming_the_worker(self._stub):
+                result = await work
             self._stub.out_of_reach = False
             return result
         except StaleSessionError as error:

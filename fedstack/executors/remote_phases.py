@@ -11,7 +11,7 @@ from fedstack.executors.phase_results import ReceivedResult, read_result
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments, partial_states
 from fedstack.executors.progress import ProgressCounts, current_progress
-from fedstack.executors.remote_sessions import RemoteSession, naming_the_worker
+from fedstack.executors.remote_sessions import RemoteSession
 from fedstack.executors.remote_transfers import check_size, frames_of, receive
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.frames import Heartbeat
@@ -37,7 +37,7 @@ async def run_remote_phase(
     copies = PhaseCopies(session)
     request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, session.travel_key, copies)
     request.executor.CopyFrom(session.executor)
-    check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase")
+    check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase", session.stub)
     states = partial_states(phase, arguments)
     unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients))
 
@@ -53,8 +53,7 @@ async def run_remote_phase(
         return await receive(frames, messages.PhaseResponse, read, unpacker, peer.heartbeat_seconds, report.heard)
 
     try:
-        with naming_the_worker(session.stub):
-            received = await io_loop.run(call())
+        received = await io_loop.run(call())
     except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError):
         copies.give_up()  # the answer may have been on its way
         raise

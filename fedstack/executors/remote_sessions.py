@@ -15,6 +15,7 @@ from fedstack.executors.remote_transfers import Packing
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.status import RemoteTraceback
 
 Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
@@ -24,11 +25,17 @@ _MAX_MESSAGE = (1 << 31) - 1
 
 @contextlib.contextmanager
 def naming_the_worker(stub: ExecutorStub) -> Generator[None, None, None]:
-    """Says at the end of a `CarrierError` for which worker it is: another one may let in what this one refuses."""
+    """Says at the end of what is about one worker for which it is: another one may let in what this one refuses.
+
+    That is a `CarrierError`, and a `ResourceLimitError` that the worker has raised.
+    """
     try:
         yield
-    except CarrierError as error:
-        named = CarrierError(f"{error}; for the worker at {stub.address}")
+    except (CarrierError, ResourceLimitError) as error:
+        if isinstance(error, ResourceLimitError) and not isinstance(error.__cause__, RemoteTraceback):
+            raise  # a limit of this process
+        kind = CarrierError if isinstance(error, CarrierError) else ResourceLimitError
+        named = kind(f"{error}; for the worker at {stub.address}")
         named.executor_path = error.executor_path
         raise named from error.__cause__
 
@@ -128,8 +135,7 @@ class PlainSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self.stub.keeps_handles:
             return computation
-        with naming_the_worker(self.stub):
-            return portable(computation, allow_by_value=self.stub.sends_code)
+        return portable(computation, allow_by_value=self.stub.sends_code)
 
     @property
     def travel_key(self) -> object:
@@ -150,8 +156,7 @@ class PlainSession(RemoteSession):
         return (await self.stub.create_value(request)).value_ref.id
 
     async def put_computation(self, computation: Computation) -> str:
-        with naming_the_worker(self.stub):
-            return await self.put(Packing(None, value=plain.Value(computation=computation)))
+        return await self.put(Packing(None, value=plain.Value(computation=computation)))
 
     async def call(self, function: str, argument: str | None) -> str:
         request = plain.CreateCallRequest(executor=self.executor, function_ref=plain.ValueRef(id=function))

@@ -50,26 +50,26 @@ class Packing:
     segments: list[Segment] = attrs.field(factory=lambda: list[Segment]())
 
 
-def pack_value(payload: object, type_spec: Type, max_bytes: int, chunking: Chunking) -> Packing:
-    """Packs a value for one of fedstack's own services.
+def pack_value(payload: object, type_spec: Type, max_bytes: int, stub: ExecutorStub) -> Packing:
+    """Packs a value for one of fedstack's own services, which takes so many bytes.
 
     Raises:
       ResourceLimitError: If it has more bytes than the peer takes.
     """
-    packer = Packer(chunking.large_bytes)
+    packer = Packer(stub.chunking.large_bytes)
     typed = extended.TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
-    check_size(packer.segment_bytes, max_bytes, f"a value of type {type_spec}")
+    check_size(packer.segment_bytes, max_bytes, f"a value of type {type_spec}", stub)
     return Packing(type_spec, typed=typed, segments=packer.segments)
 
 
-def check_size(size: int, limit: int, what: str) -> None:
+def check_size(size: int, limit: int, what: str, stub: ExecutorStub) -> None:
     """Checks a size against what a peer takes, before anything is sent."""
     if size > limit:
         raise ResourceLimitError(
             f"Expected at most {limit} bytes in a value or phase, found {size} in {what}; send less at once, or start "
-            "the worker with a larger --max-value-bytes"
+            f"the worker with a larger --max-value-bytes; for the worker at {stub.address}"
         )
 
 

@@ -44,6 +44,9 @@ _MAX_PIECE_BYTES = 2048
 _MAX_LINE_BYTES = 300
 # How gRPC says that nothing came in time; what a peer says of its own deadlines is another text.
 _GRPCS_DEADLINE = "Deadline Exceeded"
+# How gRPC says that a message is larger than the server takes, or this process.
+_GRPCS_SIZE = "essage larger than max"
+_LARGER_MESSAGES = "let it take larger messages (`fedstack serve --max-message-bytes`)"
 _DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"
 
 
@@ -250,6 +253,8 @@ def _plain_error(code: Code, message: str, address: str) -> Exception:
     if reason is not None:
         return reason.error_at(address)
     text = f"Expected an answer from {address}, found {code.name}: {message}".removesuffix(": ")
+    if code == Code.RESOURCE_EXHAUSTED and _GRPCS_SIZE in message:
+        return errors.ResourceLimitError(f"{text}; send less at a time, or {_LARGER_MESSAGES}")
     if meaning is None:
         return errors.RemoteError(text, code=code.name)
     error = meaning.error(f"{text}; {meaning.advice}")

@@ -74,7 +74,9 @@ async def raised_there(executor, error):
 async def test_an_error_of_ours_keeps_its_class_and_message_and_brings_its_traceback(remote, kind):
     found = await raised_there(remote, kind(SERIOUS))
     assert type(found) is kind
-    assert str(found) == SERIOUS
+    # Workers may differ in what they let in, and in their limits.
+    named = "; for the worker at memory" if kind in (errors.CarrierError, errors.ResourceLimitError) else ""
+    assert str(found) == SERIOUS + named
     cause = found.__cause__
     assert isinstance(cause, RemoteTraceback)
     assert cause.address == "memory"

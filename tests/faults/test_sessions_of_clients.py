@@ -61,10 +61,29 @@ def test_a_context_does_not_try_again_where_there_is_no_room(fleet: Fleet, caplo
     with context_over([worker.target]):
         assert doubled_sum([1]) == 2
         with context_over([worker.target]):
-            with pytest.raises(ResourceLimitError, match="Expected at most 1 session at a time"):
+            told = f"Expected at most 1 session at a time.*; for the worker at {worker.target}$"
+            with pytest.raises(ResourceLimitError, match=told):
                 doubled_sum([1, 2])
         assert doubled_sum([3]) == 6
     assert caplog.records == []
+
+
+def test_a_limit_that_one_of_several_workers_has_names_that_worker(fleet: Fleet) -> None:
+    workers = [fleet.start(), fleet.start(max_value_bytes=5)]
+    with context_over([worker.target for worker in workers]):
+        with pytest.raises(ResourceLimitError, match=f"most 5 bytes .*; for the worker at {workers[1].target}$"):
+            doubled_sum(list(range(1000)))
+        with pytest.raises(ResourceLimitError, match=f"most 5 bytes .*; for the worker at {workers[1].target}$"):
+            doubled_sum(list(range(100_000)))  # so many are not sent at all
+
+
+async def test_a_limit_on_values_names_the_worker_that_has_it(fleet: Fleet) -> None:
+    worker = fleet.start(max_value_bytes=5)
+    with executor_at(worker.target) as executor:
+        for size in (10_000, 1_000_000):  # the larger one is not sent at all
+            with pytest.raises(ResourceLimitError, match=f"most 5 bytes .*; for the worker at {worker.target}$"):
+                value = await executor.create_value(np.zeros(size, np.float32), FLOATS)
+                await value.compute()
 
 
 def test_a_full_table_has_room_again_when_the_lease_of_a_dead_client_has_run_out(fleet: Fleet, door: Door) -> None:

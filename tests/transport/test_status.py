@@ -200,6 +200,17 @@ def test_a_peer_without_details_is_understood_by_its_codes(code, expected):
     assert "it says so" in str(received)
 
 
+@pytest.mark.parametrize("who", ["", "SERVER: "])
+def test_a_message_that_is_larger_than_a_server_takes_is_an_error_that_names_the_option(who):
+    said = f"{who}Received message larger than max (5000 vs. 1024)"
+    received = error_from_status(Code.RESOURCE_EXHAUSTED, said, None, "localhost:8000")
+    assert type(received) is errors.ResourceLimitError
+    assert str(received) == (
+        f"Expected an answer from localhost:8000, found RESOURCE_EXHAUSTED: {said}; send less at a time, or let it take "
+        "larger messages (`fedstack serve --max-message-bytes`)"
+    )
+
+
 def test_codes_that_make_other_clients_try_again_are_used_where_that_helps():
     retried = {code_of(found("")) for found in CLASSES if issubclass(found, RetryableError)}
     others = {code_of(found("")) for found in CLASSES if not issubclass(found, RetryableError)}
