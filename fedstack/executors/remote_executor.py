@@ -222,6 +222,11 @@ class RemoteExecutor(Executor):
         compute = compute_streamed if self._stream_structs else compute_whole
         return await self._call(keeper, compute(session, value.id, type_spec, keeper.forget))
 
+    @property
+    def has_session(self) -> bool:
+        """Whether there is a session, which nothing has been heard of that would end it."""
+        return self._keeper is not None and not self._keeper.session.lost
+
     async def has_phases(self) -> bool:
         """Tells whether the peer runs client phases; opens the session for that, if there is none yet."""
         peer = (await self._session()).session.peer

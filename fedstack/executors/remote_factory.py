@@ -14,6 +14,7 @@ from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.worker_sessions import WorkerSessions
 from fedstack.executors.workers import Worker, Workers
 from fedstack.executors.workers_executor import WorkersExecutor
 from fedstack.transport.connection import Channel
@@ -66,16 +67,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         def make_remote(worker: Worker) -> RemoteExecutor:
             return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
 
-        # One session at each worker for all phases, whatever their numbers of clients.
-        remotes: dict[Worker, RemoteExecutor] = {}
-
-        def at_worker(worker: Worker) -> RemoteExecutor:
-            remote = remotes.get(worker)
-            if remote is None:
-                remote = make_remote(worker)
-                remote.set_cardinalities({})
-                remote = remotes.setdefault(worker, remote)  # another thread may have been quicker
-            return remote
+        sessions = WorkerSessions(workers, make_remote)
 
         def stack(cardinalities: CardinalitiesType) -> Executor:
             server = unplaced_stack(LeafExecutor(), data_backend)
@@ -84,12 +76,12 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
                 return ReferenceResolvingExecutor(FederatingExecutor(server, 0))
             return ReferenceResolvingExecutor(
                 WorkersExecutor(
-                    server, workers, clients, max_fanout=max_fanout, at_worker=at_worker, make_remote=make_remote
+                    server, workers, clients, max_fanout=max_fanout, sessions=sessions, make_remote=make_remote
                 )
             )
 
         super().__init__(stack, default_num_clients=default_num_clients)
-        self._at_workers = remotes
+        self._sessions = sessions
         self._workers = workers
         self._source = source  # a pool ends its processes when nobody refers to it
 
@@ -101,7 +93,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
     def close(self) -> None:
         """Closes all executors, and the connections. Idempotent."""
         super().close()
-        self._workers.close([remote.end for remote in self._at_workers.values()])
+        self._workers.close([remote.end for remote in self._sessions])
 
     def __repr__(self) -> str:
         return f"<RemoteExecutorFactory over {self._workers!r}>"

@@ -18,6 +18,7 @@ from fedstack.executors.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.placed_executor import FoldArgument, FoldArguments, PhaseRunner, PlacedExecutor
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sync_driver import need_event_loop
+from fedstack.executors.worker_sessions import WorkerSessions
 from fedstack.executors.workers import Worker, Workers
 from fedstack.executors.wrapper_executor import WrapperExecutor
 from fedstack.transport.status import RemoteTraceback
@@ -54,7 +55,7 @@ class WorkersExecutor(PlacedExecutor):
       workers: The workers. They are not closed with this executor.
       num_clients: The number of clients.
       max_fanout: The most children of one composing executor.
-      at_worker: Returns the executor at a worker that runs phases of any number of clients; it stays open.
+      sessions: The sessions of phases at the workers; they stay open.
       make_remote: Makes an executor at a worker that knows no phases.
     """
 
@@ -65,14 +66,14 @@ class WorkersExecutor(PlacedExecutor):
         num_clients: int,
         *,
         max_fanout: int,
-        at_worker: Callable[[Worker], RemoteExecutor],
+        sessions: WorkerSessions,
         make_remote: Callable[[Worker], RemoteExecutor],
     ) -> None:
         super().__init__(server)
         self._workers = workers
         self._num_clients = num_clients
         self._max_fanout = max_fanout
-        self._at_worker = at_worker
+        self._sessions = sessions
         self._make_remote = make_remote
         self._spread: _Spread | None = None
 
@@ -89,7 +90,8 @@ class WorkersExecutor(PlacedExecutor):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         await need_event_loop()
-        spread = self._spread_over(await self._workers.ready())
+        ready = await self._workers.ready()
+        spread = self._spread_over(await self._sessions.with_room(ready, max(self._num_clients, 1)))
         spread.running += 1
         try:
             return await spread.executor.run_phase(phase, inputs, arguments, clients)
@@ -97,9 +99,8 @@ class WorkersExecutor(PlacedExecutor):
             spread.running -= 1
             spread.close_if_idle()
 
-    def _spread_over(self, ready: list[Worker]) -> _Spread:
+    def _spread_over(self, workers: list[Worker]) -> _Spread:
         """Returns a composing executor over the workers: the one there is if these are its workers."""
-        workers = ready[: max(self._num_clients, 1)]
         if self._spread is not None and self._spread.workers == workers:
             return self._spread
         if self._spread is not None:
@@ -115,7 +116,7 @@ class WorkersExecutor(PlacedExecutor):
             remote.set_cardinalities({CLIENTS: count})
             return remote
 
-        return _WorkerSlice(worker, self._at_worker(worker), make_remote, self.new_state, self._workers)
+        return _WorkerSlice(worker, self._sessions, make_remote, self.new_state)
 
     def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposingExecutor:
         """Puts children under composing executors, in as many levels as the fan-out asks for."""
@@ -153,17 +154,16 @@ class _WorkerSlice:
     def __init__(
         self,
         worker: Worker,
-        phases: RemoteExecutor,
+        sessions: WorkerSessions,
         make_remote: Callable[[], RemoteExecutor],
         new_state: NewState,
-        workers: Workers,
     ) -> None:
         self._worker = worker
-        self._phases = phases
+        self._sessions = sessions
+        self._phases = sessions.at(worker)
         self._make_remote = make_remote
         self._remote: RemoteExecutor | None = None
         self._new_state = new_state
-        self._workers = workers
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
@@ -180,14 +180,7 @@ class _WorkerSlice:
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if is_served and isinstance(error.__cause__, RemoteTraceback):
                 raise  # the worker says so itself, of something behind it: it is there
-            self._workers.failed(self._worker, self._worker.stub.loss() or error)
-            raise self._lost() from error
-
-    def _lost(self) -> WorkerUnavailableError:
-        address, cause = self._worker.address, self._worker.cause_after(0)
-        lost = WorkerUnavailableError(f"Expected the worker at {address} to finish its part, found it gone: {cause}")
-        lost.causes = {address: cause}
-        return lost
+            raise self._sessions.lost(self._worker, error) from error
 
     async def _value_by_value(
         self, remote: RemoteExecutor, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range

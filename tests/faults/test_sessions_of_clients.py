@@ -1,6 +1,7 @@
 """What becomes of a client's session: when the table is full, when its client is slow, when its client is gone."""
 
 import asyncio
+import contextlib
 import time
 
 import federated_language as fl
@@ -10,6 +11,7 @@ from fault_leaves import FLOATS, double, doubled_sum, mean_visit
 from fault_stacks import Background, Door, context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
 
+import fedstack
 from fedstack.errors import DeadlineExceededError, RemoteError, ResourceLimitError, StaleSessionError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
@@ -66,6 +68,40 @@ def test_a_context_does_not_try_again_where_there_is_no_room(fleet: Fleet, caplo
                 doubled_sum([1, 2])
         assert doubled_sum([3]) == 6
     assert caplog.records == []
+
+
+def test_a_worker_that_has_no_room_is_done_without_until_it_has_some(fleet: Fleet, caplog, monkeypatch) -> None:
+    workers = [fleet.start(max_sessions=1) for _ in range(3)]
+    free, full, spare = (worker.target for worker in workers)
+
+    def clients_at(target: str) -> list[int]:
+        return [session.clients for session in status_of(target).session]
+
+    with contextlib.ExitStack() as others:
+        others.enter_context(context_over([full]))
+        assert doubled_sum([1]) == 2
+        with context_over([free, full, spare]) as context:
+            for _ in range(3):
+                assert doubled_sum([1, 2]) == 6
+            assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]
+            assert [record.getMessage().partition(": Expected at most 1 session")[0] for record in caplog.records] == [
+                f"Doing without the worker at {full}"
+            ]  # and nothing of trying again
+            others.close()
+            monkeypatch.setattr("fedstack.executors.worker_sessions._FULL_SECONDS", 0.0)
+            with fedstack.use_context(context):
+                assert doubled_sum([1, 2, 3]) == 12
+            assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]
+
+
+def test_there_is_an_error_where_no_worker_has_room(fleet: Fleet) -> None:
+    targets = [fleet.start(max_sessions=1).target for _ in range(2)]
+    with context_over(targets):
+        assert doubled_sum([1, 2]) == 6
+        with context_over(targets):
+            for _ in range(2):
+                with pytest.raises(ResourceLimitError, match=f"; for the worker at {targets[0]}$"):
+                    doubled_sum([1, 2])
 
 
 def test_a_limit_that_one_of_several_workers_has_names_that_worker(fleet: Fleet) -> None:

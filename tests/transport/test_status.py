@@ -206,8 +206,8 @@ def test_a_message_that_is_larger_than_a_server_takes_is_an_error_that_names_the
     received = error_from_status(Code.RESOURCE_EXHAUSTED, said, None, "localhost:8000")
     assert type(received) is errors.ResourceLimitError
     assert str(received) == (
-        f"Expected an answer from localhost:8000, found RESOURCE_EXHAUSTED: {said}; send less at a time, or let it take "
-        "larger messages (`fedstack serve --max-message-bytes`)"
+        f"Expected an answer from localhost:8000, found RESOURCE_EXHAUSTED: {said}; send less at a time, or let it "
+        "take larger messages (`fedstack serve --max-message-bytes`)"
     )
 
 
