@@ -28,9 +28,12 @@ from fedstack.transport.greetings import (
 )
 from fedstack.transport.key_pairs import load_pair
 from fedstack.transport.targets import Target
+from fedstack.transport.validity import why_not_valid
 
 _logger = logging.getLogger(__name__)
 _TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
+# X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
+_NOT_TODAY = (9, 10)
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -285,6 +288,14 @@ def _diagnose_tls(
             f"Expected a server at {target} that asks for no certificate, found one that does; give "
             f"{words.certificate}",
         )
+    why = why_not_valid(credentials.certificate)
+    if why is not None:
+        return _refused(
+            target,
+            f"it does not accept our certificate: {why}",
+            f"Expected our certificate to be accepted at {target}, found that it is not: {why}; give a new one with "
+            f"{words.certificate}, or set the clock of this machine",
+        )
     return _refused(
         target,
         "it does not accept our certificate",
@@ -307,6 +318,13 @@ def _mistrusted(target: Target, name: str, error: ssl.SSLCertVerificationError, 
             f"its certificate is not for {name}; give the name that it is for as {words.server_name}",
             f"Expected a certificate for {name} at {target}, found one for other names: {why}; dial a name that it is "
             f"for, or give that as {words.server_name}",
+        )
+    if error.verify_code in _NOT_TODAY:
+        return _refused(
+            target,
+            f"its certificate, or its authority's, is not valid today ({why}); give it a new one, or set the clock",
+            f"Expected a certificate that is valid today at {target}, found that it, or its authority's, is not: "
+            f"{why}; give the server a new one, or set the clock of this machine",
         )
     return _refused(
         target,

@@ -174,6 +174,25 @@ def test_check_says_what_is_wrong_with_a_certificate(
         assert found.startswith(f"Expected our certificate to be accepted at {thread.target}, found that it is not")
 
 
+def test_check_says_of_certificates_that_they_have_expired(
+    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expired = make_test_certificates(tmp_path, days=0)
+    with new_server(tls(expired)) as thread:
+        found = complaint(capsys, thread.target, "--tls-ca", expired.ca)
+        assert found == (
+            f"Expected a certificate that is valid today at {thread.target}, found that it, or its authority's, is not"
+            ": certificate has expired; give the server a new one, or set the clock of this machine"
+        )
+    with new_server(tls(files, mutual=True)) as thread:
+        keys = ["--tls-cert", expired.client_cert, "--tls-key", expired.client_key]
+        found = complaint(capsys, thread.target, "--tls-ca", files.ca, *keys)
+        assert found.startswith(
+            f"Expected our certificate to be accepted at {thread.target}, found that it is not: it expired on "
+        )
+        assert found.endswith(" UTC; give a new one with --tls-cert and --tls-key, or set the clock of this machine")
+
+
 def test_a_token_is_not_blamed_on_a_certificate_nor_the_other_way_round(
     files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,6 +135,20 @@ def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(
     ]
 
 
+def test_certificates_that_have_expired_are_warned_of(
+    files: CertificateFiles, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve_command.make_server(options_of(*tls_options(files), "--tls-client-ca", files.ca))
+    assert caplog.records == []
+    expired = make_test_certificates(tmp_path, days=0)
+    serve_command.make_server(options_of(*tls_options(expired), "--tls-client-ca", expired.ca))
+    for record, option, file in zip(
+        caplog.records, ("--tls-cert", "--tls-client-ca"), (expired.server_cert, expired.ca), strict=True
+    ):
+        told = f"Expected a certificate that is valid today in {option}, found of {file} that it expired on "
+        assert record.getMessage().startswith(told)
+
+
 def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells_the_option() -> None:
     with ServerThread(serve_command.make_server(options_of("--port", 0, "--max-clients", 5))) as server:
         context = fedstack.create_sync_remote_execution_context(server.target)

@@ -229,12 +229,32 @@ def _is_installed(module: str) -> bool:
 def _credentials(options: argparse.Namespace) -> "ServerCredentials":
     from fedstack.transport.credentials import ServerCredentials
 
-    return ServerCredentials.from_files(
+    credentials = ServerCredentials.from_files(
         certificate=options.tls_cert,
         private_key=options.tls_key,
         client_root_certificates=options.tls_client_ca,
         token_file=options.token_file,
     )
+    _warn_of_invalid_certificates(options, credentials)
+    return credentials
+
+
+def _warn_of_invalid_certificates(options: argparse.Namespace, credentials: "ServerCredentials") -> None:
+    """Warns of what no client will accept, or of what accepts none; it may be our clock that is wrong."""
+    from fedstack.transport.validity import why_no_authority, why_not_valid
+
+    for option, file, why in (
+        ("--tls-cert", options.tls_cert, why_not_valid(credentials.certificate or b"")),
+        ("--tls-client-ca", options.tls_client_ca, why_no_authority(credentials.client_root_certificates or b"")),
+    ):
+        if why is not None:
+            _logger.warning(
+                "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or set the "
+                "clock",
+                option,
+                file,
+                why,
+            )
 
 
 def _is_private(options: argparse.Namespace) -> bool:
