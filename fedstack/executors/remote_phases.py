@@ -39,7 +39,7 @@ async def run_remote_phase(
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase", session.stub)
     states = partial_states(phase, arguments)
-    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients))
+    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients), for_results=True)
 
     def read(response: messages.PhaseResponse) -> ReceivedResult:
         result = read_result(phase, states, clients, response, unpacker)

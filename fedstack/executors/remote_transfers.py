@@ -102,7 +102,7 @@ async def download(
 ) -> object:
     """Returns the payload of a value of any size, from a stream."""
     frames = stub.download_value(extended.DownloadRequest(executor=executor, value_ref=ref))
-    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES)
+    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, for_results=True)
 
     def read(header: extended.Download) -> object:
         return unpacker.unpack(header.value, type_spec, "result")

@@ -42,6 +42,8 @@ from fedstack.transport.segments import Rows, Segment
 
 # Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
 LARGE_BYTES = Chunking().large_bytes
+# From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
+_OWN_ROW_BYTES = 64 << 10
 _MAX_CLIENTS = 10_000_000
 
 
@@ -150,14 +152,17 @@ class Unpacker:
     Args:
       max_bytes: The most bytes that may be announced.
       clients: The number of clients that columns must have; `None` for any.
+      for_results: Whether the values are results: each client's own large array is then received in memory of its own,
+        which can be handed out as it is. One block for all is received faster, but would have to be copied.
     """
 
-    def __init__(self, *, max_bytes: int, clients: int | None = None) -> None:
+    def __init__(self, *, max_bytes: int, clients: int | None = None, for_results: bool = False) -> None:
         self.buffers: list[memoryview] = []
         self._arrays: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
         self._clients = clients
+        self._for_results = for_results
 
     def unpack(self, proto: Packed, type_spec: Type, path: str = "value") -> object:
         """Returns the payload of a message; its large arrays have undefined content until they are filled.
@@ -245,17 +250,29 @@ class Unpacker:
         if kind == "column":
             rows = array_from_proto(proto.column, member.dtype, path=path)
         elif kind == "rows":
-            rows = self._buffer(self._checked_shape(proto.rows, member.dtype, path), member.dtype, path)
+            shape = self._checked_shape(proto.rows, member.dtype, path)
+            if self._for_results and len(shape) > 1 and math.prod(shape[1:]) * member.dtype.itemsize >= _OWN_ROW_BYTES:
+                return self._own_rows(shape, member, path)
+            rows = self._buffer(shape, member.dtype, path)
         else:
             return None
         if not isinstance(rows, np.ndarray):
             mismatch(f"a column of {member}", "a scalar", path)
         return self._rows(rows, member, path)
 
+    def _own_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> Column:
+        """Returns an array for each client, with memory of its own."""
+        clients = self._checked_rows(shape, member, path)
+        return ListColumn([self._buffer(shape[1:], member.dtype, path) for _ in range(clients)])
+
+    def _checked_rows(self, shape: Sequence[int], member: TensorType, path: str) -> int:
+        clients = self._size(shape[0], path)
+        if member.shape is not None and not _fits(shape[1:], member.shape):
+            mismatch(f"rows of {member}", f"the shape {list(shape)}", path)
+        return clients
+
     def _rows(self, rows: NDArray[Any], member: TensorType, path: str) -> Column:
-        clients = self._size(len(rows), path)
-        if member.shape is not None and not _fits(rows.shape[1:], member.shape):
-            mismatch(f"rows of {member}", f"the shape {list(rows.shape)}", path)
+        clients = self._checked_rows(rows.shape, member, path)
         if rows.ndim > 1 and clients and not rows.size:
             return ConstantColumn(rows[0], clients)  # a few bytes may say so of millions of clients
         if rows.ndim > 1:

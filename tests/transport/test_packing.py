@@ -20,6 +20,7 @@ from fedstack.computations.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.containers import to_result
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.frames import data_frames, parse_frame
@@ -105,11 +106,11 @@ def typed(draw):
     return type_spec, draw(payloads(type_spec, clients)), clients
 
 
-def send(payload, type_spec, *, clients=None, max_bytes=PLENTY, chunk_bytes=5000, places=()):
+def send(payload, type_spec, *, clients=None, max_bytes=PLENTY, chunk_bytes=5000, places=(), for_results=False):
     """Packs a payload, sends it over a stream that is cut anywhere, and returns what comes out."""
     packer, message = Packer(), Packed()
     packer.pack(message, payload, type_spec)
-    unpacker = Unpacker(max_bytes=max_bytes, clients=clients)
+    unpacker = Unpacker(max_bytes=max_bytes, clients=clients, for_results=for_results)
     received = unpacker.unpack(Packed.FromString(message.SerializeToString()), type_spec)
     reader = SegmentReader(unpacker.buffers)
     content = b"".join(bytes(parse_frame(frame).data) for frame in data_frames(packer.segments, chunk_bytes))
@@ -165,10 +166,12 @@ def arrays_in(payload):
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5))
-def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places):
+@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans())
+def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results):
     type_spec, payload, clients = typed
-    received = send(payload, type_spec, clients=clients, chunk_bytes=chunk_bytes, places=places)
+    received = send(
+        payload, type_spec, clients=clients, chunk_bytes=chunk_bytes, places=places, for_results=for_results
+    )
     assert_same(received, payload, type_spec)
     assert not any(array.flags.writeable for array in arrays_in(received))
 
@@ -237,6 +240,18 @@ def test_the_bytes_of_large_arrays_are_sent_from_where_they_lie():
     single, rows = packer.segments
     assert all(np.shares_memory(np.frombuffer(view, np.uint8), array) for view in (single, *rows.views()))
     assert packer.segment_bytes == 3 * array.nbytes
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_large_results_of_clients_are_handed_out_as_they_were_received(clients):
+    column = ListColumn([np.full((2, LARGE), client, np.float32) for client in range(clients)])
+    type_spec = at_clients(fl.TensorType(np.float32, [2, None]))
+    received = send(column, type_spec, for_results=True)
+    views = list(received)
+    results = to_result(received, type_spec)
+    assert [result.tobytes() for result in results] == [array.tobytes() for array in column]
+    assert all(map(np.shares_memory, results, views))
+    assert all(result.flags.writeable and result.flags.owndata for result in results)
 
 
 @pytest.mark.parametrize(("length", "beside"), [(LARGE // 4 - 1, False), (LARGE // 4, True)])
