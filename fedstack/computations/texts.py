@@ -1,21 +1,45 @@
 """Makes texts of others fit for messages: not too long, and nothing in them that a terminal would obey."""
 
 import re
+from collections.abc import Sequence
+from typing import cast
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 # About as much comes from a worker.
 _MAX_TEXT_BYTES = 4096
+# Of exceptions that have others in them, as many are told, and as deep.
+_MOST_IN_GROUP = 10
+_DEEPEST_GROUP = 3
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an exception of the user's, fit for a message."""
+    """Returns the text of an exception of the user's, with its notes and those in a group, fit for a message."""
+    return shortened(printable(_text_of(error, _DEEPEST_GROUP)), _MAX_TEXT_BYTES)
+
+
+def _text_of(error: BaseException, depth: int) -> str:
     try:
         text = str(error)
+        notes: object = getattr(error, "__notes__", None)  # from Python 3.11 on, as groups are
+        if isinstance(notes, list) and notes:
+            text += f" ({'; '.join(map(str, cast('list[object]', notes)))})"
+        group: object = getattr(error, "exceptions", None)
+        if depth and isinstance(group, tuple) and group:
+            text += f": {_text_of_group(cast('tuple[object, ...]', group), depth)}"
+        return text
     except Exception as inner:  # of the user's own exception class
-        text = f"whose text raises {type(inner).__name__}"
-    return shortened(printable(text), _MAX_TEXT_BYTES)
+        return f"whose text raises {type(inner).__name__}"
+
+
+def _text_of_group(exceptions: Sequence[object], depth: int) -> str:
+    told = [
+        f"{type(error).__name__}: {_text_of(error, depth - 1)}".removesuffix(": ")
+        for error in exceptions[:_MOST_IN_GROUP]
+        if isinstance(error, BaseException)
+    ]
+    return "; ".join(told + ["…"] * (len(exceptions) > _MOST_IN_GROUP))
 
 
 def shortened(text: str, limit: int) -> str:

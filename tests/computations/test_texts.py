@@ -1,11 +1,15 @@
 """Texts of others in messages: short enough, harmless, and with a note of what is missing."""
 
+import builtins
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstack.computations.texts import printable, shortened, text_of
+
+Group = getattr(builtins, "ExceptionGroup", None)  # from Python 3.11 on
 
 
 @given(text=st.text(alphabet="aé😀\n", max_size=300), limit=st.integers(40, 500))
@@ -37,3 +41,26 @@ def test_an_exception_whose_text_raises_has_a_text():
 
     assert text_of(Bad()) == "whose text raises AttributeError"
     assert text_of(ValueError("why")) == "why"
+
+
+@pytest.mark.skipif(Group is None, reason="has neither notes nor groups")
+def test_notes_and_the_exceptions_of_a_group_are_in_the_text_of_an_exception():
+    error = ValueError("why")
+    error.add_note("and where")
+    error.add_note("and when")
+    assert text_of(error) == "why (and where; and when)"
+    inner = Group("inner", [error])
+    assert text_of(Group("outer", [KeyError("a"), OSError(), inner])) == (
+        "outer (3 sub-exceptions): KeyError: 'a'; OSError; "
+        "ExceptionGroup: inner (1 sub-exception): ValueError: why (and where; and when)"
+    )
+
+
+@pytest.mark.skipif(Group is None, reason="has neither notes nor groups")
+def test_the_text_of_a_group_has_an_end_however_deep_and_many_its_exceptions_are():
+    error = ValueError("at the bottom")
+    for _ in range(500):
+        error = Group("", [error] * 20)
+    assert len(text_of(error).encode()) <= 4096
+    error.__notes__ = "no list"
+    assert len(text_of(error).encode()) <= 4096
