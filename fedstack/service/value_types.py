@@ -17,6 +17,8 @@ from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.proto.executor_pb2 import Value
 
+_MOST_SHOWN = 65
+
 
 def type_of_value(value: Value, path: str = "value") -> Type:
     """Returns the type of a value: what it says, and where it says nothing, what its content shows.
@@ -58,8 +60,11 @@ def _allowed(make: Callable[[], Type], path: str) -> Type:
 
 def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
     dtype = dtype_of_number(array.dtype)
-    if dtype is None or any(size < 0 for size in array.shape.dim) or array.shape.unknown_rank:
-        raise InvalidValueError(f"Expected an array with a dtype and a shape, found neither; at {path}")
+    if dtype is None:
+        raise InvalidValueError(f"Expected an array of a known dtype, found the number {array.dtype}; at {path}")
+    if array.shape.unknown_rank or any(size < 0 for size in array.shape.dim):
+        found = "an unknown rank" if array.shape.unknown_rank else f"{list(array.shape.dim)[:_MOST_SHOWN]}"
+        raise InvalidValueError(f"Expected the shape of an array, of sizes of at least 0, found {found}; at {path}")
     return TensorType(dtype.type, tuple(array.shape.dim))
 
 

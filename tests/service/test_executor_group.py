@@ -6,15 +6,17 @@ import federated_language as fl
 import foreign_bytes as fb
 import numpy as np
 import pytest
+from federated_language.proto import array_pb2, data_type_pb2
 from foreign_bytes import CLIENTS, FLOAT, INT32, SERVER, STRING, array, federated, listed, message, raw
 
 import fedstack
 from fedstack.computations.arrays import array_from_proto
 from fedstack.computations.carriers import CarrierPolicy
-from fedstack.errors import FedstackError
+from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.proto import executor_pb2
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.limits import ServiceLimits
+from fedstack.service.value_types import type_of_value
 from fedstack.testing.computation_builder import as_expression
 from fedstack.transport.executor_stub import EXECUTOR_GROUP
 from fedstack.transport.status import Code, code_of
@@ -511,3 +513,16 @@ async def test_sessions_share_nothing(service):
     assert await one.compute(value) == scalar(1)
     await other.call("DisposeExecutor", fb.dispose_executor(other.executor))
     assert await one.compute(value) == scalar(1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (array_pb2.Array(dtype=99, shape={"dim": [1]}), "Expected an array of a known dtype, found the number 99"),
+        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"dim": [2, -1]}), r"at least 0, found \[2, -1\]"),
+        (array_pb2.Array(dtype=data_type_pb2.DT_INT32, shape={"unknown_rank": True}), "found an unknown rank"),
+    ],
+)
+def test_what_is_wrong_with_an_array_is_said_of_what_is_wrong(sent, told):
+    with pytest.raises(InvalidValueError, match=f"{told}; at value"):
+        type_of_value(executor_pb2.Value(array=sent))
