@@ -47,6 +47,21 @@ from fedstack.executors.lazy_values import (
 _T = TypeVar("_T")
 
 
+def foreign_value_error(executor: Executor, other: object, role: str) -> ForeignValueError:
+    """Returns the error for a value that another executor has made, which may look just like this one.
+
+    Args:
+      executor: The executor that was given the value.
+      other: The one that made it.
+      role: What the value was given as.
+    """
+    shown = repr(executor)
+    found = f"one of {other!r}" if repr(other) != shown else "one of another executor that looks the same"
+    return ForeignValueError(
+        f"Expected a value of {shown} as {role}, found {found}; give values to the executor that made them"
+    )
+
+
 class LazyExecutor(Executor):
     """The verbs of an executor, over two questions that subclasses answer: what it takes, how it runs a function."""
 
@@ -110,7 +125,7 @@ class LazyExecutor(Executor):
                 f"Expected a value of {self!r} as {role}, found {describe(value)}; use create_value"
             )
         if value.executor is not self:
-            raise ForeignValueError(f"Expected a value of {self!r} as {role}, found one of {value.executor!r}")
+            raise foreign_value_error(self, value.executor, role)
         return value
 
     async def create_value(self, value: object, type_spec: object = None) -> LazyValue:

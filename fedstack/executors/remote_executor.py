@@ -32,7 +32,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.extended_session import open_session
-from fedstack.executors.lazy_executor import check_argument, literal_of, pairs_of, to_declared_type
+from fedstack.executors.lazy_executor import check_argument, foreign_value_error, literal_of, pairs_of, to_declared_type
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments
 from fedstack.executors.remote_phases import run_remote_phase
@@ -316,7 +316,7 @@ class RemoteExecutor(Executor):
                 f"Expected a value of {self!r} as {role}, found {describe(value)}; use create_value"
             )
         if value.executor is not self:
-            raise ForeignValueError(f"Expected a value of {self!r} as {role}, found one of {value.executor!r}")
+            raise foreign_value_error(self, value.executor, role)
         if value.session.lost or self._keeper is None or value.session is not self._keeper.session:
             raise StaleSessionError(
                 f"Expected a value of the current session at {self._stub.address} as {role}, found one of a session "

@@ -12,7 +12,7 @@ from fault_stacks import Background, Door, context_over, eventually, executor_at
 from processes import WALL, Fleet
 
 import fedstack
-from fedstack.errors import DeadlineExceededError, RemoteError, ResourceLimitError, StaleSessionError
+from fedstack.errors import DeadlineExceededError, ForeignValueError, RemoteError, ResourceLimitError, StaleSessionError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.executor_stub import ExecutorStub
@@ -265,7 +265,8 @@ async def test_a_value_of_one_executor_is_refused_by_another_one_at_the_same_wor
     with executor_at(worker.target) as one, executor_at(worker.target) as other:
         values = [await executor.create_value(np.ones(5, np.float32), FLOATS) for executor in (one, other)]
         assert values[0].id != values[1].id
-        with pytest.raises(TypeError, match="found one of"):
+        told = f"of <RemoteExecutor at {worker.target}> as .*, found one of another executor that looks the same; give"
+        with pytest.raises(ForeignValueError, match=told):
             await one.create_struct(values)
         one.close()
         assert (await values[1].compute()).tolist() == [1.0] * 5
