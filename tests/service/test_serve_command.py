@@ -572,6 +572,30 @@ def test_functions_do_not_read_what_is_typed_at_the_terminal_of_a_server() -> No
         context.close()
 
 
+def test_what_functions_warn_of_is_in_the_format_of_the_log() -> None:
+    @fedstack.python_computation(np.int32, np.int32)
+    def warn(value: int) -> int:
+        import warnings
+
+        warnings.warn("a lot", stacklevel=1)
+        return value
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def warn_everywhere(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(warn, values))
+
+    with served("--allow-python-code", "--log-format", "json") as server:
+        context = fedstack.create_sync_remote_execution_context(server.target)
+        with fedstack.use_context(context):
+            assert warn_everywhere([1]) == 1
+        context.close()
+        server.process.terminate()
+        _, _, err = ended(server)
+    [entry] = [json.loads(line) for line in err.splitlines()]
+    assert (entry["level"], entry["logger"]) == ("warning", "py.warnings")
+    assert "a lot" in entry["message"]
+
+
 def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
     by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
     by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)

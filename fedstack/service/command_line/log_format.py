@@ -31,3 +31,4 @@ def configure_logging(level: str, form: str) -> None:
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)  # those of functions too: each line is to be in that format
