@@ -100,7 +100,7 @@ def test_help_tells_the_defaults_that_there_are(capsys: pytest.CaptureFixture[st
         parse(["--help"], {})
     text = " ".join(capsys.readouterr().out.split())
     assert "how many [FEDSTACK_MAX_SESSIONS] (default: 8)" in text
-    assert "what goes; may be repeated [FEDSTACK_ALLOW_MODULE]" in text
+    assert "what goes; may be repeated, or be several with commas [FEDSTACK_ALLOW_MODULE]" in text
     assert text.count("(default") == 3
 
 

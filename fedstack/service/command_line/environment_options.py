@@ -75,7 +75,7 @@ class EnvironmentOptions:
             metavar=metavar,
             type=_naming_the_variable(_parts),
             default=() if found is None else found,
-            help=_help(f"{description}; may be repeated", variable, found),
+            help=_help(f"{description}; may be repeated, or be several with commas", variable, found),
         )
 
     def _look_up(self, option: str) -> tuple[str, _FromEnvironment | None]:
