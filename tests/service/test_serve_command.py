@@ -128,6 +128,7 @@ def test_a_module_that_is_not_there_is_warned_of_and_none_is_imported(
     modules = ["numpy", "a_package", "a_package.inside", "nosuch", "a_package.nosuch", "nosuch.inside"]
     serve_command.make_server(options_of("--allow-module", ",".join(modules)))
     found = [record.getMessage() for record in caplog.records if "--allow-module" in record.getMessage()]
+    assert all(message.endswith("; correct the name, install it, or set PYTHONPATH") for message in found)
     assert [message.split("found none named ")[1].split(";")[0] for message in found] == [
         "'nosuch'",
         "'a_package.nosuch'",
@@ -161,6 +162,16 @@ def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells
             f"larger --max-clients; for the worker at {server.target}"
         )
         assert code_of(caught.value).name == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("name", ["numpy math", "numpy.*"])
+def test_names_of_modules_that_are_meant_for_several_are_warned_of(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    serve_command.make_server(options_of("--allow-module", name))
+    [record] = caplog.records
+    assert record.getMessage().endswith(
+        f"found none named {name!r}; put commas between several, and leave patterns out: a module stands for all that "
+        "is inside it"
+    )
 
 
 class Crowd:

@@ -204,9 +204,11 @@ def _warn_of_missing_modules(modules: Sequence[str]) -> None:
     for module in modules:
         if module != "*" and not _is_installed(module):
             _logger.warning(
-                "Expected modules that are installed here in --allow-module, found none named %r; correct the name, "
-                "install it, or set PYTHONPATH",
+                "Expected modules that are installed here in --allow-module, found none named %r; %s",
                 module,
+                "correct the name, install it, or set PYTHONPATH"
+                if all(map(str.isidentifier, module.split(".")))
+                else "put commas between several, and leave patterns out: a module stands for all that is inside it",
             )
 
 
