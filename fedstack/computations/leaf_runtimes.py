@@ -11,11 +11,11 @@ import contextvars
 import functools
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
+from fedstack.computations.bounded_cache import BoundedCache
 from fedstack.computations.columns import Column, column_from_payloads
 from fedstack.computations.language import Type, computation_pb2
 from fedstack.errors import CarrierError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
+# Functions by value bring with them what they capture.
+_MAX_LEAF_BYTES = 256 << 20
 
 
 class Leaf(abc.ABC):
@@ -132,11 +134,11 @@ def load_leaf(computation: computation_pb2.Computation) -> Leaf:
 
 
 class LoadedLeaves:
-    """The leaves that were used last, by content; for any number of threads."""
+    """The leaves that were used last, by content; for any number of threads. Large ones are fewer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Leaf | Exception] = OrderedDict()
+        self._known: BoundedCache[bytes, Leaf | Exception] = BoundedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         """Returns a leaf, loaded unless it has been.
@@ -144,20 +146,21 @@ class LoadedLeaves:
         Raises:
           CarrierError: If it cannot be loaded; what `prepare` has found out is not tried again.
         """
-        key = _digest(computation)
+        key, size = _digest(computation)
         with self._lock:
             known = self._known.get(key)
         if known is None:
             known = load_leaf(computation)
-            self._keep(key, known)
+            self._keep(key, known, size)
         if isinstance(known, Exception):
             raise known.with_traceback(None)
         return known
 
     def has(self, computation: computation_pb2.Computation) -> bool:
         """Tells whether a leaf has been loaded."""
+        key, _ = _digest(computation)
         with self._lock:
-            return isinstance(self._known.get(_digest(computation)), Leaf)
+            return isinstance(self._known.get(key), Leaf)
 
     def prepare(self, computation: computation_pb2.Computation) -> None:
         """Loads a leaf ahead; what goes wrong is raised when it is used. That may run what others wrote."""
@@ -167,19 +170,19 @@ class LoadedLeaves:
             found = error
         except BaseException as error:  # it is the sender's, and not meant for this process
             found = CarrierError(f"Expected a function that can be loaded, found that it raised {error!r}")
-        self._keep(_digest(computation), found)
+        key, size = _digest(computation)
+        self._keep(key, found, size)
 
-    def _keep(self, key: bytes, found: "Leaf | Exception") -> None:
+    def _keep(self, key: bytes, found: "Leaf | Exception", size: int) -> None:
         with self._lock:
-            self._known[key] = found
-            self._known.move_to_end(key)
-            while len(self._known) > _MAX_LEAVES:
-                self._known.popitem(last=False)
+            self._known.put(key, found, size)
 
 
 # What a service has loaded ahead for the current work; `None` elsewhere.
 prepared_leaves: contextvars.ContextVar[LoadedLeaves | None] = contextvars.ContextVar("prepared_leaves", default=None)
 
 
-def _digest(computation: computation_pb2.Computation) -> bytes:
-    return hashlib.sha256(computation.SerializeToString(deterministic=True)).digest()
+def _digest(computation: computation_pb2.Computation) -> tuple[bytes, int]:
+    """Returns what stands for the content of a computation, and its size in bytes."""
+    content = computation.SerializeToString(deterministic=True)
+    return hashlib.sha256(content).digest(), len(content)

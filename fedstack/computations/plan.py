@@ -2,24 +2,27 @@
 
 import hashlib
 import threading
-from collections import OrderedDict
 
+from fedstack.computations.bounded_cache import BoundedCache
 from fedstack.computations.graph import Function
 from fedstack.computations.language import computation_pb2
 from fedstack.computations.trace import trace
 
 _MAX_PLANS = 1000
+# Plans keep what is in their computations: large literals, and the code of functions that have come from elsewhere.
+_MAX_BYTES = 256 << 20
 
 
 class PlanCache:
     """A bounded cache of traced computations, for any number of threads."""
 
-    def __init__(self, max_plans: int = _MAX_PLANS) -> None:
-        self._max_plans = max_plans
+    def __init__(self, max_plans: int = _MAX_PLANS, max_bytes: int = _MAX_BYTES) -> None:
         self._lock = threading.Lock()
         # The computation is kept beside its plan: as long as it is, nothing else has its identity.
-        self._by_identity: OrderedDict[int, tuple[computation_pb2.Computation, Function]] = OrderedDict()
-        self._by_content: OrderedDict[bytes, Function] = OrderedDict()
+        self._by_identity: BoundedCache[int, tuple[computation_pb2.Computation, Function]] = BoundedCache(
+            max_plans, max_bytes
+        )
+        self._by_content: BoundedCache[bytes, Function] = BoundedCache(max_plans, max_bytes)
 
     def plan(self, computation: computation_pb2.Computation) -> Function:
         """Returns the traced computation.
@@ -30,27 +33,22 @@ class PlanCache:
         with self._lock:
             known = self._by_identity.get(id(computation))
             if known is not None:
-                self._by_identity.move_to_end(id(computation))
                 return known[1]
         function = self.plan_content(computation)
         with self._lock:
-            self._by_identity[id(computation)] = (computation, function)
-            while len(self._by_identity) > self._max_plans:
-                self._by_identity.popitem(last=False)
+            self._by_identity.put(id(computation), (computation, function), computation.ByteSize())
         return function
 
     def plan_content(self, computation: computation_pb2.Computation) -> Function:
         """Returns the traced computation, without keeping the message: for one that was received, and comes once."""
-        digest = hashlib.sha256(computation.SerializeToString(deterministic=True)).digest()
+        content = computation.SerializeToString(deterministic=True)
+        digest = hashlib.sha256(content).digest()
         with self._lock:
             function = self._by_content.get(digest)
         if function is None:
             function = trace(computation)
         with self._lock:
-            self._by_content[digest] = function
-            self._by_content.move_to_end(digest)
-            while len(self._by_content) > self._max_plans:
-                self._by_content.popitem(last=False)
+            self._by_content.put(digest, function, len(content))
         return function
 
     def __len__(self) -> int:

@@ -4,12 +4,14 @@ What does not change from run to run (program, folds, types) is written once per
 packed: their large arrays travel beside the message.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import attrs
 import numpy as np
 
+from fedstack.computations.bounded_cache import BoundedCache
 from fedstack.computations.columns import Column
 from fedstack.computations.intrinsics import find_intrinsic
 from fedstack.computations.language import (
@@ -36,6 +38,10 @@ Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
+# A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
+_LARGE_TEMPLATE_BYTES = 64 << 10
+_large_templates: BoundedCache[object, PhaseRequest] = BoundedCache(1000, 256 << 20)
+_large_lock = threading.Lock()
 
 
 class Copies(Protocol):
@@ -94,11 +100,8 @@ def write_phase(
     Raises:
       CarrierError: If a leaf function cannot travel.
     """
-    template = phase.memo.get(("request", portable_key))
-    if not isinstance(template, PhaseRequest):
-        template = phase.memo["request", portable_key] = _template(phase, portable)
     request = PhaseRequest()
-    request.CopyFrom(template)
+    request.CopyFrom(_kept_template(phase, portable, portable_key))
     request.first_client = clients.start
     request.clients = len(clients)
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
@@ -124,6 +127,26 @@ def write_phase(
 
 def _name_of(index: int) -> str:
     return f"input {index} of the client work"
+
+
+def _kept_template(phase: Phase, portable: Portable, portable_key: object) -> PhaseRequest:
+    """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
+    name = ("request", portable_key)
+    kept = phase.memo.get(name)
+    if isinstance(kept, PhaseRequest):
+        return kept
+    with _large_lock:
+        template = None if kept is None else _large_templates.get(kept)
+    if template is None:
+        template = _template(phase, portable)
+        size = template.ByteSize()
+        if size < _LARGE_TEMPLATE_BYTES:
+            phase.memo[name] = template
+        else:
+            phase.memo[name] = key = object()
+            with _large_lock:
+                _large_templates.put(key, template, size)
+    return template
 
 
 def _template(phase: Phase, portable: Portable) -> PhaseRequest:

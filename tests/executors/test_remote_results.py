@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, bare, programs
 
 import fedstack
-from fedstack.executors import RemoteExecutor, SyncExecutionContext
+from fedstack.computations.bounded_cache import BoundedCache
+from fedstack.executors import RemoteExecutor, SyncExecutionContext, phase_messages
 from fedstack.executors.progress import ProgressCounts
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.limits import ServiceLimits
@@ -175,6 +176,21 @@ def waits(x):
 @fl.federated_computation(FLOATS)
 def wait_at_clients(values):
     return fl.federated_sum(fl.federated_map(waits, values))
+
+
+def test_requests_with_large_functions_are_written_anew_when_there_were_others(contexts, monkeypatch):
+    def adding(weight):
+        leaf = fedstack.python_computation(np.float32, np.float32)(lambda x: x + weight)
+        return fl.federated_computation(FLOATS)(lambda xs: fl.federated_sum(fl.federated_map(leaf, xs)))
+
+    kept = BoundedCache(1000, 1)
+    monkeypatch.setattr(phase_messages, "_LARGE_TEMPLATE_BYTES", 1)
+    monkeypatch.setattr(phase_messages, "_large_templates", kept)
+    some = [adding(weight) for weight in (1.0, 2.0, 3.0)]
+    with fedstack.use_context(contexts["1 worker"]):
+        for _ in range(2):
+            assert [float(one([1.0, 2.0])) for one in some] == [5.0, 7.0, 9.0]
+            assert len(kept) == 1
 
 
 def test_heartbeats_tell_how_far_the_clients_of_a_worker_are():
