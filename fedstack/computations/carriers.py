@@ -11,6 +11,7 @@ the process.
 """
 
 import contextvars
+import hashlib
 import itertools
 import sys
 import uuid
@@ -250,6 +251,24 @@ def _unpack(computation: computation_pb2.Computation, message: _M) -> _M:
 
 def _python_version() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def code_version(content: any_pb2.Any) -> bytes | None:
+    """Returns what tells apart the states of a function that goes by value; `None` for other contents.
+
+    Such a function takes along what it refers to as that is now: globals of a script, closures, helpers.
+    """
+    handle = carriers_pb2.PythonHandle()
+    if not content.Is(cast(Descriptor, handle.DESCRIPTOR)):
+        return None
+    content.Unpack(handle)
+    found = registry.find(handle.serial) if handle.process == PROCESS else None
+    if found is None or (resolves_to_itself(found.function) and have_names(containers_of(found.parameter))):
+        return None
+    try:
+        return hashlib.sha256(dumps((found.function, containers_of(found.parameter)))).digest()
+    except Exception:  # sending it will tell
+        return b""
 
 
 def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.Any:

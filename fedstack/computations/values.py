@@ -163,6 +163,15 @@ class SequenceView:
         return f"<SequenceView of {type(self.source).__name__}>"
 
 
+def keeps_elements(sequence: object) -> bool:
+    """Tells whether elements of a sequence stay as they are while the next ones are made.
+
+    What somebody's code makes may be the same buffer every time, filled anew.
+    """
+    source = sequence.source if isinstance(sequence, SequenceView) else sequence
+    return type(source) in (list, tuple, Batches)
+
+
 def _fitting_arrays(batches: Batches, element: Type) -> list[np.ndarray] | None:
     """Returns the arrays of `batches` in the order of a struct type that any batch of them fits, else `None`."""
     arrays = batches.named_arrays()

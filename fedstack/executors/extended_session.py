@@ -77,6 +77,10 @@ class ExtendedSession(RemoteSession):
         return PickledPython.DESCRIPTOR.full_name in self._peer.leaf_runtimes
 
     @property
+    def sends_code(self) -> bool:
+        return not self._peer.same_process and self._takes_code
+
+    @property
     def travel_key(self) -> object:
         return self._peer.same_process, self._takes_code
 

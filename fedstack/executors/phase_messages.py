@@ -5,13 +5,15 @@ packed: their large arrays travel beside the message.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, cast
 
 import attrs
 import numpy as np
+from google.protobuf import any_pb2
 
 from fedstack.computations.bounded_cache import BoundedCache
+from fedstack.computations.carriers import code_version
 from fedstack.computations.columns import Column
 from fedstack.computations.intrinsics import find_intrinsic
 from fedstack.computations.language import (
@@ -23,7 +25,7 @@ from fedstack.computations.language import (
     computation_pb2,
 )
 from fedstack.computations.plan import plans
-from fedstack.computations.program import Program
+from fedstack.computations.program import IntrinsicSource, LeafSource, Program
 from fedstack.computations.program_ir import program_from_ir, program_to_ir
 from fedstack.computations.shared_column import SharedColumn
 from fedstack.computations.sole_ownership import read_by_one
@@ -42,6 +44,13 @@ KeptInput = Callable[[str], "tuple[Column, Type]"]
 _LARGE_TEMPLATE_BYTES = 64 << 10
 _large_templates: BoundedCache[object, PhaseRequest] = BoundedCache(1000, 256 << 20)
 _large_lock = threading.Lock()
+
+
+class _Kept(NamedTuple):
+    """A request without values, or the key of a large one, and the versions of the functions in it."""
+
+    versions: tuple[bytes, ...]
+    template: object
 
 
 class Copies(Protocol):
@@ -84,6 +93,7 @@ def write_phase(
     portable: Portable,
     portable_key: object,
     copies: "Copies | None" = None,
+    versions: tuple[bytes, ...] = (),
 ) -> PhaseRequest:
     """Writes a phase for a range of clients.
 
@@ -96,12 +106,13 @@ def write_phase(
       portable: Makes the carriers of a computation ones that the peer can load.
       portable_key: Tells apart the functions that may be given as `portable`.
       copies: Knows which inputs the peer has already.
+      versions: The versions of the functions in it that go by value, see `code_versions`.
 
     Raises:
       CarrierError: If a leaf function cannot travel.
     """
     request = PhaseRequest()
-    request.CopyFrom(_kept_template(phase, portable, portable_key))
+    request.CopyFrom(_kept_template(phase, portable, portable_key, versions))
     request.first_client = clients.start
     request.clients = len(clients)
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
@@ -129,24 +140,48 @@ def _name_of(index: int) -> str:
     return f"input {index} of the client work"
 
 
-def _kept_template(phase: Phase, portable: Portable, portable_key: object) -> PhaseRequest:
+def _kept_template(phase: Phase, portable: Portable, portable_key: object, versions: tuple[bytes, ...]) -> PhaseRequest:
     """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
     name = ("request", portable_key)
     kept = phase.memo.get(name)
-    if isinstance(kept, PhaseRequest):
-        return kept
-    with _large_lock:
-        template = None if kept is None else _large_templates.get(kept)
-    if template is None:
-        template = _template(phase, portable)
-        size = template.ByteSize()
-        if size < _LARGE_TEMPLATE_BYTES:
-            phase.memo[name] = template
-        else:
-            phase.memo[name] = key = object()
+    found: object = None
+    if isinstance(kept, _Kept) and kept.versions == versions:
+        found = kept.template
+        if not isinstance(found, PhaseRequest):
             with _large_lock:
-                _large_templates.put(key, template, size)
+                found = _large_templates.get(found)
+    if isinstance(found, PhaseRequest):
+        return found
+    template = _template(phase, portable)
+    size = template.ByteSize()
+    if size < _LARGE_TEMPLATE_BYTES:
+        phase.memo[name] = _Kept(versions, template)
+    else:
+        key = object()
+        phase.memo[name] = _Kept(versions, key)
+        with _large_lock:
+            _large_templates.put(key, template, size)
     return template
+
+
+def code_versions(phase: Phase) -> tuple[bytes, ...]:
+    """Returns what tells whether functions of a phase that go by value are as they were when it was last sent."""
+    contents = phase.memo.get("contents")
+    if not isinstance(contents, list):
+        programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
+        leaves = [leaf for program in programs for leaf in _leaves_of(program)]
+        contents = phase.memo["contents"] = [leaf.data.content for leaf in leaves if leaf.HasField("data")]
+    versions = map(code_version, cast("list[any_pb2.Any]", contents))
+    return tuple(version for version in versions if version is not None)
+
+
+def _leaves_of(program: Program) -> Iterator[Computation]:
+    for step in program.steps:
+        if isinstance(step.operation, LeafSource):
+            yield step.operation.computation
+        elif isinstance(step.operation, IntrinsicSource):
+            for function in step.operation.functions:
+                yield from _leaves_of(function)
 
 
 def _template(phase: Phase, portable: Portable) -> PhaseRequest:

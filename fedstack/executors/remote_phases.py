@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fedstack.computations.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, WorkerUnavailableError
 from fedstack.executors.phase_copies import PhaseCopies
-from fedstack.executors.phase_messages import write_phase
+from fedstack.executors.phase_messages import code_versions, write_phase
 from fedstack.executors.phase_results import ReceivedResult, read_result
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments, partial_states
@@ -35,7 +35,9 @@ async def run_remote_phase(
         raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
     packer = Packer(session.stub.chunking.large_bytes)
     copies = PhaseCopies(session)
-    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, session.travel_key, copies)
+    versions = code_versions(phase) if session.sends_code else ()
+    key = session.travel_key
+    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, key, copies, versions)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase", session.stub)
     states = partial_states(phase, arguments)

@@ -78,6 +78,11 @@ class RemoteSession(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def sends_code(self) -> bool:
+        """Whether functions go to the peer by value, where they have no name there."""
+
+    @property
+    @abc.abstractmethod
     def travel_key(self) -> object:
         """Tells apart sessions for which `travelling` gives different computations."""
 
@@ -136,6 +141,10 @@ class PlainSession(RemoteSession):
         if self.stub.keeps_handles:
             return computation
         return portable(computation, allow_by_value=self.stub.sends_code)
+
+    @property
+    def sends_code(self) -> bool:
+        return not self.stub.keeps_handles and self.stub.sends_code
 
     @property
     def travel_key(self) -> object:

@@ -48,6 +48,12 @@ def concatenate(x: Any, y: Any) -> Any:
     return x + y
 
 
+@python_computation([SequenceType((np.float32, [4]))], np.float32)
+def add_all(arrays: Any) -> Any:
+    """Adds all elements of all arrays in a sequence."""
+    return np.float32(sum(float(array.sum()) for array in arrays))
+
+
 class Pair(NamedTuple):
     """A named tuple."""
 

@@ -20,7 +20,7 @@ from fedstack.testing.computation_builder import (
     struct,
 )
 from fedstack.testing.expectations import expect, expect_error, expect_same
-from fedstack.testing.leaves import add, concatenate, double, fail, identity
+from fedstack.testing.leaves import add, add_all, concatenate, double, fail, identity
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.shared_rows_values import COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
@@ -42,6 +42,25 @@ class _Countdown:
     def __iter__(self) -> Iterator[int]:
         self.starts += 1
         return iter(range(self.size, 0, -1))
+
+
+def _refill() -> Iterator[Any]:
+    buffer = np.zeros(4, np.float32)
+    for number in range(3):
+        buffer[:] = number
+        yield buffer
+
+
+@promise_of_both()
+async def a_generator_may_fill_one_array_again_and_again(runner: Runner) -> None:
+    """What makes a sequence may yield one array each time, filled anew: each element is what it was when it came."""
+    arrays = SequenceType((np.float32, [4]))
+    expected = [np.full(4, number, np.float32) for number in range(3)]
+    passed = computation(lambda s, unused: s, arrays, np.int32)
+    expect_same(await runner.run(passed, from_generator(_refill), 0), expected)
+    expect_same(await runner.run(add_all, from_generator(_refill)), np.float32(12))
+    mapped = computation(lambda x: intrinsic("federated_map", add_all, x), at_clients(arrays))
+    expect_same(await runner.run(mapped, [from_generator(_refill)] * 2), [np.float32(12)] * 2)
 
 
 @promise_of_both()

@@ -95,6 +95,33 @@ def test_workers_import_what_this_process_can_import(tmp_path: Path, monkeypatch
         assert at_clients(pool, only_here.twice, [1, 2]) == [2, 4]
 
 
+def test_functions_by_value_take_along_what_they_refer_to_now(pool: WorkerPool) -> None:
+    rate = {"now": 1.0}
+    factor = 2.0
+
+    def scaled(x: Any) -> Any:
+        return np.float32(x * rate["now"] * factor)
+
+    leaf = fedstack.python_computation([np.float32], np.float32)(scaled)
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def total(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(leaf, values))
+
+    context = fedstack.create_sync_remote_execution_context(pool)
+    try:
+        with fedstack.use_context(context):
+            assert total([1.0, 2.0]) == 6.0
+            rate["now"] = 0.5
+            assert total([1.0, 2.0]) == 3.0
+            factor = 4.0
+            assert total([1.0, 2.0]) == 6.0
+            rate["now"], factor = 1.0, 2.0
+            assert total([1.0, 2.0]) == 6.0
+    finally:
+        context.close()
+
+
 def test_what_functions_print_is_seen_here(pool: WorkerPool, capsys: pytest.CaptureFixture[str]) -> None:
     def chatter(value: int) -> int:
         print(f"chatter {value}")
