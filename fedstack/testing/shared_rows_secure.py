@@ -35,7 +35,7 @@ async def secure_sums_are_sums_of_values_in_bounds(runner: Runner) -> None:
 
 @promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
 async def a_value_out_of_bounds_names_the_client(runner: Runner) -> None:
-    """A value below zero or above the bound is an error that names value, bound and client; nothing wraps silently."""
+    """A value below zero or above the bound is an error that names value, bound and client; sums wrap as ever."""
     for bad in (-1, 6, 200):
         sums = _secure("federated_secure_sum", np.int16, _number(5))
         await expect_error(
