@@ -105,7 +105,8 @@ def python_computation(
     The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It reads structs by attribute
     and by key, and can pass them on with `**`; instances of attrs classes and dataclasses by attribute alone. A field
     with the name of a method of its container, as `keys`, is read by key. The function may be called from several
-    threads at once. It must not change an array after returning it.
+    threads at once. What it returns is taken as it is then: an array may be filled anew in the next call, but not by
+    another thread meanwhile.
 
     Args:
       parameter_types: One type per parameter of the function, as a sequence, or as a mapping by name; `None` or empty

@@ -11,13 +11,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn, cast
 
-from fedstack.computations.columns import Column
+from fedstack.computations.columns import Column, column_from_payloads
 from fedstack.computations.containers import argument_maker
 from fedstack.computations.error_places import with_place
 from fedstack.computations.federated_values import column_from_values
 from fedstack.computations.language import RetryableError, SequenceType, StructType, Type
 from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
 from fedstack.computations.own_frames import users_lines, without_calling_frames
+from fedstack.computations.snapshots import snapshot_of
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import normalize, quick_reader
@@ -83,6 +84,7 @@ class PythonLeaf(Leaf):
         self.result = result
         self._call_once = _bind(function, parameter)
         self._quick = quick_reader(result)
+        self._snapshot = snapshot_of(result)
 
     def evaluate(self, argument: object) -> object:
         """Calls the function and returns what it returned, unchecked."""
@@ -92,7 +94,8 @@ class PythonLeaf(Leaf):
             raise_leaf_error(error, self.name, None)
 
     def call(self, argument: object) -> object:
-        return self._checked(self.evaluate(argument), "")
+        payload = self._checked(self.evaluate(argument), "")
+        return payload if self._snapshot is None else self._snapshot(payload, argument)
 
     def call_client(self, argument: object, client: int) -> object:
         try:
@@ -102,10 +105,16 @@ class PythonLeaf(Leaf):
         payload = self._quick(value)
         if payload is None:
             payload = self._checked(value, f"[client {client}]")
+        if self._snapshot is not None:
+            del value  # whoever else has it now, has it for good
+            payload = self._snapshot(payload, argument)
         return payload
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         arguments = [None] * size if argument is None else argument.items()
+        if self._snapshot is not None:
+            payloads = [self.call_client(item, client) for client, item in enumerate(arguments, first_client)]
+            return column_from_payloads(payloads, self.result)
         values: list[object] = []
         try:
             # Not by extend() and map(), which take a StopIteration of the function's for the end.

@@ -1,5 +1,6 @@
 """Holds the leaf computations that several conformance rows use."""
 
+import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -52,6 +53,21 @@ def concatenate(x: Any, y: Any) -> Any:
 def add_all(arrays: Any) -> Any:
     """Adds all elements of all arrays in a sequence."""
     return np.float32(sum(float(array.sum()) for array in arrays))
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.array = np.zeros(4, np.float32)
+
+
+_scratch = _Scratch()
+
+
+@python_computation([np.float32], [(np.float32, [4]), (np.float32, [2])])
+def fill_scratch(x: Any) -> Any:
+    """Returns an array that it fills anew in each call, and a view of it."""
+    _scratch.array[:] = x
+    return [_scratch.array, _scratch.array[::2]]
 
 
 class Pair(NamedTuple):

@@ -12,7 +12,7 @@ from fedstack.computations.language import StructType, TensorType, Type
 from fedstack.computations.python_computation import python_computation
 from fedstack.testing.computation_builder import at_clients, at_server, computation, intrinsic, struct
 from fedstack.testing.expectations import expect, expect_error, expect_same
-from fedstack.testing.leaves import Pair, Point, identity, tell_containers
+from fedstack.testing.leaves import Pair, Point, fill_scratch, identity, tell_containers
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.subjects import Runner
 
@@ -116,6 +116,19 @@ async def lossy_conversions_are_refused(runner: Runner) -> None:
             runner.run(identity(dtype), value), TypeError, TensorType(dtype).compact_representation(), found
         )
     await expect_error(runner.run(identity(np.str_), 3), TypeError, "string", "3")
+
+
+@promise_of_both(intrinsics=["federated_map", "federated_sum"])
+async def a_leaf_may_return_one_array_again_and_again(runner: Runner) -> None:
+    """A leaf may return one array in each call, filled anew, or a view: each result is what it was when it came."""
+    mapped = computation(lambda x: intrinsic("federated_map", fill_scratch, x), at_clients(np.float32))
+    total = computation(
+        lambda x: intrinsic("federated_sum", intrinsic("federated_map", fill_scratch, x)), at_clients(np.float32)
+    )
+    values = [np.float32(number) for number in (1, 2, 4)]
+    expected = [[np.full(4, value, np.float32), np.full(2, value, np.float32)] for value in values]
+    expect_same(await runner.run(mapped, values), expected)
+    expect_same(await runner.run(total, values), [np.full(4, 7, np.float32), np.full(2, 7, np.float32)])
 
 
 @promise_of_both()

@@ -1,0 +1,79 @@
+"""Copies arrays that a function has returned and that somebody else may still write into.
+
+A function may return a buffer that it fills anew in its next call, and what it returned for one client must not become
+what it returns for the next. CPython's reference counts tell: an array that nobody else has needs no copy, as most do.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.language import StructType, TensorType, Type
+from fedstack.computations.tensor_values import read_only
+from fedstack.computations.type_structure import fields_of, is_scalar
+
+# Takes a payload and the argument of the call that made it, and returns a payload that nobody can change.
+Snapshot = Callable[[object, object], object]
+
+
+def snapshot_of(result: Type) -> Snapshot | None:
+    """Returns what makes a payload of a type one that stays as it is; `None` if any does.
+
+    Sequences are read when they are, element by element, and are left alone.
+    """
+    if isinstance(result, TensorType):
+        return None if is_scalar(result) else _stays
+    if not isinstance(result, StructType):
+        return None
+    members = [(index, make) for index, (_, t) in enumerate(fields_of(result)) if (make := snapshot_of(t)) is not None]
+    if not members:
+        return None
+
+    def struct(payload: object, argument: object) -> object:
+        values = cast("tuple[object, ...]", payload)
+        changed: list[object] | None = None
+        for index, make in members:
+            made = make(values[index], argument)
+            if made is not values[index]:
+                changed = changed or list(values)
+                changed[index] = made
+        return values if changed is None else tuple(changed)
+
+    return struct
+
+
+def _stays(payload: object, argument: object) -> object:
+    if type(payload) is not np.ndarray:
+        return payload
+    base = cast(object, payload.base)
+    # Payloads cannot be written into themselves; what they are views of may be.
+    if base is None or type(base) is bytes:
+        return payload
+    if isinstance(base, np.ndarray):
+        if not base.flags.writeable or (base.base is None and sys.getrefcount(base) == _ONE_OWNER):
+            return payload
+        if any(array is payload or array is base or array.base is base for array in _arrays_in(argument)):
+            return payload  # the caller's, and as such not the function's to fill
+    return read_only(payload.copy())
+
+
+def _arrays_in(payload: object) -> Iterator[np.ndarray]:
+    if isinstance(payload, np.ndarray):
+        yield payload
+    elif type(payload) is tuple:
+        for member in cast("tuple[object, ...]", payload):
+            yield from _arrays_in(member)
+
+
+def _references_of_one_owner() -> int:
+    """Returns the references to the array under a view that alone has it; 0 where that cannot be told."""
+    if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return 0
+    payload = np.empty(1).view()
+    base = payload.base
+    return sys.getrefcount(base)
+
+
+_ONE_OWNER = _references_of_one_owner()
