@@ -153,16 +153,23 @@ def empty_column(member: Type) -> Column:
     return column_from_payloads([], member)
 
 
-def column_from_payloads(payloads: Sequence[object], member: Type) -> Column:
-    """Packs payloads that are known to fit `member` into the column for it."""
+def column_from_payloads(payloads: Sequence[object], member: Type, *, list_is_own: bool = False) -> Column:
+    """Packs payloads that are known to fit `member` into the column for it.
+
+    Args:
+      payloads: The payloads.
+      member: Their type.
+      list_is_own: Whether they are in a list that nobody else has.
+    """
     if isinstance(member, StructType):
         types = [field_type for _, field_type in fields_of(member)]
         rows = cast("Sequence[tuple[object, ...]]", payloads)
-        columns = list(zip(*rows)) if rows else [()] * len(types)
-        return StructColumn(tuple(column_from_payloads(values, t) for values, t in zip(columns, types)), len(payloads))
+        columns = list(map(list, zip(*rows))) if rows else [list[object]() for _ in types]
+        fields = [column_from_payloads(values, t, list_is_own=True) for values, t in zip(columns, types)]
+        return StructColumn(tuple(fields), len(payloads))
     if isinstance(member, TensorType) and is_scalar(member) and not is_string(member):
         return ScalarColumn(np.array(payloads, member.dtype))
-    return ListColumn(payloads)
+    return ListColumn(payloads, list_is_own=list_is_own)
 
 
 def concatenate(columns: Sequence[Column], member: Type) -> Column:

@@ -114,7 +114,7 @@ class PythonLeaf(Leaf):
         arguments = [None] * size if argument is None else argument.items()
         if self._snapshot is not None:
             payloads = [self.call_client(item, client) for client, item in enumerate(arguments, first_client)]
-            return column_from_payloads(payloads, self.result)
+            return column_from_payloads(payloads, self.result, list_is_own=True)
         values: list[object] = []
         try:
             # Not by extend() and map(), which take a StopIteration of the function's for the end.

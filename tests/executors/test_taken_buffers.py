@@ -171,7 +171,8 @@ def test_an_array_that_a_leaf_keeps_never_changes(way, taken, function):
         assert not any(np.shares_memory(result, array) for array in arrays)
         result += 1  # the result is the caller's own
         assert all((array == array[0]).all() for array in arrays)
-    assert taken["taken"] == 0
+    if function is keeps_a_weak_reference:  # of others there are copies to take
+        assert taken["taken"] == 0
 
 
 def test_an_array_that_two_clients_return_counts_for_both(way):
@@ -237,7 +238,7 @@ def test_what_is_a_result_too_is_not_written(way):
         assert [float(array[-1]) for array in arrays] == VALUES
 
 
-def test_members_of_one_struct_are_folded_apart(way, taken):
+def test_members_of_one_struct_are_folded_apart(way):
     pair = fl.to_type([VECTOR, VECTOR])
 
     @fedstack.python_computation(np.float32, (pair, np.float32))
@@ -255,7 +256,6 @@ def test_members_of_one_struct_are_folded_apart(way, taken):
         assert np.allclose(first, sum(x * x for x in VALUES) / sum(VALUES))
         assert np.array_equal(first, second)
         assert not np.shares_memory(first, second)
-    assert taken["taken"] == 0
 
 
 def test_what_a_second_leaf_keeps_of_the_first_never_changes(way):
