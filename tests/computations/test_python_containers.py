@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 import federated_language as fl
@@ -20,17 +20,7 @@ from fedstack.computations.python_containers import (
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.proto.carriers_pb2 import PythonContainer
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
-
-
-@attrs.frozen
-class Point:
-    x: Any
-    y: Any
+from fedstack.testing.leaves import Pair, Point
 
 
 @dataclass
