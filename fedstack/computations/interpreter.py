@@ -1,6 +1,7 @@
 """Runs programs whose operations are all bound: once, or once per client over whole columns."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.columns import Column, ConstantColumn, zip_columns
@@ -19,46 +20,61 @@ def run_once(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
     Returns:
       The payloads of its results.
     """
-    values: list[object] = [None] * program.slots
-    for slot, payload in zip(program.inputs, inputs):
-        values[slot] = payload
-    for slot, payload in program.constants:
-        values[slot] = payload
-    for step in program.steps:
-        argument = None if step.argument is None else read(step.argument, values)
-        values[step.target] = bound(step.operation).call(argument)
-    return tuple(read(result, values) for result in program.results)
+    return tuple(ProgramRunner(program).run(inputs, None))
 
 
-def run_client(program: Program, inputs: Sequence[object], client: int) -> list[object]:
-    """Runs a program once, for one of many clients.
+class ProgramRunner:
+    """Runs a program again and again, with as little as possible to look up each time.
 
     Args:
-      program: The program; every operation is a `Leaf`, as somebody has checked.
-      inputs: The client's payloads of its inputs.
-      client: The index of the client, for messages.
-
-    Returns:
-      The payloads of its results, to which nothing here refers any more.
+      program: The program; every operation is a `Leaf`.
     """
-    values: list[object] = [None] * program.slots
-    for slot, payload in zip(program.inputs, inputs):
-        values[slot] = payload
-    for slot, payload in program.constants:
-        values[slot] = payload
-    for step in program.steps:
-        argument = None if step.argument is None else read(step.argument, values)
-        values[step.target] = cast(Leaf, step.operation).call_client(argument, client)
-    return [read(result, values) for result in program.results]
+
+    __slots__ = ("_constants", "_inputs", "_results", "_steps")
+
+    def __init__(self, program: Program) -> None:
+        self._inputs = program.inputs
+        self._constants: list[object] = [None] * program.slots
+        for slot, payload in program.constants:
+            self._constants[slot] = payload
+        self._steps = [
+            (bound(step.operation), None if step.argument is None else reader(step.argument), step.target)
+            for step in program.steps
+        ]
+        self._results = [reader(result) for result in program.results]
+
+    def run(self, inputs: Sequence[object], client: int | None) -> list[object]:
+        """Runs the program once.
+
+        Args:
+          inputs: The payloads of its inputs.
+          client: The index of the client whose work this is, for messages; `None` at the server.
+
+        Returns:
+          The payloads of its results, to which nothing here refers any more.
+        """
+        values = self._constants.copy()
+        for slot, payload in zip(self._inputs, inputs):
+            values[slot] = payload
+        for operation, argument, target in self._steps:
+            payload = None if argument is None else argument(values)
+            values[target] = operation.call(payload) if client is None else operation.call_client(payload, client)
+        return [result(values) for result in self._results]
 
 
-def read(expression: Expression, values: Sequence[object]) -> object:
-    """Evaluates an expression over payloads."""
+def reader(expression: Expression) -> Callable[[Sequence[object]], object]:
+    """Returns the function that evaluates an expression over payloads."""
     if isinstance(expression, Slot):
-        return values[expression.index]
+        return operator.itemgetter(expression.index)
     if isinstance(expression, Join):
-        return tuple([read(part, values) for part in expression.parts])
-    return cast("tuple[object, ...]", read(expression.source, values))[expression.position]
+        slots = [part.index for part in expression.parts if isinstance(part, Slot)]
+        if len(slots) == len(expression.parts) > 1:
+            return operator.itemgetter(*slots)
+        readers = [reader(part) for part in expression.parts]
+        return lambda values: tuple([read(values) for read in readers])
+    source = reader(expression.source)
+    member = cast("Callable[[object], object]", operator.itemgetter(expression.position))
+    return lambda values: member(source(values))
 
 
 def run_columns(program: Program, inputs: Sequence[Column], first_client: int, size: int) -> tuple[Column, ...]:

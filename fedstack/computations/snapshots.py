@@ -4,6 +4,7 @@ A function may return a buffer that it fills anew in its next call, and what it 
 what it returns for the next. CPython's reference counts tell: an array that nobody else has needs no copy, as most do.
 """
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -13,6 +14,8 @@ import numpy as np
 from fedstack.computations.language import StructType, TensorType, Type
 from fedstack.computations.tensor_values import read_only
 from fedstack.computations.type_structure import fields_of, is_scalar
+
+_at = cast("Callable[[object, int], object]", operator.getitem)
 
 # Takes a payload and the argument of the call that made it, and returns a payload that nobody can change.
 Snapshot = Callable[[object, object], object]
@@ -32,14 +35,14 @@ def snapshot_of(result: Type) -> Snapshot | None:
         return None
 
     def struct(payload: object, argument: object) -> object:
-        values = cast("tuple[object, ...]", payload)
         changed: list[object] | None = None
         for index, make in members:
-            made = make(values[index], argument)
-            if made is not values[index]:
-                changed = changed or list(values)
+            member = _at(payload, index)
+            made = make(member, argument)
+            if made is not member:
+                changed = changed or list(cast("tuple[object, ...]", payload))
                 changed[index] = made
-        return values if changed is None else tuple(changed)
+        return payload if changed is None else tuple(changed)
 
     return struct
 
@@ -47,15 +50,18 @@ def snapshot_of(result: Type) -> Snapshot | None:
 def _stays(payload: object, argument: object) -> object:
     if type(payload) is not np.ndarray:
         return payload
-    base = cast(object, payload.base)
-    # Payloads cannot be written into themselves; what they are views of may be.
-    if base is None or type(base) is bytes:
-        return payload
+    base: object = payload.base
     if isinstance(base, np.ndarray):
-        if not base.flags.writeable or (base.base is None and sys.getrefcount(base) == _ONE_OWNER):
+        # The usual case first: a view of an array that only this view has.
+        if base.base is None and sys.getrefcount(base) == _ONE_OWNER:
+            return payload
+        if not base.flags.writeable:
             return payload
         if any(array is payload or array is base or array.base is base for array in _arrays_in(argument)):
             return payload  # the caller's, and as such not the function's to fill
+    # Payloads cannot be written into themselves; what they are views of may be.
+    elif base is None or type(base) is bytes:
+        return payload
     return read_only(payload.copy())
 
 

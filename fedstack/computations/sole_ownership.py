@@ -57,21 +57,16 @@ def _paths(expression: Expression) -> Iterator[Path]:
         yield from _paths(part)
 
 
-def _references(payloads: list[object], index: int) -> tuple[int, int]:
-    """Counts the references to a payload in a list, and those to the array that it is a view of."""
-    payload = payloads[index]
-    base = cast(np.ndarray, payload).base
-    return sys.getrefcount(payload), sys.getrefcount(base)
-
-
 def _references_of_one_owner() -> tuple[int, int]:
-    """Returns what `_references` counts when the list alone has the payload, and the payload alone its array."""
+    """Counts the references to a payload that only a list has, and to the array under it, which only that has."""
     if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return (0, 0)
-    return _references([np.empty(1).view()], 0)
+    payloads = [np.empty(1).view()]
+    base = cast(np.ndarray, payloads[0].base)
+    return sys.getrefcount(payloads[0]), sys.getrefcount(base)
 
 
-_ONE_OWNER = _references_of_one_owner()
+_PAYLOAD_OF_ONE, _BASE_OF_ONE = _references_of_one_owner()
 
 
 def take_buffer(payloads: list[object], index: int) -> np.ndarray | None:
@@ -87,17 +82,19 @@ def take_buffer(payloads: list[object], index: int) -> np.ndarray | None:
     payload = payloads[index]
     if type(payload) is not np.ndarray or payload.nbytes < _WORTH_TAKING or payload.flags.writeable:
         return None
-    base = payload.base
+    base: object = payload.base
     if type(base) is not np.ndarray or base.shape != payload.shape or base.strides != payload.strides:
         return None
     # Memory of another object (a file, bytes, a tensor) may be seen through that one.
-    if base.base is not None or base.dtype is not payload.dtype or not base.flags.owndata or not base.flags.writeable:
+    if base.base is not None or base.dtype is not payload.dtype:
+        return None
+    flags = base.flags
+    if not flags.owndata or not flags.writeable:
         return None
     if weakref.getweakrefcount(base) or weakref.getweakrefcount(payload):
         return None
-    del payload, base
-    if _references(payloads, index) != _ONE_OWNER:
+    del payload, flags  # which refer to them, too
+    if sys.getrefcount(payloads[index]) != _PAYLOAD_OF_ONE or sys.getrefcount(base) != _BASE_OF_ONE:
         return None
-    buffer = cast(np.ndarray, cast(np.ndarray, payloads[index]).base)
     payloads[index] = None
-    return buffer
+    return base

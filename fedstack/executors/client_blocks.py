@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedstack.computations.columns import Column, ConstantColumn, ListColumn, StructColumn
-from fedstack.computations.interpreter import bound, run_client, run_columns
+from fedstack.computations.interpreter import ProgramRunner, bound, run_columns
 from fedstack.computations.program import Program
 from fedstack.executors.blas_threads import one_blas_thread
 from fedstack.executors.leaf_threads import CORES, LeafThreads
@@ -241,9 +241,11 @@ class ClientBlocks:
                 self.progress.started(size)
             if self._is_streamed():
                 stream = self.sink.stream(first)
-                for first, inputs in zip(block, zip(*(column.items() for column in columns))):
-                    stream.add(run_client(self.program, inputs, first))
-                    self._working[block.start] = first + 1 - block.start
+                add, run = stream.add, ProgramRunner(self.program).run
+                for done, inputs in enumerate(zip(*(column.items() for column in columns)), 1):
+                    add(run(inputs, first))
+                    self._working[block.start] = done
+                    first = block.start + done
                 stream.close()
             else:
                 results = run_columns(self.program, columns, first, size)

@@ -19,7 +19,7 @@ from fedstack.computations.tasks import Fold
 from fedstack.computations.tensor_values import kind_of_dtype, read_only
 from fedstack.computations.type_structure import fields_of, flatten, full_array, tensor_leaves, unflatten
 from fedstack.errors import InvalidValueError, TypeMismatchError
-from fedstack.executors.tree_fold import Partial, TreeFold, fold_arrays, fold_vector
+from fedstack.executors.tree_fold import SMALL_BYTES, Partial, TreeFold, fold_arrays, fold_small_arrays, fold_vector
 
 # Arrays of consecutive clients, and whether each may be written into.
 Rows: TypeAlias = Iterator[tuple[np.ndarray, bool]]
@@ -89,6 +89,11 @@ class LeafFold:
         if self.open_shape:
             for client, array in enumerate(arrays, start):
                 self.check_shape(array.shape, client)
+        if len(arrays) and arrays[0].ndim > 0 and arrays[0].nbytes <= SMALL_BYTES:
+            factors = None if weights is None else weights.astype(self.dtype)
+            for partials in fold_small_arrays(self.tree.operation, arrays, start, self.dtype, factors):
+                self.tree.add(partials)
+            return
         if alone and isinstance(column, ListColumn) and column.list_is_own:
             rows = _take_over(cast("list[object]", column.values))
         else:

@@ -39,9 +39,9 @@ class FoldStream:
         self._state = state
         self._next = start
 
-    def add(self, operands: list[object]) -> None:
+    def add(self, results: list[object]) -> None:
         """Takes in what the next client yielded: a payload per operand, in a list that is the stream's own."""
-        self._state.feed(self._next, [ListColumn([operand]) for operand in operands])
+        self._state.feed(self._next, [ListColumn([operand]) for operand in results])
         self._next += 1
 
     def close(self) -> None:
@@ -60,8 +60,8 @@ class TreeStream(FoldStream):
         self.quiet = contextvars.copy_context()
         self.quiet.run(np.seterr, all="ignore")
 
-    def add(self, operands: list[object]) -> None:
-        self.quiet.run(self._add, operands, None)
+    def add(self, results: list[object]) -> None:
+        self.quiet.run(self._add, results, None)
 
     def _add(self, operands: list[object], weight: object) -> None:
         tensors = self._flatten(operands.pop())
@@ -85,13 +85,13 @@ class MeanStream(TreeStream):
         self._weights: list[object] = []
         self._clients = 0
 
-    def add(self, operands: list[object]) -> None:
+    def add(self, results: list[object]) -> None:
         self._clients += 1
         weight: object = None
         if self._mean.weights is not None:
-            weight = operands.pop()
+            weight = results.pop()
             self._weights.append(weight)
-        self.quiet.run(self._add, operands, weight)
+        self.quiet.run(self._add, results, weight)
 
     def close(self) -> None:
         self.quiet.run(self._close_mean)
@@ -114,7 +114,7 @@ class LeafStream:
       alone: Whether nobody else reads the tensors; then those that nobody else refers to become buffers of the fold.
     """
 
-    __slots__ = ("_alone", "_block", "_checks_shape", "_leaf", "_next", "_waiting", "_waits", "_widens")
+    __slots__ = ("_add", "_alone", "_checks_shape", "_leaf", "_next", "_tree", "_waiting", "_waits", "_widens")
 
     def __init__(self, leaf: LeafFold, start: int, alone: bool) -> None:
         self._leaf = leaf
@@ -122,7 +122,8 @@ class LeafStream:
         self._alone = alone
         self._waiting: list[object] = []
         self._waits: bool | None = None
-        self._block = BlockFold(leaf.tree.operation, start, leaf.tree.spare)
+        self._tree = BlockFold(leaf.tree.operation, start, leaf.tree.spare)
+        self._add = self._tree.add
         self._checks_shape = leaf.open_shape
         self._widens = leaf.dtype != leaf.tensor.dtype
 
@@ -133,23 +134,27 @@ class LeafStream:
         if self._waits:
             self._waiting.append(tensors[index])
             return
-        leaf = self._leaf
         if self._checks_shape:
-            leaf.check_shape(cast(np.ndarray, tensors[index]).shape, self._next)
+            self._leaf.check_shape(cast(np.ndarray, tensors[index]).shape, self._next)
             self._next += 1
         value = take_buffer(tensors, index) if self._alone else None
         owned = value is not None
         if value is None:
             value = cast(np.ndarray, tensors[index])
         if self._widens:
-            value, owned = value.astype(leaf.dtype), True
+            value, owned = value.astype(self._leaf.dtype), True
         if weight is not None:
-            factor = cast(np.generic, weight).astype(leaf.dtype)
-            value, owned = np.multiply(value, factor, value if owned else leaf.tree.spare.take(value)), True
-        self._block.add(value, owned)
+            value, owned = self._weighted(value, owned, cast(np.generic, weight)), True
+        self._add(value, owned)
+
+    def _weighted(self, value: np.ndarray, owned: bool, weight: np.generic) -> np.ndarray:
+        leaf = self._leaf
+        if weight.dtype is not leaf.dtype:
+            weight = weight.astype(leaf.dtype)
+        return np.multiply(value, weight, value if owned else leaf.tree.spare.take(value))
 
     def close(self, start: int, weights: np.ndarray | None) -> None:
         """Hands everything on to the fold."""
-        self._leaf.tree.add(self._block.partials)
+        self._leaf.tree.add(self._tree.partials())
         if self._waiting:
             self._leaf.feed(start, column_from_payloads(self._waiting, self._leaf.tensor), weights)

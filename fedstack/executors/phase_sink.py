@@ -43,8 +43,13 @@ class PhaseSink:
         if self._kept:
             self.keep(start, [results[position] for position, _ in self.phase.held])
 
-    def stream(self, start: int) -> "PhaseStream":
+    def stream(self, start: int) -> "PhaseStream | FoldStream":
         """Returns what takes in the clients from `start` on one by one."""
+        folded = list(self.folded())
+        if len(folded) == 1 and not self._kept:
+            (fold, state), results = folded[0], len(self.phase.program.results)
+            if fold.results == tuple(range(results)):
+                return open_stream(state, start)  # all that a client yields, as it is
         return PhaseStream(self, start)
 
     def folded(self) -> Iterator[tuple[Fold, FoldState]]:

@@ -12,7 +12,7 @@ import numpy as np
 from fedstack.computations.columns import Column, ListColumn
 from fedstack.computations.error_places import with_place
 from fedstack.computations.federated_values import wrong_number_of_clients
-from fedstack.computations.interpreter import run_client, run_once
+from fedstack.computations.interpreter import ProgramRunner
 from fedstack.computations.language import Executor, RetryableError, Type, computation_pb2
 from fedstack.computations.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
@@ -106,13 +106,13 @@ class PlacedExecutor(ScheduledExecutor):
     def new_state(self, fold: Fold, argument: "FoldArgument", first_client: int = 0) -> FoldState:
         """Returns an empty state for a fold."""
         if fold.uri == "federated_aggregate":
-            accumulates, merges = (self.server.link(program) for program in fold.functions[:2])
+            accumulates, merges = (ProgramRunner(self.server.link(program)).run for program in fold.functions[:2])
             return AggregateState(
                 first_client,
                 argument.values[0],
                 # As the client's work, so that errors name it; merging is nobody's in particular.
-                lambda left, right, client: run_client(accumulates, [(left, right), *argument.captures[0]], client)[0],
-                lambda left, right: run_once(merges, [(left, right), *argument.captures[1]])[0],
+                lambda left, right, client: accumulates([(left, right), *argument.captures[0]], client)[0],
+                lambda left, right: merges([(left, right), *argument.captures[1]], None)[0],
             )
         return tree_state(fold, argument)
 

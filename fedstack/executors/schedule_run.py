@@ -5,8 +5,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from fedstack.computations.columns import Column, ConstantColumn, zip_columns
-from fedstack.computations.interpreter import read
-from fedstack.computations.program import Expression, Join, Pick, Slot
+from fedstack.computations.program import Expression, Join, Slot
 from fedstack.computations.shared_column import SharedColumn
 from fedstack.computations.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
 from fedstack.executors.lazy_values import UNPULLED
@@ -166,14 +165,14 @@ def slots_of(expression: Expression) -> list[int]:
 
 
 def _read_placed(expression: Expression, values: Sequence[object], clients: int) -> object:
+    if isinstance(expression, Slot):
+        return values[expression.index]
     if isinstance(expression, Join):
         return tuple(_read_placed(part, values, clients) for part in expression.parts)
-    if isinstance(expression, Pick) and isinstance(expression.source, Join):
+    if isinstance(expression.source, Join):
         return _read_placed(expression.source.parts[expression.position], values, clients)
-    if isinstance(expression, Pick):
-        source = _read_placed(expression.source, values, clients)
-        return cast("tuple[object, ...]", source)[expression.position]
-    return read(expression, values)
+    source = _read_placed(expression.source, values, clients)
+    return cast("tuple[object, ...]", source)[expression.position]
 
 
 def as_column(payload: object, clients: int) -> Column:

@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from fedstack.computations.columns import Column, column_from_payloads
-from fedstack.computations.interpreter import run_client, run_once
+from fedstack.computations.interpreter import ProgramRunner
 from fedstack.computations.language import Executor, Type
 from fedstack.computations.leaf_runtimes import Leaf
 from fedstack.computations.program import IntrinsicSource, Operation, Program
@@ -37,8 +37,10 @@ class MappedSequence:
         self._client = client
 
     def __iter__(self) -> Iterator[object]:
+        # As the work of the client whose sequence it is in, so that errors name it.
+        run = ProgramRunner(self._program).run
         for element in self._source:
-            yield _run(self._program, [element, *self._captures], self._client)
+            yield run([element, *self._captures], self._client)[0]
 
     def __repr__(self) -> str:
         return f"<MappedSequence of {self._source!r}>"
@@ -97,8 +99,9 @@ class SequenceReduce(SequenceOperation):
 
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         elements, accumulator = arguments
+        run = ProgramRunner(self.programs[0]).run
         for element in cast("Iterable[object]", elements):
-            accumulator = _run(self.programs[0], [(accumulator, element), *captures], client)
+            accumulator = run([(accumulator, element), *captures], client)[0]
         return accumulator
 
 
@@ -125,11 +128,6 @@ class SequenceSum(SequenceOperation):
         if totals is None:
             return unflatten(iter([zero_of(tensor) for _, tensor in tensors]), self.result)
         return unflatten(iter([t[()] if t.ndim == 0 else read_only(t) for t in totals]), self.result)
-
-
-def _run(program: Program, inputs: Sequence[object], client: int | None) -> object:
-    """Runs the function on one element, as the work of the client whose sequence it is in, so that errors name it."""
-    return run_once(program, inputs)[0] if client is None else run_client(program, inputs, client)[0]
 
 
 _OPERATIONS: dict[str, type[SequenceOperation]] = {
