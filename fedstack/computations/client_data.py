@@ -18,6 +18,8 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
 _BOOLS = (bool, np.bool_)
+# How many elements are made ready at a time where that takes no memory.
+AHEAD = 16
 Arrays: TypeAlias = object  # An array, or dicts, tuples and namedtuples of them, nested at will.
 
 
@@ -134,10 +136,21 @@ class Batches:
         named = cast("dict[str, Any]", arrays)
         return named if all(type(array) is np.ndarray for array in named.values()) else None
 
-    def tuples(self, arrays: Sequence[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """Yields the batches of some of the arrays, as tuples: quicker than dictionaries that are looked into again."""
-        for rows in self._rows():
-            yield tuple([_take(array, rows) for array in arrays])
+    def tuples(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[tuple[NDArray[Any], ...]]]:
+        """Yields the batches of some of the arrays as tuples, in lists of a few at a time.
+
+        Views are made a few ahead: code that runs several times in a row is quick, what runs between two steps of a
+        training loop has to come back into the cache first. Batches that are copies are made one by one.
+        """
+        if self._shuffle_seed is not None:
+            for rows in self._rows():
+                yield [tuple([_take(array, rows) for array in arrays])]
+            return
+        size = self._batch_size
+        starts = range(0, len(self) * size, size)
+        for first in range(0, len(starts), AHEAD):
+            some = starts[first : first + AHEAD]
+            yield list(zip(*[[array[start : start + size] for start in some] for array in arrays]))
 
     def __repr__(self) -> str:
         return (

@@ -6,6 +6,7 @@ and by keyword, and sequences as re-iterables. What it returns is checked agains
 
 import asyncio
 import inspect
+import itertools
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +22,7 @@ from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.snapshots import snapshot_of
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
-from fedstack.computations.values import normalize, quick_reader
+from fedstack.computations.values import in_lists, normalize, quick_reader
 from fedstack.errors import FedstackError, LeafError, TypeMismatchError
 
 Convert = Callable[[object], object]
@@ -38,7 +39,13 @@ class SequenceArgument:
         self._convert = convert
 
     def __iter__(self) -> Iterator[object]:
-        return iter(self._source) if self._convert is None else map(self._convert, self._source)
+        convert = self._convert
+        if convert is None:
+            return iter(self._source)
+        lists = in_lists(self._source)
+        if lists is None:
+            return map(convert, self._source)
+        return itertools.chain.from_iterable([convert(element) for element in some] for some in lists)
 
     def __len__(self) -> int:
         if isinstance(self._source, Sequence):

@@ -9,7 +9,8 @@
 Federated values are built out of these in `federated_values`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from typing import Any, TypeGuard, cast
@@ -17,7 +18,7 @@ from typing import Any, TypeGuard, cast
 import attrs
 import numpy as np
 
-from fedstack.computations.client_data import Batches, FromGenerator
+from fedstack.computations.client_data import AHEAD, Batches, FromGenerator
 from fedstack.computations.language import (
     RetryableError,
     SequenceType,
@@ -139,10 +140,17 @@ class SequenceView:
         self.path = path
 
     def __iter__(self) -> Iterator[object]:
+        batches = self.batches()
+        return self._normalized() if batches is None else itertools.chain.from_iterable(batches)
+
+    def batches(self) -> Iterator[Sequence[object]] | None:
+        """Returns an iterator over lists of payloads, where the source is batches of arrays that fit as they are."""
         source: object = self.source
-        if type(source) is Batches and (arrays := _fitting_arrays(source, self.element)):
-            yield from source.tuples(arrays)
-            return
+        arrays = _fitting_arrays(source, self.element) if type(source) is Batches else None
+        return None if arrays is None else cast(Batches, source).tuples(arrays)
+
+    def _normalized(self) -> Iterator[object]:
+        source: object = self.source
         quick = quick_reader(self.element)
         try:
             elements = source.start(self.path) if isinstance(source, FromGenerator) else self.source
@@ -170,6 +178,15 @@ def keeps_elements(sequence: object) -> bool:
     """
     source = sequence.source if isinstance(sequence, SequenceView) else sequence
     return type(source) in (list, tuple, Batches)
+
+
+def in_lists(sequence: Iterable[object]) -> Iterator[Sequence[object]] | None:
+    """Returns an iterator over lists of a few elements of a sequence; `None` where these have to be made one by one."""
+    if isinstance(sequence, SequenceView):
+        return sequence.batches()
+    if not isinstance(sequence, (list, tuple)):
+        return None
+    return (sequence[first : first + AHEAD] for first in range(0, len(sequence), AHEAD))
 
 
 def _fitting_arrays(batches: Batches, element: Type) -> list[np.ndarray] | None:
@@ -214,14 +231,14 @@ def _scalar_reader(tensor: TensorType) -> Callable[[object], object]:
 
 def _array_reader(tensor: TensorType) -> Callable[[object], object]:
     dtype, shape = tensor.dtype, tensor.shape
-    fitting = shape  # with unknown dimensions, the last shape that fitted
+    fitting = shape  # with unknown dimensions, the last shape that fitted; never that of a scalar
 
     def read(value: object) -> object:
         nonlocal fitting
         if type(value) is not np.ndarray or (value.dtype is not dtype and value.dtype != dtype):
             return None
         found = value.shape
-        if found != fitting or found == ():
+        if found != fitting:
             if found == () or not shape_fits(found, shape):
                 return None
             fitting = found
@@ -230,27 +247,37 @@ def _array_reader(tensor: TensorType) -> Callable[[object], object]:
     return read
 
 
+_length = cast("Callable[[object], int]", len)
+
+
 def _struct_reader(struct: StructType) -> Callable[[object], object]:
     names = [name for name, _ in fields_of(struct)]
     readers = [quick_reader(member) for _, member in fields_of(struct)]
+    named_readers = list(zip(names, readers))
     size = len(readers)
     named = None not in names
 
     def read(value: object) -> object:
-        if type(value) is tuple or type(value) is list:
-            members = cast("Iterable[object]", value)
+        kind = type(value)
+        payload: list[object] = []
+        append = payload.append
+        if kind is tuple or kind is list:
+            if _length(value) != size:
+                return None
+            for reader, member in zip(readers, cast("Iterable[object]", value)):
+                if (found := reader(member)) is None:
+                    return None
+                append(found)
         elif named and isinstance(value, dict):
-            members = map(cast("dict[object, object]", value).get, names)
+            if _length(cast(object, value)) != size:
+                return None
+            get = cast("dict[object, object]", value).get
+            for name, reader in named_readers:
+                if (found := reader(get(name))) is None:
+                    return None
+                append(found)
         else:
             return None
-        if len(cast("Sized", value)) != size:
-            return None
-        payload: list[object] = []
-        for reader, member in zip(readers, members):
-            found = reader(member)
-            if found is None:
-                return None
-            payload.append(found)
         return tuple(payload)
 
     return read
