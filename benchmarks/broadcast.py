@@ -33,6 +33,9 @@ def run(effort: Effort) -> Iterator[Measurement]:
         yield compare(
             f"{name}, 1 thread", lambda: _loop(model, values), lambda: mean(model, values), effort, times=1.15
         )
+        yield compare(
+            f"{name}, 1 thread, same tree", lambda: _tree(model, values), lambda: mean(model, values), effort, times=1.15
+        )
     with running(2), TwoThreads() as two:
         yield compare(
             f"{name}, 2 threads",
@@ -99,3 +102,22 @@ def _sum_updates(model: Model, values: Sequence[float]) -> Model:
         # What the client's own function allocates is its own: only the addition is in place.
         np.add(total, update(model, value), out=total)
     return cast(Model, total)
+
+
+def _tree(model: Model, values: Sequence[float]) -> Model:
+    """Adds along the tree that sums promise, which more buffers take part in: where these leave the cache, it tells."""
+    waiting: list[Model] = []
+    for client, value in enumerate(values):
+        total = update(model, value)
+        while client & 1:
+            left = waiting.pop()
+            np.add(left, total, out=total)
+            del left  # before the next client asks for memory
+            client >>= 1
+        waiting.append(total)
+        del total
+    total = waiting.pop()
+    while waiting:
+        np.add(waiting.pop(), total, out=total)
+    np.divide(total, np.float32(len(values)), out=total)
+    return total

@@ -44,7 +44,7 @@ class Effort:
 
 TINY = Effort(0, 1, 0.0)
 QUICK = Effort(1, 5, 0.1)
-FULL = Effort(2, 5, 3.0)
+FULL = Effort(2, 5, 1.0)
 
 
 @attrs.frozen
