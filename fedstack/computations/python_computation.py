@@ -10,6 +10,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.carriers import PythonFunction, handle_content, registry
+from fedstack.computations.computation_pickles import WrittenType, read_type, write_type
+from fedstack.computations.function_pickles import Reduced
 from fedstack.computations.language import (
     ConcreteComputation,
     FunctionType,
@@ -86,6 +88,12 @@ class PythonComputation(ConcreteComputation):
                 f"{self._function.name!r}, found {len(args)} by position and {list(kwargs)} by name: {error}"
             ) from error
 
+    def __reduce__(self) -> Reduced:
+        """Says how to write the computation: functions of scripts refer to computations that they call."""
+        function = self._function.function
+        types = write_type(self._function.parameter), write_type(self._function.result)
+        return _rebuilt, (function, self._function.name, *types)
+
     def __repr__(self) -> str:
         return f"<python_computation {self._function.name} {self.type_signature}>"
 
@@ -148,6 +156,14 @@ def python_computation(
         return computation
 
     return decorate
+
+
+def _rebuilt(
+    function: Callable[..., object], name: str, parameter: WrittenType | None, result: WrittenType
+) -> PythonComputation:
+    computation = PythonComputation(PythonFunction(function, name, read_type(parameter), result.read()))
+    functools.update_wrapper(computation, function, updated=())
+    return computation
 
 
 def _parameter_type(parameter_types: object, function: Callable[..., object], name: str) -> Type | None:

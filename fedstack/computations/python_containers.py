@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 from fedstack.computations.containers import takes_keywords
-from fedstack.computations.language import SequenceType, StructType, StructWithPythonType, Type
+from fedstack.computations.language import FederatedType, SequenceType, StructType, StructWithPythonType, Type
 from fedstack.computations.named_functions import resolve_reference, resolves_to_itself
 from fedstack.computations.type_structure import fields_of
 from fedstack.errors import CarrierError
@@ -22,8 +22,9 @@ class Containers(NamedTuple):
     """The containers of the structs in a type.
 
     Attributes:
-      container: That of the type itself; `None` for a sequence, or a struct without one of its own.
-      members: Those of a struct's members, or of a sequence's elements; `None` where there are none.
+      container: That of the type itself; `None` for what is no struct, or a struct without one of its own.
+      members: Those of a struct's members, a sequence's elements or a federated value's members; `None` where there are
+        none.
     """
 
     container: type | None
@@ -32,8 +33,8 @@ class Containers(NamedTuple):
 
 def containers_of(type_spec: Type | None) -> Containers | None:
     """Returns the containers of a type; `None` if there are none in it."""
-    if isinstance(type_spec, SequenceType):
-        inner = containers_of(type_spec.element)
+    if isinstance(type_spec, (SequenceType, FederatedType)):
+        inner = containers_of(type_spec.element if isinstance(type_spec, SequenceType) else type_spec.member)
         return None if inner is None else Containers(None, (inner,))
     if not isinstance(type_spec, StructType):
         return None
@@ -57,6 +58,8 @@ def _dressed(type_spec: Type, containers: Containers | None) -> Type:
     container, members = containers
     if isinstance(type_spec, SequenceType) and container is None and len(members) == 1:
         return SequenceType(_dressed(type_spec.element, members[0]))
+    if isinstance(type_spec, FederatedType) and container is None and len(members) == 1:
+        return FederatedType(_dressed(type_spec.member, members[0]), type_spec.placement, type_spec.all_equal)
     if not isinstance(type_spec, StructType) or len(members) != len(fields_of(type_spec)):
         raise CarrierError(f"Expected containers for the structs in {type_spec}, found some for another type")
     fields = [(name, _dressed(member, inner)) for (name, member), inner in zip(fields_of(type_spec), members)]

@@ -268,7 +268,7 @@ async def cancelling_an_invocation_spares_the_others(subject: StackSubject) -> N
     expect_same(await _run_in(context, lambda: made([3])), np.int32(3))
 
 
-@promise_of_stacks(needs=["same process"])
+@promise_of_stacks()
 async def leaves_may_call_computations(subject: StackSubject) -> None:
     """A leaf function that calls a computation gets its result there, whatever the kind of the context outside."""
     inner = _total()

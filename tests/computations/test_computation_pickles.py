@@ -1,0 +1,112 @@
+"""Functions by value take along the computations that they call."""
+
+import collections
+from typing import NamedTuple
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.computations import carriers
+from fedstack.computations.function_pickles import dumps, loads
+
+CLIENTS_FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+def again(value):
+    """What arrives of a value at another process; functions made inside tests go by value."""
+    return loads(dumps(value))
+
+
+@pytest.fixture(autouse=True)
+def another_process(fedstack_context, monkeypatch):
+    """Lets this process take code by value, as one that functions by value are sent to must."""
+    monkeypatch.setattr(carriers.policy, "python_code", True)
+
+
+def test_a_function_calls_a_leaf_computation_that_it_refers_to():
+    @fedstack.python_computation([np.float32], np.float32)
+    def double(number):
+        return 2 * number
+
+    assert again(lambda x: double(x) + double(number=x))(3.0) == 12.0
+
+
+def test_a_function_calls_a_federated_computation_that_it_refers_to():
+    @fedstack.python_computation([np.float32], np.float32)
+    def double(x):
+        return 2 * x
+
+    @fl.federated_computation(CLIENTS_FLOATS)
+    def total(values):
+        return fl.federated_sum(fl.federated_map(double, values))
+
+    assert again(lambda x: total([x, x]))(3.0) == 12.0
+
+
+def test_a_leaf_computation_may_call_itself():
+    @fedstack.python_computation([np.int32], np.int32)
+    def factorial(n):
+        return np.int32(1) if n == 0 else n * factorial(n - 1)
+
+    assert again(lambda n: factorial(n))(5) == 120
+
+
+@pytest.mark.parametrize("container", [dict, collections.OrderedDict, Point])
+def test_computations_keep_the_containers_of_their_types(container):
+    members = [("y", fl.TensorType(np.float32)), ("x", fl.TensorType(np.float32))]
+    if container is Point:
+        members.reverse()
+    struct = fl.StructWithPythonType(members, container)
+    seen = []
+
+    @fedstack.python_computation([struct], struct)
+    def same(value):
+        seen.append(value)
+        return value
+
+    @fl.federated_computation(fl.FederatedType(struct, fl.CLIENTS))
+    def total(values):
+        return fl.federated_sum(values)
+
+    @fl.federated_computation(struct)
+    def copied(value):
+        return value
+
+    argument = container(**{name: 1.0 for name, _ in members})
+    for call in (same, copied, lambda value: total([value])):
+        expected, found = call(argument), again(lambda value, call=call: call(value))(argument)
+        assert type(found) is type(expected)
+        assert found == expected
+        assert list(found) == list(expected)
+
+
+def test_a_computation_arrives_with_its_name_and_type():
+    @fedstack.python_computation([np.float32, np.int32], np.float32)
+    def scaled(x, n):
+        """Scales."""
+        return x * np.float32(n)
+
+    found = again(scaled)
+    assert (found.__name__, found.__doc__) == ("scaled", "Scales.")
+    assert found.type_signature == scaled.type_signature
+    assert repr(found) == repr(scaled)
+
+
+def test_writing_a_computation_twice_gives_the_same_bytes():
+    @fedstack.python_computation([np.float32], np.float32)
+    def double(x):
+        return 2 * x
+
+    @fl.federated_computation(CLIENTS_FLOATS)
+    def total(values):
+        return fl.federated_sum(fl.federated_map(double, values))
+
+    function = lambda: (total([1.0]), double(1.0))  # noqa: E731
+    assert dumps(function) == dumps(function)
