@@ -93,7 +93,7 @@ class TreeFold:
     def result(self) -> np.ndarray | None:
         """Combines what remains, from the smallest block up; `None` if there were no clients.
 
-        The result is an array that nobody else has.
+        The result is an array that nobody else has. This uses the partial results up: it is to be called once.
         """
         remaining = self.partials()
         if not remaining:

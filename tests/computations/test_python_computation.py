@@ -410,6 +410,31 @@ def test_a_sequence_is_seen_again_and_again_and_its_elements_like_any_value():
         twice(fedstack.from_generator(lambda: iter([(1, 2), (3, 4)])))
 
 
+def test_elements_come_in_order_and_those_of_a_generator_only_when_they_are_asked_for():
+    pairs = [(k, k + 1) for k in range(50)]
+    made = []
+
+    def generate():
+        for pair in pairs:
+            made.append(pair)
+            yield pair
+
+    @leaf([fl.SequenceType(PAIR)], np.int32)
+    def in_order(sequence):
+        assert [tuple(pair) for pair in sequence] == pairs
+        return np.int32(0)
+
+    @leaf([fl.SequenceType(PAIR)], np.int32)
+    def first(sequence):
+        return next(iter(sequence)).a
+
+    for source in (pairs, tuple(pairs), fedstack.from_generator(generate)):
+        assert in_order(source) == 0
+    made.clear()
+    assert first(fedstack.from_generator(generate)) == 1
+    assert made == pairs[:1]
+
+
 def test_an_argument_is_not_to_be_changed_and_the_error_says_copy():
     @leaf([(np.float32, [2])], (np.float32, [2]))
     def in_place(x):

@@ -690,6 +690,18 @@ def test_batches_are_the_same_by_the_quick_way(container, options):
         assert not any(member.flags.writeable for batch in found for member in batch)
 
 
+@pytest.mark.parametrize("rows", [*range(1, 4), 15, 16, 17, 31, 32, 33, 100])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_all_batches_come_in_order_however_many_there_are(rows, drop_remainder):
+    arrays = {"x": np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2), "y": np.arange(rows, dtype=np.int32)}
+    for size in (1, 2):
+        source = fedstack.batches(arrays, size, drop_remainder=drop_remainder)
+        found = list(normalize(source, fl.SequenceType(BATCH)))
+        starts = range(0, rows - size + 1 if drop_remainder else rows, size)
+        assert [y.tolist() for y, _ in found] == [arrays["y"][start : start + size].tolist() for start in starts]
+        assert [x.tolist() for _, x in found] == [arrays["x"][start : start + size].tolist() for start in starts]
+
+
 @pytest.mark.parametrize(
     ("arrays", "element", "message"),
     [

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.executors.tree_fold import SpareBuffers, TreeFold, aligned_blocks, fold_arrays, fold_held, fold_vector
+from fedstack.executors.tree_fold import (
+    SpareBuffers,
+    TreeFold,
+    aligned_blocks,
+    fold_arrays,
+    fold_held,
+    fold_small_arrays,
+    fold_vector,
+)
 
 
 def fold_strangers(arrays, start):
@@ -79,6 +87,31 @@ def test_scalars_fold_level_by_level_along_the_same_tree(count, seed):
     fold.add(fold_vector(np.add, values[cut:], cut))
     fold.add(fold_vector(np.add, values[:cut], 0))
     assert fold.result() == expected_sum(arrays)[0]
+
+
+@given(
+    count=st.integers(1, 1200),
+    shape=st.sampled_from([(1,), (0,), (7,), (3, 2), (2, 0, 3)]),
+    operation=st.sampled_from([np.add, np.minimum, np.maximum]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_small_arrays_fold_many_at_a_time_along_the_same_tree(count, shape, operation, weighted, seed):
+    rng = np.random.default_rng(seed)
+    arrays = list((rng.normal(size=(count, *shape)) * 10.0 ** rng.integers(-3, 4)).astype(np.float32))
+    factors = rng.normal(size=count).astype(np.float32) if weighted else None
+    products = arrays if factors is None else [array * factor for array, factor in zip(arrays, factors, strict=True)]
+    cut = seed % (count + 1)
+    fold, expected = TreeFold(operation), TreeFold(operation)
+    for start, stop in ((cut, count), (0, cut)):
+        given_factors = None if factors is None else factors[start:stop]
+        for partials in fold_small_arrays(operation, arrays[start:stop], start, np.dtype(np.float32), given_factors):
+            fold.add(partials)
+        rows = ((array, False) for array in products[start:stop])
+        expected.add(fold_arrays(operation, rows, start, SpareBuffers()))
+    result = fold.result()
+    assert result.shape == shape
+    assert np.array_equal(result, expected.result())
 
 
 @pytest.mark.parametrize("count", [*range(1, 18), 100, 127, 128])
