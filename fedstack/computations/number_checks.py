@@ -39,6 +39,8 @@ def check_whole_number(name: str, value: object, least: int, most: int | None = 
 
 def whole_number_of(value: object) -> int | None:
     """Returns a whole number as one of Python's; `None` for anything else, a truth value too."""
+    if type(value) is int:
+        return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, SupportsIndex):
         return None
     try:
