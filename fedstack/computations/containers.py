@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from fedstack.computations.columns import Column
 from fedstack.computations.language import FederatedType, SequenceType, Struct, StructType, Type
-from fedstack.computations.records import AttributeDict, OrderedAttributeDict, keyed_tuple_class, record_class
+from fedstack.computations.records import (
+    OrderedAttributeDict,
+    attribute_dict_maker,
+    keyed_tuple_class,
+    record_class,
+)
 from fedstack.computations.type_structure import fields_of, is_client_valued
 from fedstack.errors import InvalidComputationError
 
@@ -134,7 +139,7 @@ def _make_argument_maker(struct: StructType) -> Maker:
     if container is OrderedDict:
         return lambda members: OrderedAttributeDict(zip(cast("tuple[str, ...]", names), members))
     if container is dict:
-        return lambda members: AttributeDict(zip(cast("tuple[str, ...]", names), members))
+        return attribute_dict_maker(cast("tuple[str, ...]", names))
     if issubclass(container, tuple) and hasattr(cast(type, container), "_fields"):
         keyed, keys = keyed_tuple_class(cast("type[tuple[object, ...]]", container)), cast("list[str]", names)
         return lambda members: keyed(**dict(zip(keys, members)))
