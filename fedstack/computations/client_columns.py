@@ -1,8 +1,8 @@
 """Makes arrays of what users give as columns, so that no value of theirs is changed without a word."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,40 @@ from numpy.typing import NDArray
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 _SEQUENCES = (list, tuple, deque)
+
+
+@runtime_checkable
+class DataFrameLike(Protocol):
+    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
+
+    @property
+    def columns(self) -> Iterable[Any]: ...
+
+    def __getitem__(self, name: Any, /) -> Any: ...
+
+
+def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
+    """Tells whether a value is a table with named columns, and no array whose fields NumPy shows as attributes."""
+    return isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
+
+
+def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> None:
+    """Refuses columns that share their name: a data frame gives all of them together for it.
+
+    Args:
+      names: The names of all the columns there are.
+      wanted: The names of those that are to be read.
+      path: Where the table stands, for messages.
+
+    Raises:
+      InvalidValueError: If there are several columns of a name that is wanted.
+    """
+    shared = list(dict.fromkeys(name for name in wanted if names.count(name) > 1))
+    if shared:
+        raise InvalidValueError(
+            f"Expected one column of each name, found several named {', '.join(map(repr, shared))}; at {path}; "
+            "rename or drop all but one of them"
+        )
 
 
 def check_unmasked(value: object, path: str) -> None:

@@ -13,14 +13,14 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.client_columns import column_array
+from fedstack.computations.client_columns import check_named_once, column_array, is_data_frame
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
 _BOOLS = (bool, np.bool_)
 # How many elements are made ready at a time where that takes no memory.
 AHEAD = 16
-Arrays: TypeAlias = object  # An array, or dicts, tuples and namedtuples of them, nested at will.
+Arrays: TypeAlias = object  # An array, or dicts, tuples, namedtuples and data frames of them, nested at will.
 
 
 def check_re_iterable(sequence: object, path: str = "value") -> None:
@@ -192,7 +192,8 @@ def batches(
 
     Args:
       arrays: An array, or dicts, tuples and namedtuples of them, nested at will. All have the same number of rows,
-        `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once.
+        `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once. An object like a
+        pandas `DataFrame` counts as the dict of its columns, each with a dtype of its own.
       batch_size: The number of rows of a batch.
       shuffle_seed: If given, rows come in an order drawn from this seed, the same in each iteration; a batch is then a
         copy of its rows. If left out, rows come in order and a batch is a view.
@@ -203,7 +204,8 @@ def batches(
 
     Raises:
       TypeMismatchError: If there is a scalar or a masked array among the arrays, or an argument is not an integer.
-      InvalidValueError: If the numbers of rows differ, or an argument is out of range.
+      InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, or an
+        argument is out of range.
     """
     return Batches(arrays, batch_size, shuffle_seed=shuffle_seed, drop_remainder=drop_remainder)
 
@@ -234,6 +236,11 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     if isinstance(arrays, Mapping):
         items = [(key, _freeze(value, f"{path}[{key!r}]", lengths)) for key, value in cast("Any", arrays).items()]
         return OrderedDict(items) if isinstance(arrays, OrderedDict) else dict(items)
+    if is_data_frame(arrays):
+        # Column by column: one array of them all would have one dtype for all, and no names.
+        names = list(arrays.columns)
+        check_named_once(names, names, path)
+        return {name: _freeze(arrays[name], f"{path}[{name!r}]", lengths) for name in names}
     if isinstance(arrays, tuple):
         parts = cast("tuple[Any, ...]", arrays)
         frozen = [_freeze(part, f"{path}[{k}]", lengths) for k, part in enumerate(parts)]

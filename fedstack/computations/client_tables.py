@@ -1,24 +1,20 @@
 """Splits a table whose rows are of many clients into one table per client."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedstack.computations.client_columns import check_unmasked, column_array
+from fedstack.computations.client_columns import (
+    DataFrameLike,
+    check_named_once,
+    check_unmasked,
+    column_array,
+    is_data_frame,
+)
 from fedstack.errors import InvalidValueError, TypeMismatchError
-
-
-@runtime_checkable
-class DataFrameLike(Protocol):
-    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
-
-    @property
-    def columns(self) -> Iterable[Any]: ...
-
-    def __getitem__(self, name: Any, /) -> Any: ...
 
 
 def by_client(
@@ -42,13 +38,15 @@ def by_client(
 
     Raises:
       TypeMismatchError: If the table is neither, or a column is a masked array.
-      InvalidValueError: If a column is missing or of another length, or a row has no client id.
+      InvalidValueError: If a column is missing, of another length or not the only one of its name, or a row has no
+        client id.
     """
     names = _column_names(table)
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
     for name in (client_id, *kept):
         if name not in names:
             raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
+    check_named_once(names, (client_id, *kept), "by_client")
     ids = _id_array(table[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
@@ -74,7 +72,7 @@ def by_client(
 def _column_names(table: object) -> list[str]:
     if isinstance(table, Mapping):
         return list(cast("Mapping[str, object]", table))
-    if isinstance(table, DataFrameLike):
+    if is_data_frame(table):
         return list(table.columns)
     raise TypeMismatchError(
         f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; "
