@@ -63,6 +63,23 @@ def check_unmasked(value: object, path: str) -> None:
         )
 
 
+def _check_nothing_missing(value: Any, path: str) -> None:
+    """Refuses nullable columns with missing values: of integers NumPy would make floats then, and of a gap NaN.
+
+    Columns of NumPy's own dtypes have no such gaps: NaN among their floats is a float.
+    """
+    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, polars the other
+    dtype = getattr(value, "dtype", None)
+    if not callable(missing) or dtype is None or isinstance(dtype, np.dtype):
+        return
+    rows = np.flatnonzero(np.asarray(missing(), np.bool_))
+    if len(rows):
+        raise InvalidValueError(
+            f"Expected a value in every row of a column of {dtype}, found none in row {rows[0]} ({len(rows)} missing); "
+            f"at {path}; drop such rows, or say what stands for missing values: fillna(…)"
+        )
+
+
 def column_array(value: Any, path: str) -> NDArray[Any]:
     """Returns `value` as an array, one of objects where NumPy's own choice for a list would change an element.
 
@@ -74,9 +91,10 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
 
     Raises:
       TypeMismatchError: If there is a masked array.
-      InvalidValueError: If the rows differ in length.
+      InvalidValueError: If the rows differ in length, or values of a nullable column are missing.
     """
     check_unmasked(value, path)
+    _check_nothing_missing(value, path)
     try:
         array = np.asarray(value)
     except ValueError as error:

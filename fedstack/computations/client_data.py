@@ -204,8 +204,8 @@ def batches(
 
     Raises:
       TypeMismatchError: If there is a scalar or a masked array among the arrays, or an argument is not an integer.
-      InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, or an
-        argument is out of range.
+      InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a nullable column
+        has no value in a row, or an argument is out of range.
     """
     return Batches(arrays, batch_size, shuffle_seed=shuffle_seed, drop_remainder=drop_remainder)
 

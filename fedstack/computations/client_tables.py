@@ -29,7 +29,8 @@ def by_client(
     {'a': [2], 'b': [1, 3]}
 
     Args:
-      table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`.
+      table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`;
+        a nullable one (pandas' `Int64`) has the dtype of its values, all of which must be there.
       client_id: The name of the column that tells whose row it is.
       columns: The names of the columns to keep, in this order; all but `client_id` if left out.
 
@@ -38,8 +39,8 @@ def by_client(
 
     Raises:
       TypeMismatchError: If the table is neither, or a column is a masked array.
-      InvalidValueError: If a column is missing, of another length or not the only one of its name, or a row has no
-        client id.
+      InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
+        client id, or a nullable column has no value in a row.
     """
     names = _column_names(table)
     kept = [name for name in names if name != client_id] if columns is None else list(columns)

@@ -1,4 +1,4 @@
-"""Data frames are tables of columns, each with a name and a dtype of its own."""
+"""Data frames are tables of columns, each with a name and a dtype of its own, and gaps in them stay no secret."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,38 @@ from fedstack.computations.client_tables import by_client
 from fedstack.errors import InvalidValueError
 
 WIDE = 2**53 + 1  # the first integer that float64 has not
+
+
+class NullableDtype:
+    def __init__(self, dtype):
+        self.numpy_dtype = np.dtype(dtype)
+
+    def __repr__(self):
+        return self.numpy_dtype.name.capitalize()
+
+
+class Nullable:
+    """Becomes an array as a nullable column of pandas does: of floats or objects if a value is missing."""
+
+    def __init__(self, values, dtype):
+        self.values = values
+        self.dtype = NullableDtype(dtype)
+
+    def isna(self):
+        return np.array([value is None for value in self.values], np.bool_)
+
+    def __array__(self, dtype=None, copy=None):
+        if None not in self.values:
+            return np.array(self.values, dtype or self.dtype.numpy_dtype)
+        lossy = object if self.dtype.numpy_dtype.kind == "b" else float
+        return np.array([np.nan if value is None else value for value in self.values], dtype or lossy)
+
+
+class Polar(Nullable):
+    """The same with the name that polars has for it."""
+
+    is_null = Nullable.isna
+    isna = None
 
 
 class Frame:
@@ -63,3 +95,52 @@ def test_several_columns_of_one_name_are_refused_by_that_name():
     with pytest.raises(InvalidValueError, match="found several named 'x'; at by_client"):
         by_client(twice, "x", ["y"])
     assert by_client(twice, "who", ["y"])[1]["y"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        (Nullable([WIDE, None, None], np.int64), "Int64"),
+        (Nullable([True, None, None], np.bool_), "Bool"),
+        (Nullable([0.5, None, None], np.float64), "Float64"),
+        (Polar([WIDE, None, None], np.int64), "Int64"),
+    ],
+)
+def test_a_nullable_column_with_a_missing_value_is_refused_with_its_name_and_the_row(column, shown):
+    message = rf"in every row of a column of {shown}, found none in row 1 \(2 missing\); at %s; drop such rows.*fillna"
+    frame = Frame(("who", np.array([1, 1, 2])), ("x", column))
+    with pytest.raises(InvalidValueError, match=message % "column 'x'"):
+        by_client(frame, "who")
+    with pytest.raises(InvalidValueError, match=message % "column 'x'"):
+        by_client(frame, "x")
+    with pytest.raises(InvalidValueError, match=message % r"arrays\['x'\]"):
+        batches(frame, 2)
+    with pytest.raises(InvalidValueError, match=message % r"arrays\[0\]"):
+        batches((column,), 2)
+
+
+@pytest.mark.parametrize("kind", [Nullable, Polar])
+def test_a_nullable_column_without_missing_values_keeps_its_dtype(kind):
+    frame = Frame(("who", kind([7, 7], np.int64)), ("x", kind([WIDE, 2], np.int64)), ("b", kind([True, False], bool)))
+    (batch,) = batches(frame, 2)
+    for found in (batch, by_client(frame, "who")[7]):
+        assert (found["x"].dtype, found["x"].tolist()) == (np.int64, [WIDE, 2])
+        assert (found["b"].dtype, found["b"].tolist()) == (np.bool_, [True, False])
+
+
+def test_nan_in_a_column_of_numpys_own_floats_is_a_float_like_any_other():
+    class Series:
+        def __init__(self, values):
+            self._values = np.array(values)
+            self.dtype = self._values.dtype
+
+        def isna(self):
+            return np.isnan(self._values)
+
+        def __array__(self, dtype=None, copy=None):
+            return self._values
+
+    frame = Frame(("who", np.array([1, 1])), ("x", Series([0.5, np.nan])))
+    assert np.isnan(by_client(frame, "who")[1]["x"]).tolist() == [False, True]
+    (batch,) = batches(frame, 2)
+    assert np.isnan(batch["x"]).tolist() == [False, True]
