@@ -16,7 +16,7 @@ from fedstack.computations.language import (
     struct_elements,
 )
 from fedstack.computations.python_computation import python_computation
-from fedstack.errors import ClosedError, ForeignValueError
+from fedstack.errors import ClosedError
 from fedstack.testing.computation_builder import (
     as_expression,
     at_clients,
@@ -177,10 +177,10 @@ async def a_value_belongs_to_the_executor_that_made_it(subject: ExecutorSubject)
     function_there, value_there = await theirs.create_value(double), await theirs.create_value(3, np.int32)
     pair_there = await theirs.create_struct([value_there])
     names = (repr(ours), repr(theirs))
-    await expect_error(ours.create_call(function_here, value_there), ForeignValueError, *names)
-    await expect_error(ours.create_call(function_there, value_here), ForeignValueError, *names)
-    await expect_error(ours.create_struct([value_here, value_there]), ForeignValueError, *names)
-    await expect_error(ours.create_selection(pair_there, 0), ForeignValueError, *names)
+    await expect_error(ours.create_call(function_here, value_there), TypeError, *names)
+    await expect_error(ours.create_call(function_there, value_here), TypeError, *names)
+    await expect_error(ours.create_struct([value_here, value_there]), TypeError, *names)
+    await expect_error(ours.create_selection(pair_there, 0), TypeError, *names)
     await expect_error(ours.create_call(function_here, cast(Any, 3)), TypeError, "create_value")
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import remote_stacks
 from stacks import EXECUTORS, FACTORIES, SLOW, FactoryStack
 
+from fedstack.errors import ForeignValueError
 from fedstack.testing import ExecutorRow, StackRow, executor_rows, stack_rows
 
 
@@ -48,3 +50,13 @@ def test_an_executor_keeps_every_promise(stack, row: ExecutorRow) -> None:
 @pytest.mark.parametrize(("stack", "row"), STACK_ROWS)
 def test_a_stack_keeps_every_promise(stack: FactoryStack, row: StackRow) -> None:
     row.check(stack.make, **stack.options)
+
+
+@pytest.mark.parametrize("stack", [pytest.param(s, id=n, marks=marks_of(n, s.kind)) for n, s in EXECUTORS.items()])
+async def test_an_executor_of_ours_has_an_error_of_its_own_for_a_value_of_another(stack) -> None:
+    ours, theirs = stack.make(1), stack.make(1)
+    value = await theirs.create_value(3, np.int32)
+    with pytest.raises(ForeignValueError):
+        await ours.create_struct([value])
+    ours.close()
+    theirs.close()

@@ -65,6 +65,26 @@ class StuckExecutor(TracingExecutor):
         await self.going_on.wait()
 
 
+class PlainlyTypedExecutor(TracingExecutor):
+    """Refuses values of others with Python's own error, and words of its own."""
+
+    words = "{theirs} has made this, and not {ours}"
+
+    def _own(self, value, role):
+        if getattr(value, "executor", self) is not self:
+            raise TypeError(self.words.format(theirs=value.executor, ours=self))
+        return super()._own(value, role)
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {id(self)}>"
+
+
+class TaciturnExecutor(PlainlyTypedExecutor):
+    """Does the same and names itself only."""
+
+    words = "{ours} has not made this"
+
+
 @pytest.mark.parametrize(
     ("broken", "name"),
     [
@@ -91,6 +111,16 @@ def test_a_broken_executor_fails_the_row_of_the_promise_it_breaks(broken, name) 
     assert "Expected " in message
     assert ", found " in message
     assert "TracingExecutor over" in message
+
+
+@pytest.mark.parametrize(("kind", "keeps_it"), [(PlainlyTypedExecutor, True), (TaciturnExecutor, False)])
+def test_a_value_of_another_executor_is_to_be_refused_with_any_type_error_that_names_both(kind, keeps_it) -> None:
+    def make_kind(num_clients: int):
+        return kind(make(num_clients))
+
+    row = row_of(executor_rows(), "a_value_belongs_to_the_executor_that_made_it")
+    with contextlib.nullcontext() if keeps_it else pytest.raises(ConformanceError, match="in the message of TypeError"):
+        row.check(make_kind)
 
 
 def test_a_row_that_hangs_is_reported_and_left_behind(monkeypatch) -> None:
