@@ -371,17 +371,24 @@ def extreme_of(tensor: TensorType, value: Callable[[np.iinfo | np.finfo], object
     return as_payload(full_array(tensor, shape, value(info)))
 
 
+def negative_bound(uri: str, name: str, value: int, advice: str) -> InvalidValueError:
+    """Returns the error for a bound that allows nothing, which is no client's fault."""
+    return InvalidValueError(f"Expected {name} to be 0 or more, found the negative bound {value}; in {uri}; {advice}")
+
+
 def bounds_of(fold: Fold, bound: object) -> Iterator[int]:
     """Yields the largest value that a secure sum allows, for each tensor of its member type.
 
     Raises:
-      InvalidValueError: If a number of bits is not from 0 to 62.
+      InvalidValueError: If a bound is negative, or a number of bits not from 0 to 62.
     """
     given = flatten(bound, fold.server_types[0])
     leaves = sum(1 for _ in tensor_leaves(fold.member))
     values = [int(np.max(np.asarray(value))) for value in given] * (leaves if len(given) == 1 else 1)
     for value in values[:leaves]:
         if fold.uri == "federated_secure_sum":
+            if value < 0:
+                raise negative_bound(fold.uri, "max_input", value, "give the largest value that a client may have")
             yield value
             continue
         if not 0 <= value <= 62:

@@ -25,6 +25,7 @@ from fedstack.executors.fold_states import (
     bounds_of,
     largest_of,
     lowest_of,
+    negative_bound,
     zero_of,
 )
 from fedstack.executors.one_by_one import as_bulk
@@ -130,6 +131,8 @@ class PlacedExecutor(ScheduledExecutor):
         """Computes the slice of each distinct key once, and gives each client the slices of its keys, in order."""
         keys = as_column(run.read(task.keys), self.clients).items()
         limit = int(cast(int, run.read(task.max_key)))
+        if limit < 0:
+            raise negative_bound(task.uri, "max_key", limit, "give the largest key that a client may ask for")
         value = run.read(task.value)
         captures = [run.read(expression) for expression in task.captures]
         wanted: dict[int, object] = {}

@@ -1,12 +1,13 @@
 """Checks that secure sums compute, in the clear, exactly what the secure protocol would reveal."""
 
+import re
 from typing import Any
 
 import numpy as np
 
 from fedstack.computations.language import ConcreteComputation, StructType
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic, literal, struct
-from fedstack.testing.expectations import expect_error, expect_same
+from fedstack.testing.expectations import expect, expect_error, expect_same
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.shared_rows_values import INTEGERS
 from fedstack.testing.subjects import Runner
@@ -85,3 +86,19 @@ async def a_bound_may_be_one_or_one_per_tensor(runner: Runner) -> None:
     for bits in (-1, 63):
         sums = _secure("federated_secure_sum_bitwidth", np.int64, _number(bits))
         await expect_error(runner.run(sums, [0]), ValueError, "bitwidth", str(bits))
+
+
+@promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
+async def a_negative_bound_of_a_secure_sum_is_nobodys_fault(runner: Runner) -> None:
+    """A secure sum's negative bound is an error that names operator and bound and no client, even without clients."""
+    member = StructType([("x", np.int32), ("y", (np.int32, [2]))])
+    value = {"x": np.int32(0), "y": np.array([0, 1], np.int32)}
+    one_of_two = struct(x=_number(3, np.int32), y=_number(-7, np.int64))
+    for clients in (0, 1, 3):
+        for uri, dtype, bound, inputs, shown in [
+            ("federated_secure_sum", np.int32, _number(-1), [0] * clients, "negative bound -1"),
+            ("federated_secure_sum", member, one_of_two, [value] * clients, "negative bound -7"),
+            ("federated_secure_sum_bitwidth", np.int32, _number(-1), [0] * clients, "-1"),
+        ]:
+            error = await expect_error(runner.run(_secure(uri, dtype, bound), inputs), ValueError, uri, shown)
+            expect(not re.search(r"client \d", str(error)), "no client to be blamed", str(error))

@@ -1,5 +1,6 @@
 """Checks how clients select slices of a server value by key."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,17 @@ async def a_key_out_of_range_names_the_client(runner: Runner) -> None:
             await expect_error(
                 runner.run(_selecting(uri, 2, max_key=5), keys, _TABLE), ValueError, uri, str(wrong), "5", "client 2"
             )
+
+
+@promise_of_both(intrinsics=_URIS)
+async def a_negative_max_key_is_nobodys_fault(runner: Runner) -> None:
+    """A negative `max_key` is an error that names operator and bound and no client, even without clients or keys."""
+    for uri in _URIS:
+        for keys in ([], [_keys(0, 1)], [_keys(-1, 0), _keys(1, 2)]):
+            error = await expect_error(
+                runner.run(_selecting(uri, 2, max_key=-1), keys, _TABLE), ValueError, uri, "negative bound -1"
+            )
+            expect(not re.search(r"client \d", str(error)), "no client to be blamed", str(error))
 
 
 @promise_of_both(intrinsics=["federated_select"], needs=["same process", "one attempt"])
