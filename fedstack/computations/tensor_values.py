@@ -154,7 +154,11 @@ def _cast_array(array: np.ndarray, tensor: TensorType, path: str) -> np.ndarray:
 def _checked_kind(value: object, tensor: TensorType, path: str) -> object:
     expected, found = kind_of_dtype(tensor.dtype), _PYTHON_KINDS[_python_kind(value)]
     if expected != found:
-        advice = f"write {shorten(value)}.0 if a floating number is meant" if (found, expected) == ("i", "f") else ""
+        advice = ""
+        if (found, expected) == ("i", "f"):
+            advice = f"write {shorten(value)}.0 if a floating number is meant"
+        elif found in "if" and expected == "c":
+            advice = f"write complex({shorten(value)}) if a complex number is meant"
         mismatch(tensor, describe(value), path, advice)
     return value
 
@@ -193,10 +197,12 @@ def _nest_leaves(nest: Sequence[object], depth: int = 1) -> Iterator[object]:
 
 
 def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> np.ndarray:
-    kinds: set[type] = set()
     try:
         leaves = list(_nest_leaves(nest))
-        kinds = set(map(type, leaves))
+    except (TypeError, ValueError) as error:
+        raise TypeMismatchError(f"Expected {tensor}, found a list that makes no array; at {path}; {error}") from error
+    kinds = set(map(type, leaves))
+    try:
         if not leaves:
             return np.array(nest, tensor.dtype)
         if kinds <= {bool} or kinds <= {int} or kinds <= {float} or kinds <= {complex}:
@@ -213,9 +219,14 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
     except TypeMismatchError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; {error}") from error
+        raise _ragged(tensor, path) from error
     names = sorted(kind.__name__ for kind in kinds)
     mismatch(tensor, f"a list of {', '.join(names)}", path, "use one kind of number throughout")
+
+
+def _ragged(tensor: TensorType, path: str) -> TypeMismatchError:
+    """Returns the error for lists of which NumPy makes no array, in whose own words it is about its own functions."""
+    return TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; give all its rows one shape")
 
 
 def _cast_leaves(nest: Sequence[object], tensor: TensorType, path: str) -> list[object]:
@@ -271,7 +282,7 @@ def _normalize_string(value: object, tensor: TensorType, path: str) -> object:
         try:
             nest = np.array(value, np.object_) if value else np.empty((0,), np.object_)
         except ValueError as error:  # of arrays that differ in shape NumPy makes no array, of lists it does
-            raise TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; {error}") from error
+            raise _ragged(tensor, path) from error
         shape, flat = nest.shape, list(nest.ravel())
     elif is_scalar(tensor) or isinstance(value, (str, bytes)):
         shape, flat = (), [value]

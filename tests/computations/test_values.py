@@ -107,6 +107,8 @@ def test_nan_stays_nan():
         (object, np.int32, "Expected int32, found type <class 'object'>; at arg"),
         ({"a": 1}, np.int32, "Expected int32, found dict {'a': 1}; at arg"),
         ([1], np.int32, "Expected shape [] of int32, found shape [1]; at arg"),
+        (1.0, np.complex64, "found float 1.0; at arg; write complex(1.0) if a complex number is meant"),
+        (1, np.complex128, "found int 1; at arg; write complex(1) if a complex number is meant"),
         (np.array(["a"], object), np.int32, "Expected int32, found an array of Python objects [1]; at arg"),
     ],
 )
@@ -156,11 +158,24 @@ def test_an_array_has_exactly_the_declared_dtype_and_cannot_be_written_to(value,
         ),
         ([1, 2.0], vector(np.float32, 2), "found a list of float, int; at arg; use one kind of number throughout"),
         ([1, "2"], vector(np.int32, 2), "found a list of int, str; at arg"),
+        ([1.5, 2.0], vector(np.complex64, 2), "found float 1.5; at arg; write complex(1.5) if a complex"),
         ([1, None], vector(np.int32, 2), "found a list of NoneType, int; at arg"),
-        ([[1, 2], [3]], vector(np.int32, 2, 2), "Expected int32[2,2], found a ragged list; at arg"),
-        ([1, [2]], vector(np.int32, 2), "Expected int32[2], found a ragged list; at arg"),
-        ([[1.0, 2.0], [3.0]], vector(np.float32, 2, 2), "Expected float32[2,2], found a ragged list; at arg"),
-        ([np.zeros(2, np.int32), np.zeros(3, np.int32)], vector(np.int32, 2, None), "found a ragged list; at arg"),
+        (
+            [[1, 2], [3]],
+            vector(np.int32, 2, 2),
+            "Expected int32[2,2], found a ragged list; at arg; give all its rows one shape",
+        ),
+        ([1, [2]], vector(np.int32, 2), "Expected int32[2], found a ragged list; at arg; give all its rows one shape"),
+        (
+            [[1.0, 2.0], [3.0]],
+            vector(np.float32, 2, 2),
+            "Expected float32[2,2], found a ragged list; at arg; give all its rows one shape",
+        ),
+        (
+            [np.zeros(2, np.int32), np.zeros(3, np.int32)],
+            vector(np.int32, 2, None),
+            "found a ragged list; at arg; give all its rows one shape",
+        ),
         ([1, 300], vector(np.uint8, 2), "Expected uint8[2], from 0 to 255, found int 300; at arg"),
         ([1.0, 1e300], vector(np.float32, 2), "within its range, found [1.0, 1e+300]; at arg"),
         (np.zeros(2), vector(np.float32, 2), "Expected float32[2], found an array float64[2]; at arg"),
@@ -184,7 +199,9 @@ def test_a_nest_that_is_too_deep_for_an_array_is_refused(depth):
     nest = 1
     for _ in range(depth):
         nest = [nest]
-    refused(nest, vector(np.int32, 1), "found a ragged list; at arg; NumPy has arrays of at most 64 dimensions")
+    refused(
+        nest, vector(np.int32, 1), "found a list that makes no array; at arg; NumPy has arrays of at most 64 dimensions"
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -278,7 +295,7 @@ def test_an_array_of_strings_is_one_of_bytes_objects(value, shape, expected):
         (["a", 1], [2], "Expected a string, found int 1; at arg"),
         ([["a"], ["b", "c"]], [2], "Expected a string, found list ['a']; at arg"),
         (np.zeros(2), [2], "Expected str[2], found an array float64[2]; at arg"),
-        ([np.zeros((2, 3)), np.zeros((2, 4))], [2], "found a ragged list; at arg"),
+        ([np.zeros((2, 3)), np.zeros((2, 4))], [2], "found a ragged list; at arg; give all its rows one shape"),
         (7, [2], "Expected str[2], found int 7; at arg"),
     ],
 )
