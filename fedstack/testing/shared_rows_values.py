@@ -11,7 +11,7 @@ import numpy as np
 from fedstack.computations.language import StructType, TensorType, Type
 from fedstack.computations.python_computation import python_computation
 from fedstack.testing.computation_builder import at_clients, at_server, computation, intrinsic, struct
-from fedstack.testing.expectations import expect, expect_error, expect_same
+from fedstack.testing.expectations import expect, expect_error, expect_same, expect_same_bits
 from fedstack.testing.leaves import Pair, Point, fill_scratch, identity, tell_containers
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.subjects import Runner
@@ -97,7 +97,7 @@ async def leaves_see_structs_in_the_containers_of_their_types(runner: Runner) ->
 
 @promise_of_both()
 async def lossy_conversions_are_refused(runner: Runner) -> None:
-    """A value of another kind, or one that its dtype cannot hold, is refused with both types; nothing is cut off."""
+    """A value of another kind, or beyond the range of its dtype, is refused with both types; nothing is cut off."""
     for value, dtype, found in [
         (np.float64(1), np.float32, "float64"),
         (np.int64(1), np.int32, "int64"),
@@ -116,6 +116,17 @@ async def lossy_conversions_are_refused(runner: Runner) -> None:
             runner.run(identity(dtype), value), TypeError, TensorType(dtype).compact_representation(), found
         )
     await expect_error(runner.run(identity(np.str_), 3), TypeError, "string", "3")
+
+
+@promise_of_both()
+async def python_numbers_are_rounded_to_their_dtype(runner: Runner) -> None:
+    """A Python float is rounded to the nearest number of its dtype, a tiny one to a subnormal number or to zero."""
+    for value, dtype, bits in [(0.1, np.float32, 0x3DCCCCCD), (1e-45, np.float32, 1), (-1e-60, np.float32, 1 << 31)]:
+        expect_same_bits(await runner.run(identity(dtype), value), np.uint32(bits).view(dtype))
+    for value, expected in [(65519.0, 65504.0), (6e-8, 2.0**-24), (1e-10, 0.0)]:
+        expect_same_bits(await runner.run(identity(np.float16), value), np.float16(expected))
+    expect_same_bits(await runner.run(identity(np.complex64), complex(0.1, 1e-60)), np.complex64(np.float32(0.1)))
+    await expect_error(runner.run(identity(np.float16), 65520.0), TypeError, "float16", "65520.0")
 
 
 @promise_of_both(intrinsics=["federated_map", "federated_sum"])
