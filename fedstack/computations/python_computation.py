@@ -177,13 +177,9 @@ def _parameter_type(parameter_types: object, function: Callable[..., object], na
             f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
         )
     if len(types) != len(parameters):
-        advice = "give a list with one type per parameter"
-        rest = list(parameters.values())[len(types) :]
-        if rest and all(parameter.default is not parameter.empty for parameter in rest):
-            advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
         raise InvalidComputationError(
             f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
-            f"{len(types)}; {advice}"
+            f"{len(types)}; {_advice_on_number(parameters, len(types), name)}"
         )
     if not types:
         return None
@@ -205,6 +201,23 @@ def _parameter_type(parameter_types: object, function: Callable[..., object], na
         )
     _check_kinds(parameters, name, by_name=calls_by_name(function, struct))
     return struct
+
+
+def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
+    """Says what to do about a number of types that is not that of the parameters."""
+    found = list(parameters.values())
+    several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
+    if several is not None and number > len(found):
+        # A struct of several types is the same as one type that is a struct, which *args get as it is.
+        return f"{several} takes one value, as any other parameter does: name the parameters one by one"
+    given, rest = found[:number], found[number:]
+    if not rest or any(parameter.default is parameter.empty for parameter in rest):
+        return "give a list with one type per parameter"
+    advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
+    if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
+        return advice
+    names = ", ".join(parameter.name for parameter in given)
+    return f"{advice}: lambda {names}: {name if name.isidentifier() else 'function'}({names})"
 
 
 def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:

@@ -126,6 +126,10 @@ def keyword_only(x, *, y):
         ([np.int32, np.int32], lambda x, **more: x, r"found \*\*more; name them one by one"),
         ({"x": np.int32, "more": np.int32}, lambda x, *more: x, r"found \*more; give a list of types in the order"),
         ([("y", INT), ("x", INT)], lambda x, y, /: x, "found x; give a list of types in the order of the parameters"),
+        ([np.int32, np.int32], lambda *a: sum(a), r"found 2; \*a takes one value, .*: name the parameters one by one"),
+        ([np.int32] * 3, lambda x, *more: x, r"2 parameters .*, found 3; \*more takes one value"),
+        ([np.int32], lambda x, y=1: x, "2 parameters .* without 'y' and .* default: lambda x: function\\(x\\)"),
+        ([(np.int32, [3])], np.max, "without 'axis' and what else has a default: lambda a: max\\(a\\)"),
         ([np.int32, np.int32], min, "Expected a Python function whose parameters are known, found builtin"),
     ],
 )
