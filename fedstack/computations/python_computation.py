@@ -280,7 +280,9 @@ def _find_result(function: Callable[..., object], name: str, parameter: Type | N
     probe = PythonLeaf(function, name, parameter, cast(Type, None))
 
     def call_on_zeros(open_size: int) -> Type:
-        value = probe.evaluate(None if parameter is None else zeros(parameter, open_size))
+        # Dividing by a zero that nobody gave is nothing to warn of, or to fail for where warnings are errors.
+        with np.errstate(all="ignore"):
+            value = probe.evaluate(None if parameter is None else zeros(parameter, open_size))
         if value is None:
             raise InvalidComputationError("it returned None; a function without a return statement does")
         return _plain_type(infer_type(_without_records(value)), name)

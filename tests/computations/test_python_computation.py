@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import math
+import warnings
 import weakref
 
 import federated_language as fl
@@ -234,6 +235,23 @@ def test_an_annotation_that_is_no_type_of_the_language_is_left_to_readers(annota
 )
 def test_a_result_type_that_is_left_out_is_found_by_one_call_on_zeros(types, function, result):
     assert str(leaf(types)(function).type_signature.result) == result
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 1 / x,
+        lambda x: np.log(x) + x / x,
+        lambda x: np.exp(np.float64(1000) + x),
+        lambda x: np.array([x]) % np.array([x]),
+    ],
+)
+def test_a_call_on_zeros_neither_warns_of_them_nor_fails_where_warnings_are_errors(function):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        computation = leaf([np.float64])(lambda x: function(x))
+        with pytest.raises(LeafError, match="RuntimeWarning"):
+            computation(0.0)  # when the user calls it, they are as ever
 
 
 VECTOR, MATRIX = fl.TensorType(np.float64, [None]), fl.TensorType(np.float64, [None, 3])
