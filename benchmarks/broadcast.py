@@ -34,7 +34,11 @@ def run(effort: Effort) -> Iterator[Measurement]:
             f"{name}, 1 thread", lambda: _loop(model, values), lambda: mean(model, values), effort, times=1.15
         )
         yield compare(
-            f"{name}, 1 thread, same tree", lambda: _tree(model, values), lambda: mean(model, values), effort, times=1.15
+            f"{name}, 1 thread, same tree",
+            lambda: _tree(model, values),
+            lambda: mean(model, values),
+            effort,
+            times=1.15,
         )
     with running(2), TwoThreads() as two:
         yield compare(
