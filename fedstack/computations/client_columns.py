@@ -63,10 +63,17 @@ def check_unmasked(value: object, path: str) -> None:
         )
 
 
-def _check_nothing_missing(value: Any, path: str) -> None:
+def check_nothing_missing(value: Any, path: str) -> None:
     """Refuses nullable columns with missing values: of integers NumPy would make floats then, and of a gap NaN.
 
     Columns of NumPy's own dtypes have no such gaps: NaN among their floats is a float.
+
+    Args:
+      value: What shall become an array.
+      path: Where it stands, for messages.
+
+    Raises:
+      InvalidValueError: If a value is missing.
     """
     missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, polars the other
     dtype = getattr(value, "dtype", None)
@@ -94,7 +101,7 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
       InvalidValueError: If the rows differ in length, or values of a nullable column are missing.
     """
     check_unmasked(value, path)
-    _check_nothing_missing(value, path)
+    check_nothing_missing(value, path)
     try:
         array = np.asarray(value)
     except ValueError as error:

@@ -10,6 +10,7 @@ from typing import NoReturn, cast
 
 import numpy as np
 
+from fedstack.computations.client_columns import check_nothing_missing
 from fedstack.computations.language import TensorType
 from fedstack.computations.type_structure import is_scalar, is_string
 from fedstack.errors import TypeMismatchError
@@ -81,6 +82,7 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
 
 
 def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
+    check_nothing_missing(value, path)
     try:
         return np.asarray(value)
     except Exception as error:

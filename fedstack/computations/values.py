@@ -47,6 +47,7 @@ def normalize(value: object, type_spec: Type, path: str = "arg") -> object:
 
     Raises:
       TypeMismatchError: If the value does not fit; the message has the path of the misfit.
+      InvalidValueError: If a column of a data frame has no value in a row.
     """
     if isinstance(type_spec, TensorType):
         return normalize_tensor(value, type_spec, path)

@@ -1,10 +1,12 @@
 """Data frames are tables of columns, each with a name and a dtype of its own, and gaps in them stay no secret."""
 
+import federated_language as fl
 import numpy as np
 import pytest
 
 from fedstack.computations.client_data import batches
 from fedstack.computations.client_tables import by_client
+from fedstack.computations.values import normalize
 from fedstack.errors import InvalidValueError
 
 WIDE = 2**53 + 1  # the first integer that float64 has not
@@ -117,6 +119,14 @@ def test_a_nullable_column_with_a_missing_value_is_refused_with_its_name_and_the
         batches(frame, 2)
     with pytest.raises(InvalidValueError, match=message % r"arrays\[0\]"):
         batches((column,), 2)
+
+
+@pytest.mark.parametrize("kind", [Nullable, Polar])
+def test_a_nullable_column_is_no_argument_if_a_value_is_missing(kind):
+    three = fl.TensorType(np.float64, [3])
+    with pytest.raises(InvalidValueError, match=r"column of Int64, found none in row 1 \(1 missing\); at arg\.x; "):
+        normalize({"x": kind([5, None, 6], np.int64)}, fl.StructType([("x", three)]))
+    assert normalize(kind([5, 4, 6], np.float64), three).tolist() == [5, 4, 6]
 
 
 @pytest.mark.parametrize("kind", [Nullable, Polar])
