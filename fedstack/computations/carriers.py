@@ -17,11 +17,10 @@ import sys
 import uuid
 import weakref
 from collections.abc import Callable, Collection
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import attrs
 from google.protobuf import any_pb2
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.function_pickles import dumps, loads
@@ -105,6 +104,24 @@ def handle_content(function: PythonFunction) -> tuple[any_pb2.Any, int]:
     content = any_pb2.Any()
     content.Pack(carriers_pb2.PythonHandle(process=PROCESS, serial=serial, name=function.name))
     return content, serial
+
+
+def handle_of(content: any_pb2.Any) -> carriers_pb2.PythonHandle | None:
+    """Returns the handle that the content of a `data` block is; `None` for other contents."""
+    handle = carriers_pb2.PythonHandle()
+    return handle if content.Unpack(handle) else None
+
+
+def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
+    """Returns the function of a handle.
+
+    Raises:
+      CarrierError: If there is none in this process.
+    """
+    found = registry.find(handle.serial) if handle.process == PROCESS else None
+    if found is None:
+        raise CarrierError(f"Expected a live function of this process, found none for {handle.name!r}")
+    return found
 
 
 class HandleRuntime:
@@ -258,11 +275,8 @@ def code_version(content: any_pb2.Any) -> bytes | None:
 
     Such a function takes along what it refers to as that is now: globals of a script, closures, helpers.
     """
-    handle = carriers_pb2.PythonHandle()
-    if not content.Is(cast(Descriptor, handle.DESCRIPTOR)):
-        return None
-    content.Unpack(handle)
-    found = registry.find(handle.serial) if handle.process == PROCESS else None
+    handle = handle_of(content)
+    found = registry.find(handle.serial) if handle is not None and handle.process == PROCESS else None
     if found is None or (resolves_to_itself(found.function) and have_names(containers_of(found.parameter))):
         return None
     try:
@@ -277,13 +291,10 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
     Raises:
       CarrierError: If the function can go neither by reference nor, where not allowed, by value.
     """
-    handle = carriers_pb2.PythonHandle()
-    if not content.Is(cast(Descriptor, handle.DESCRIPTOR)):
+    handle = handle_of(content)
+    if handle is None:
         return content
-    content.Unpack(handle)
-    found = registry.find(handle.serial) if handle.process == PROCESS else None
-    if found is None:
-        raise CarrierError(f"Expected a live function of this process, found none for {handle.name!r}")
+    found = find_function(handle)
     result = any_pb2.Any()
     function = found.function
     containers = containers_of(found.parameter)

@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.carriers import PythonFunction, handle_content, registry
-from fedstack.computations.computation_pickles import WrittenType, read_type, write_type
+from fedstack.computations.computation_pickles import WrittenFunction, write_function
 from fedstack.computations.function_pickles import Reduced
 from fedstack.computations.language import (
     ConcreteComputation,
@@ -90,9 +90,7 @@ class PythonComputation(ConcreteComputation):
 
     def __reduce__(self) -> Reduced:
         """Says how to write the computation: functions of scripts refer to computations that they call."""
-        function = self._function.function
-        types = write_type(self._function.parameter), write_type(self._function.result)
-        return _rebuilt, (function, self._function.name, *types)
+        return _rebuilt, (write_function(self._function),)
 
     def __repr__(self) -> str:
         return f"<python_computation {self._function.name} {self.type_signature}>"
@@ -158,11 +156,10 @@ def python_computation(
     return decorate
 
 
-def _rebuilt(
-    function: Callable[..., object], name: str, parameter: WrittenType | None, result: WrittenType
-) -> PythonComputation:
-    computation = PythonComputation(PythonFunction(function, name, read_type(parameter), result.read()))
-    functools.update_wrapper(computation, function, updated=())
+def _rebuilt(written: WrittenFunction) -> PythonComputation:
+    function = written.read()
+    computation = PythonComputation(function)
+    functools.update_wrapper(computation, function.function, updated=())
     return computation
 
 

@@ -1,6 +1,7 @@
 """Functions by value take along the computations that they call."""
 
 import collections
+import gc
 from typing import NamedTuple
 
 import federated_language as fl
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations import carriers
 from fedstack.computations.function_pickles import dumps, loads
 
 CLIENTS_FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
@@ -25,9 +25,8 @@ def again(value):
 
 
 @pytest.fixture(autouse=True)
-def another_process(fedstack_context, monkeypatch):
-    """Lets this process take code by value, as one that functions by value are sent to must."""
-    monkeypatch.setattr(carriers.policy, "python_code", True)
+def context(fedstack_context):
+    return fedstack_context
 
 
 def test_a_function_calls_a_leaf_computation_that_it_refers_to():
@@ -56,6 +55,40 @@ def test_a_leaf_computation_may_call_itself():
         return np.int32(1) if n == 0 else n * factorial(n - 1)
 
     assert again(lambda n: factorial(n))(5) == 120
+
+
+def test_a_leaf_computation_may_call_a_computation_that_maps_it():
+    @fedstack.python_computation([np.int32], np.int32)
+    def down(n):
+        return np.int32(0) if n == 0 else np.int32(1) + total([n - np.int32(1)])
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total(values):
+        return fl.federated_sum(fl.federated_map(down, values))
+
+    assert again(lambda n: down(n))(3) == 3
+    assert again(lambda values: total(values))([3, 4]) == 7
+
+
+def test_a_computation_that_came_in_can_be_built_into_others():
+    @fedstack.python_computation([np.float32], np.float32)
+    def double(x):
+        return 2 * x
+
+    @fl.federated_computation(CLIENTS_FLOATS)
+    def total(values):
+        return fl.federated_sum(fl.federated_map(double, values))
+
+    def built_into(arrived, leaf):
+        @fl.federated_computation(CLIENTS_FLOATS)
+        def both(values):
+            return arrived(values), fl.federated_sum(fl.federated_map(leaf, values))
+
+        return both
+
+    both = built_into(*again((total, double)))
+    gc.collect()
+    assert tuple(again(lambda values: both(values))([1.0, 2.0])) == (6.0, 6.0)
 
 
 @pytest.mark.parametrize("container", [dict, collections.OrderedDict, Point])
