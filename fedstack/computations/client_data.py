@@ -5,6 +5,7 @@ iterator does not, it is empty the second time, and an empty second epoch is a w
 iterators are refused by name, here and wherever a sequence enters a computation.
 """
 
+import copy
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -127,6 +128,12 @@ class Batches:
             order = np.random.default_rng(self._shuffle_seed).permutation(self._num_rows)
             for start in starts:
                 yield order[start : start + self._batch_size]
+
+    def over(self, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> "Batches":
+        """Returns the same batches over what `replace` returns for each array, of the same shape and read-only."""
+        made = copy.copy(self)
+        made._arrays = _replaced(self._arrays, replace)
+        return made
 
     def named_arrays(self) -> Mapping[str, NDArray[Any]] | None:
         """Returns the arrays if they are one dictionary, all their rows together; else `None`."""
@@ -255,6 +262,17 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     array.flags.writeable = False
     lengths[path] = len(array)
     return array
+
+
+def _replaced(arrays: Any, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    if isinstance(arrays, dict):
+        parts = cast("dict[Any, Any]", arrays)
+        return type(parts)((key, _replaced(value, replace)) for key, value in parts.items())
+    if isinstance(arrays, tuple):
+        made = [_replaced(value, replace) for value in cast("tuple[Any, ...]", arrays)]
+        make = getattr(cast("Any", arrays), "_make", None)
+        return tuple(made) if make is None else make(made)
+    return replace(cast("NDArray[Any]", arrays))
 
 
 def _take(arrays: Any, rows: "slice | NDArray[np.intp]") -> Any:

@@ -105,6 +105,8 @@ def _id_array(column: Any, path: str) -> NDArray[Any]:
 def _group(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
     """Returns the distinct ids and, for each, its rows."""
     values = cast("list[Any]", ids.tolist())
+    if ids.dtype.kind in "mM" and any(isinstance(value, int) for value in values):
+        values = list(ids)  # Python has no times to the nanosecond; NumPy would make bare numbers of them
     numbers: dict[Any, int] = {}
     try:
         inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))

@@ -9,8 +9,8 @@ import inspect
 import itertools
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import NoReturn, cast, overload
 
 from fedstack.computations.columns import Column, column_from_payloads
 from fedstack.computations.containers import argument_maker
@@ -48,14 +48,21 @@ class SequenceArgument:
         return itertools.chain.from_iterable([convert(element) for element in some] for some in lists)
 
     def __len__(self) -> int:
-        if isinstance(self._source, Sequence):
-            return len(self._source)
-        raise TypeError("Expected a sequence of known length, found a stream; iterate over it, or count as you go")
+        return len(cast("Sized", self._source))
 
-    def __getitem__(self, index: int) -> object:
-        if not isinstance(self._source, Sequence):
-            raise TypeError("Expected a sequence that is held in memory, found a stream; iterate over it")
-        item = self._source[index]
+    @overload
+    def __getitem__(self, index: int) -> object: ...
+    @overload
+    def __getitem__(self, index: slice) -> "SequenceArgument": ...
+    def __getitem__(self, index: int | slice) -> object:
+        source = self._source
+        if isinstance(index, slice):
+            held = source if isinstance(source, Sequence) else list(itertools.islice(source, len(self)))
+            return SequenceArgument(held[index], self._convert)
+        if isinstance(source, Sequence):
+            item = source[index]
+        else:
+            item = next(itertools.islice(source, range(len(self))[index], None))
         return item if self._convert is None else self._convert(item)
 
     def __repr__(self) -> str:

@@ -7,13 +7,23 @@ what it returns for the next. CPython's reference counts tell: an array that nob
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from fedstack.computations.language import StructType, TensorType, Type
+from fedstack.computations.language import SequenceType, StructType, TensorType, Type
 from fedstack.computations.tensor_values import read_only
 from fedstack.computations.type_structure import fields_of, is_scalar
+
+
+@runtime_checkable
+class HoldsArrays(Protocol):
+    """A sequence over arrays that are there."""
+
+    def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> object:
+        """Returns the sequence over arrays that stay as they are, each as `keep` returns it."""
+        ...
+
 
 _at = cast("Callable[[object, int], object]", operator.getitem)
 
@@ -24,10 +34,13 @@ Snapshot = Callable[[object, object], object]
 def snapshot_of(result: Type) -> Snapshot | None:
     """Returns what makes a payload of a type one that stays as it is; `None` if any does.
 
-    Sequences are read when they are, element by element, and are left alone.
+    Of sequences the arrays are that are there. Elements that a function makes are taken when they come.
     """
     if isinstance(result, TensorType):
         return None if is_scalar(result) else _stays
+    if isinstance(result, SequenceType):
+        element = snapshot_of(result.element)
+        return None if element is None else lambda payload, _: _sequence_stays(payload, element)
     if not isinstance(result, StructType):
         return None
     members = [(index, make) for index, (_, t) in enumerate(fields_of(result)) if (make := snapshot_of(t)) is not None]
@@ -45,6 +58,15 @@ def snapshot_of(result: Type) -> Snapshot | None:
         return payload if changed is None else tuple(changed)
 
     return struct
+
+
+def _sequence_stays(payload: object, element: Snapshot) -> object:
+    if isinstance(payload, HoldsArrays):
+        return payload.snapshot(lambda array: cast(np.ndarray, _stays(array, None)))
+    if type(payload) is not list:
+        return payload
+    members = cast("list[object]", payload)
+    return [element(member, None) for member in members]
 
 
 def _stays(payload: object, argument: object) -> object:

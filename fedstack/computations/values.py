@@ -10,7 +10,7 @@ Federated values are built out of these in `federated_values`.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from typing import Any, TypeGuard, cast
@@ -30,6 +30,7 @@ from fedstack.computations.language import (
 )
 from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.records import Record
+from fedstack.computations.snapshots import snapshot_of
 from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, read_only, shape_fits
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of, is_scalar, is_string, join_path
@@ -150,14 +151,28 @@ class SequenceView:
         arrays = _fitting_arrays(source, self.element) if type(source) is Batches else None
         return None if arrays is None else cast(Batches, source).tuples(arrays)
 
+    def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "SequenceView":
+        """Returns the sequence over arrays that stay as they are, each as `keep` returns it; others come when asked."""
+        source: object = self.source
+        return self if type(source) is not Batches else SequenceView(source.over(keep), self.element, self.path)
+
     def _normalized(self) -> Iterator[object]:
         source: object = self.source
-        quick = quick_reader(self.element)
+        quick, snapshot = quick_reader(self.element), snapshot_of(self.element)
+        index = 0
         try:
             elements = source.start(self.path) if isinstance(source, FromGenerator) else self.source
-            for index, value in enumerate(cast("Iterable[object]", elements)):
+            # Not by enumerate(), which holds on to the values that it has yielded.
+            for value in cast("Iterable[object]", elements):
                 payload = quick(value)
-                yield normalize(value, self.element, f"{self.path}[{index}]") if payload is None else payload
+                if payload is None:
+                    payload = normalize(value, self.element, f"{self.path}[{index}]")
+                del value
+                if snapshot is not None:
+                    payload = snapshot(payload, None)  # the same array may come again, filled anew
+                yield payload
+                del payload
+                index += 1
         except (FedstackError, RetryableError):
             raise
         except Exception as error:
@@ -168,17 +183,14 @@ class SequenceView:
                 f"at {self.path}{users_lines(error)}"
             ) from error
 
+    def __len__(self) -> int:
+        source: object = self.source
+        if isinstance(source, Sized):
+            return len(source)
+        raise TypeError("Expected a sequence of known length, found a stream; iterate over it, or count as you go")
+
     def __repr__(self) -> str:
         return f"<SequenceView of {type(self.source).__name__}>"
-
-
-def keeps_elements(sequence: object) -> bool:
-    """Tells whether elements of a sequence stay as they are while the next ones are made.
-
-    What somebody's code makes may be the same buffer every time, filled anew.
-    """
-    source = sequence.source if isinstance(sequence, SequenceView) else sequence
-    return type(source) in (list, tuple, Batches)
 
 
 def in_lists(sequence: Iterable[object]) -> Iterator[Sequence[object]] | None:

@@ -119,8 +119,11 @@ class LeafThreads:
             with run_inline(False):
                 return work()
         future = self.submit(work)
+        waiter = asyncio.wrap_future(future)
+        # Who is cancelled just then does not ask what came out, and asyncio would complain.
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            return await asyncio.wrap_future(future)
+            return await waiter
         except asyncio.CancelledError:
             if cancel is not None:
                 cancel()

@@ -1,6 +1,6 @@
 """Defines the executor that gives the sequence intrinsics their meaning: map, reduce and sum, all as streams."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TypeVar, cast
 
 import numpy as np
@@ -41,6 +41,9 @@ class MappedSequence:
         run = ProgramRunner(self._program).run
         for element in self._source:
             yield run([element, *self._captures], self._client)[0]
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._source))
 
     def __repr__(self) -> str:
         return f"<MappedSequence of {self._source!r}>"

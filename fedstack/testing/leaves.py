@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
+from fedstack.computations.client_data import batches
 from fedstack.computations.language import ConcreteComputation, SequenceType, StructType
 from fedstack.computations.python_computation import python_computation
 
@@ -55,6 +56,12 @@ def add_all(arrays: Any) -> Any:
     return np.float32(sum(float(array.sum()) for array in arrays))
 
 
+@python_computation([SequenceType((np.float32, [4]))], np.float32)
+def add_all_at_once(arrays: Any) -> Any:
+    """Adds all elements of all arrays in a sequence, all of which it holds first."""
+    return np.float32(sum(float(array.sum()) for array in list(arrays)))
+
+
 class _Scratch(threading.local):
     def __init__(self) -> None:
         self.array = np.zeros(4, np.float32)
@@ -68,6 +75,27 @@ def fill_scratch(x: Any) -> Any:
     """Returns an array that it fills anew in each call, and a view of it."""
     _scratch.array[:] = x
     return [_scratch.array, _scratch.array[::2]]
+
+
+@python_computation([np.float32], SequenceType((np.float32, [4])))
+def list_scratch(x: Any) -> Any:
+    """Returns a list with an array that it fills anew in each call."""
+    _scratch.array[:] = x
+    return [_scratch.array]
+
+
+@python_computation([np.float32], SequenceType((np.float32, [None])))
+def batch_scratch(x: Any) -> Any:
+    """Returns batches of an array that it fills anew in each call."""
+    _scratch.array[:] = x
+    return batches(_scratch.array, 2)
+
+
+@python_computation([SequenceType([("b", np.int32), ("a", np.int32)])], np.int32)
+def pick_elements(pairs: Any) -> Any:
+    """Returns what tells whether length, indices and slices of a sequence of structs are right."""
+    first, last, middle = pairs[0], pairs[-1], pairs[1:3]
+    return np.int32(1000 * len(pairs) + 100 * first.a + 10 * last["b"] + len(middle) + sum(pair.a for pair in middle))
 
 
 class Pair(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstack.computations.client_data import from_generator
+from fedstack.computations.client_data import batches, from_generator
 from fedstack.computations.language import SequenceType, StructType, TensorType
 from fedstack.computations.python_computation import python_computation
 from fedstack.testing.computation_builder import (
@@ -20,7 +20,18 @@ from fedstack.testing.computation_builder import (
     struct,
 )
 from fedstack.testing.expectations import expect, expect_error, expect_same
-from fedstack.testing.leaves import add, add_all, concatenate, double, fail, identity
+from fedstack.testing.leaves import (
+    add,
+    add_all,
+    add_all_at_once,
+    batch_scratch,
+    concatenate,
+    double,
+    fail,
+    identity,
+    list_scratch,
+    pick_elements,
+)
 from fedstack.testing.promises import promise_of_both
 from fedstack.testing.shared_rows_values import COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
@@ -59,8 +70,38 @@ async def a_generator_may_fill_one_array_again_and_again(runner: Runner) -> None
     passed = computation(lambda s, unused: s, arrays, np.int32)
     expect_same(await runner.run(passed, from_generator(_refill), 0), expected)
     expect_same(await runner.run(add_all, from_generator(_refill)), np.float32(12))
-    mapped = computation(lambda x: intrinsic("federated_map", add_all, x), at_clients(arrays))
-    expect_same(await runner.run(mapped, [from_generator(_refill)] * 2), [np.float32(12)] * 2)
+    for leaf in (add_all, add_all_at_once):
+        mapped = computation(lambda x, leaf=leaf: intrinsic("federated_map", leaf, x), at_clients(arrays))
+        expect_same(await runner.run(mapped, [from_generator(_refill)] * 2), [np.float32(12)] * 2)
+
+
+@promise_of_both()
+async def a_leaf_may_return_sequences_over_one_array(runner: Runner) -> None:
+    """A leaf may return a sequence over one array that it fills anew: each result is what it was when it came."""
+    values = [np.float32(number) for number in (1, 2, 4)]
+    for leaf, size in ((list_scratch, 4), (batch_scratch, 2)):
+        mapped = computation(lambda x, leaf=leaf: intrinsic("federated_map", leaf, x), at_clients(np.float32))
+        expected = [[np.full(size, value, np.float32)] * (4 // size) for value in values]
+        expect_same(await runner.run(mapped, values), expected)
+
+
+@promise_of_both()
+async def leaves_pick_elements_of_sequences(runner: Runner) -> None:
+    """A leaf may ask for the length of a list or of batches, for elements by index and for slices."""
+    elements = [{"b": np.int32(b), "a": np.int32(a)} for b, a in [(1, 2), (3, 4), (5, 6), (7, 8)]]
+    expect_same(await runner.run(pick_elements, elements), np.int32(4282))
+    mapped = computation(
+        lambda x: intrinsic("federated_map", pick_elements, x), at_clients(pick_elements.type_signature.parameter)
+    )
+    expect_same(await runner.run(mapped, [elements, tuple(elements)]), [np.int32(4282)] * 2)
+    rows = SequenceType((np.int32, [None]))
+
+    @python_computation([rows], np.int32)
+    def last_row(batched: Any) -> Any:
+        return np.int32(100 * len(batched) + 10 * batched[1][0] + batched[-1:][0][0])
+
+    mapped = computation(lambda x: intrinsic("federated_map", last_row, x), at_clients(rows))
+    expect_same(await runner.run(mapped, [batches(np.arange(5, dtype=np.int32), 2)]), [np.int32(324)])
 
 
 @promise_of_both()
@@ -80,10 +121,10 @@ async def any_re_iterable_is_a_sequence(runner: Runner) -> None:
         clients = computation(lambda c: c, at_clients(INTS))
         expect_same(await runner.run(clients, [value, value]), [expected, expected])
     elements = StructType([("b", np.int32), ("a", TensorType(np.float32, [None]))])
-    batches = [{"a": np.zeros(2, np.float32), "b": np.int32(1)}, {"b": np.int32(2), "a": np.zeros(1, np.float32)}]
-    expected = [{"b": batch["b"], "a": batch["a"]} for batch in batches]
+    given = [{"a": np.zeros(2, np.float32), "b": np.int32(1)}, {"b": np.int32(2), "a": np.zeros(1, np.float32)}]
+    expected = [{"b": batch["b"], "a": batch["a"]} for batch in given]
     passed = computation(lambda c: c, at_clients(SequenceType(elements)))
-    expect_same(await runner.run(passed, [batches, []]), [expected, []])
+    expect_same(await runner.run(passed, [given, []]), [expected, []])
 
 
 @promise_of_both()

@@ -63,14 +63,14 @@ class IoLoop:
         loop = self._loop_for(coroutine)
         loop.call_soon_threadsafe(start)
         waiter = asyncio.wrap_future(outcome)
+        # Who is cancelled just then does not ask what came out, and asyncio would complain.
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(waiter)
         except asyncio.CancelledError:
             if not outcome.done():
                 loop.call_soon_threadsafe(lambda: started[0].cancel())
                 await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
-                if waiter.done() and not waiter.cancelled():
-                    waiter.exception()  # nobody waits for it any more, and asyncio would complain
             raise
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:

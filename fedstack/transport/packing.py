@@ -35,7 +35,6 @@ from fedstack.computations.language import (
 )
 from fedstack.computations.tensor_values import mismatch
 from fedstack.computations.type_structure import fields_of, is_client_valued, is_string, join_path
-from fedstack.computations.values import keeps_elements
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.frames import Chunking
@@ -61,7 +60,6 @@ class Packer:
     def __init__(self, large_bytes: int = LARGE_BYTES) -> None:
         self.segments: list[Segment] = []
         self._large_bytes = large_bytes
-        self._copies = False  # whether arrays have to be copied, since they change before they are sent
 
     @property
     def segment_bytes(self) -> int:
@@ -89,12 +87,8 @@ class Packer:
         elif isinstance(type_spec, SequenceType):
             check_re_iterable(payload, path)
             proto.sequence.SetInParent()
-            self._copies = not keeps_elements(payload)  # there is no sequence inside of another
-            try:
-                for index, item in enumerate(cast("Iterable[object]", payload)):
-                    self.pack(proto.sequence.member.add(), item, type_spec.element, f"{path}[{index}]")
-            finally:
-                self._copies = False
+            for index, item in enumerate(cast("Iterable[object]", payload)):
+                self.pack(proto.sequence.member.add(), item, type_spec.element, f"{path}[{index}]")
         elif isinstance(type_spec, FunctionType) and isinstance(payload, computation_pb2.Computation):
             proto.computation.CopyFrom(payload)
         else:
@@ -104,7 +98,7 @@ class Packer:
         array = cast("NDArray[Any] | None", payload if isinstance(payload, np.ndarray) else None)
         if array is not None and array.nbytes >= self._large_bytes and not is_string(tensor):
             self._announce(proto.raw, array.shape, tensor)
-            self.segments.append(_bytes_of(array.copy() if self._copies else array, tensor, path))
+            self.segments.append(_bytes_of(array, tensor, path))
         else:
             write_array(proto.array, cast(object, payload), tensor.dtype, tensor.shape, path=path)
 
