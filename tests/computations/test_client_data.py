@@ -319,3 +319,11 @@ def test_client_seeds_differ_between_neighbouring_seeds():
 def test_client_seeds_refuse_what_is_no_count(seed, n, error):
     with pytest.raises(error):
         client_seeds(seed, n)
+
+
+@pytest.mark.parametrize("unit", ["D", "us", "ns"])
+def test_client_ids_may_be_dates_and_times_of_any_unit(unit):
+    days = np.array(["2020-01-02", "2020-01-01", "2020-01-02"], f"datetime64[{unit}]")
+    found = by_client({"day": days, "x": [1, 2, 3]}, "day")
+    assert [np.datetime64(day) for day in found] == [np.datetime64("2020-01-01"), np.datetime64("2020-01-02")]
+    assert [part["x"].tolist() for part in found.values()] == [[2], [1, 3]]

@@ -1,0 +1,79 @@
+"""What runs on the loop of the connections, and who waits for it."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.transport.io_loop import io_loop
+
+LIMIT_SECONDS = 20
+
+
+async def nothing():
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started_loop():
+    """The thread of the loop stays, as it is for the whole process."""
+    io_loop.run_sync(nothing(), LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize("where", ["loop", "thread"])
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("cancelled_first", [True, False])
+async def test_an_error_that_comes_while_the_caller_is_cancelled_is_not_reported_by_asyncio(
+    where, turns, cancelled_first
+):
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    begun, released = threading.Event(), threading.Event()
+    threads = LeafThreads(1)
+
+    def fail():
+        begun.set()
+        assert released.wait(LIMIT_SECONDS)
+        raise ValueError("late")
+
+    async def fail_there():
+        fail()
+
+    def let_it_fail():
+        """Returns when the error is there, and nobody here knows of it yet: this loop stands still meanwhile."""
+        released.set()
+        if where == "loop":
+            for _ in range(2):
+                io_loop.run_sync(nothing(), LIMIT_SECONDS)
+        else:
+            threads.submit(lambda: None).result(LIMIT_SECONDS)
+
+    waiting = asyncio.ensure_future(io_loop.run(fail_there()) if where == "loop" else threads.run(fail))
+    await asyncio.sleep(0)
+    assert begun.wait(LIMIT_SECONDS)
+    if cancelled_first:
+        waiting.cancel()
+        let_it_fail()
+    else:
+        let_it_fail()
+        for _ in range(turns):  # of the loop, in which the error gets nearer to the caller
+            await asyncio.sleep(0)
+        waiting.cancel()
+    with pytest.raises((asyncio.CancelledError, ValueError)):
+        await waiting
+    del waiting
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    threads.close()
+    assert reported == []
+
+
+async def test_an_error_reaches_the_caller():
+    async def fail():
+        raise ValueError("told")
+
+    with pytest.raises(ValueError, match="told"):
+        await io_loop.run(fail())
