@@ -6,6 +6,7 @@ iterators are refused by name, here and wherever a sequence enters a computation
 """
 
 import copy
+import functools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for rows in self._rows():
-            yield _take(self._arrays, rows)
+            yield _mapped(self._arrays, functools.partial(_take, rows=rows))
 
     def _rows(self) -> Iterator["slice | NDArray[np.intp]"]:
         """Yields the rows of each batch."""
@@ -132,7 +133,7 @@ class Batches:
     def over(self, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> "Batches":
         """Returns the same batches over what `replace` returns for each array, of the same shape and read-only."""
         made = copy.copy(self)
-        made._arrays = _replaced(self._arrays, replace)
+        made._arrays = _mapped(self._arrays, replace)
         return made
 
     def named_arrays(self) -> Mapping[str, NDArray[Any]] | None:
@@ -264,28 +265,22 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     return array
 
 
-def _replaced(arrays: Any, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    """Returns the same containers with what a function returns for each array."""
+    if type(arrays) is dict:
+        return {key: _mapped(value, function) for key, value in cast("dict[Any, Any]", arrays).items()}
     if isinstance(arrays, dict):
         parts = cast("dict[Any, Any]", arrays)
-        return type(parts)((key, _replaced(value, replace)) for key, value in parts.items())
+        return type(parts)((key, _mapped(value, function)) for key, value in parts.items())
     if isinstance(arrays, tuple):
-        made = [_replaced(value, replace) for value in cast("tuple[Any, ...]", arrays)]
+        made = [_mapped(value, function) for value in cast("tuple[Any, ...]", arrays)]
         make = getattr(cast("Any", arrays), "_make", None)
         return tuple(made) if make is None else make(made)
-    return replace(cast("NDArray[Any]", arrays))
+    return function(cast("NDArray[Any]", arrays))
 
 
-def _take(arrays: Any, rows: "slice | NDArray[np.intp]") -> Any:
-    if type(arrays) is dict:
-        return {key: _take(value, rows) for key, value in cast("dict[Any, Any]", arrays).items()}
-    if isinstance(arrays, dict):
-        parts = cast("dict[Any, Any]", arrays)
-        return type(parts)((key, _take(value, rows)) for key, value in parts.items())
-    if isinstance(arrays, tuple):
-        taken = [_take(value, rows) for value in cast("tuple[Any, ...]", arrays)]
-        make = getattr(cast("Any", arrays), "_make", None)
-        return tuple(taken) if make is None else make(taken)
-    batch = cast("NDArray[Any]", arrays)[rows]
+def _take(array: NDArray[Any], rows: "slice | NDArray[np.intp]") -> NDArray[Any]:
+    batch = array[rows]
     if type(rows) is not slice:  # a view is as read-only as what it shows
         batch.flags.writeable = False
     return batch

@@ -29,6 +29,20 @@ def context(fedstack_context):
     return fedstack_context
 
 
+def doubled_and_summed():
+    """A leaf computation, and a federated one that maps it, which go by value: no module has their names."""
+
+    @fedstack.python_computation([np.float32], np.float32)
+    def double(x):
+        return 2 * x
+
+    @fl.federated_computation(CLIENTS_FLOATS)
+    def total(values):
+        return fl.federated_sum(fl.federated_map(double, values))
+
+    return double, total
+
+
 def test_a_function_calls_a_leaf_computation_that_it_refers_to():
     @fedstack.python_computation([np.float32], np.float32)
     def double(number):
@@ -38,14 +52,7 @@ def test_a_function_calls_a_leaf_computation_that_it_refers_to():
 
 
 def test_a_function_calls_a_federated_computation_that_it_refers_to():
-    @fedstack.python_computation([np.float32], np.float32)
-    def double(x):
-        return 2 * x
-
-    @fl.federated_computation(CLIENTS_FLOATS)
-    def total(values):
-        return fl.federated_sum(fl.federated_map(double, values))
-
+    _, total = doubled_and_summed()
     assert again(lambda x: total([x, x]))(3.0) == 12.0
 
 
@@ -71,13 +78,7 @@ def test_a_leaf_computation_may_call_a_computation_that_maps_it():
 
 
 def test_a_computation_that_came_in_can_be_built_into_others():
-    @fedstack.python_computation([np.float32], np.float32)
-    def double(x):
-        return 2 * x
-
-    @fl.federated_computation(CLIENTS_FLOATS)
-    def total(values):
-        return fl.federated_sum(fl.federated_map(double, values))
+    double, total = doubled_and_summed()
 
     def built_into(arrived, leaf):
         @fl.federated_computation(CLIENTS_FLOATS)
@@ -133,13 +134,7 @@ def test_a_computation_arrives_with_its_name_and_type():
 
 
 def test_writing_a_computation_twice_gives_the_same_bytes():
-    @fedstack.python_computation([np.float32], np.float32)
-    def double(x):
-        return 2 * x
-
-    @fl.federated_computation(CLIENTS_FLOATS)
-    def total(values):
-        return fl.federated_sum(fl.federated_map(double, values))
+    double, total = doubled_and_summed()
 
     function = lambda: (total([1.0]), double(1.0))  # noqa: E731
     assert dumps(function) == dumps(function)
