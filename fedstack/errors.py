@@ -17,9 +17,12 @@ from types import MappingProxyType
 
 from federated_language.framework import RetryableError
 
+# Messages name what clients call things, and those may call them anything.
+_MOST_CHARACTERS, _LAST_CHARACTERS = 16_000, 4_000
+
 
 class FedstackError(Exception):
-    """The root of all errors that fedstack raises on purpose.
+    """The root of all errors that fedstack raises on purpose. A long message lacks its middle.
 
     Attributes:
       executor_path: The executors that it went through, outermost first: at the worker, if one has sent it. It is empty
@@ -29,6 +32,16 @@ class FedstackError(Exception):
 
     executor_path: tuple[str, ...] = ()
     causes: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_cut(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    left_out = len(text) - _MOST_CHARACTERS
+    return f"{text[: _MOST_CHARACTERS - _LAST_CHARACTERS]} [… {left_out} characters …] {text[-_LAST_CHARACTERS:]}"
 
 
 class InvalidComputationError(FedstackError, ValueError):
@@ -95,7 +108,13 @@ class RetryLimitError(FedstackError, RuntimeError):
 
 
 class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
-    """No worker can be reached; the message names addresses and last causes."""
+    """No worker can be reached; the message names addresses and last causes.
+
+    Attributes:
+      comes_back: Whether it is known that the worker is away for a while only, as one that is being started anew.
+    """
+
+    comes_back: bool = False
 
 
 class NoWorkersError(WorkerUnavailableError):

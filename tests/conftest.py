@@ -6,6 +6,7 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 
 import pytest
 from hypothesis import settings
+from thread_starts import ThreadStarts
 
 # A loaded machine is slow; no test depends on speed.
 settings.register_profile("fedstack", deadline=None)
@@ -15,3 +16,9 @@ settings.load_profile("fedstack")
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("fedstack_leak_check") is None:
         item.add_marker(pytest.mark.fedstack_leak_check)
+
+
+@pytest.fixture
+def thread_starts(monkeypatch: pytest.MonkeyPatch) -> ThreadStarts:
+    """No thread of fedstack's starts any more, unless the test says so."""
+    return ThreadStarts(monkeypatch)

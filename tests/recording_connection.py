@@ -9,7 +9,12 @@ from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.frames import Data, Header, parse_frame
 
-STREAMS = {"UploadValue": "Upload", "RunPhase": "PhaseRequest", "DownloadValue": "DownloadRequest"}
+STREAMS = {
+    "Load": "CreateRequest",
+    "UploadValue": "Upload",
+    "RunPhase": "PhaseRequest",
+    "DownloadValue": "DownloadRequest",
+}
 
 
 class Sent:

@@ -1,7 +1,10 @@
 """Keeps what was used last, up to a number of things and of bytes."""
 
+import threading
 from collections import OrderedDict
 from typing import Generic, TypeVar
+
+from fedstack.computations.after_fork import renew_after_fork
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -42,4 +45,27 @@ class BoundedCache(Generic[_K, _V]):
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"<BoundedCache of {len(self)} items, {self.bytes} bytes>"
+        return f"<{type(self).__name__} of {len(self)} items, {self.bytes} bytes>"
+
+
+class SharedCache(BoundedCache[_K, _V]):
+    """A `BoundedCache` for any number of threads. In a forked child one that was just being used begins empty."""
+
+    def __init__(self, max_items: int, max_bytes: int) -> None:
+        super().__init__(max_items, max_bytes)
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def get(self, key: _K) -> _V | None:
+        with self._lock:
+            return super().get(key)
+
+    def put(self, key: _K, value: _V, size: int) -> None:
+        with self._lock:
+            super().put(key, value, size)
+
+    def renew(self) -> None:
+        if self._lock.locked():
+            self._items = OrderedDict()
+            self.bytes = 0
+        self._lock = threading.Lock()

@@ -23,6 +23,7 @@ import attrs
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
+from fedstack.computations.code_modules import is_as_good_as_code, is_inside, is_internal
 from fedstack.computations.function_pickles import dumps, loads
 from fedstack.computations.language import FunctionType, Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf, register_leaf_runtime
@@ -44,6 +45,7 @@ from fedstack.computations.python_containers import (
 )
 from fedstack.computations.python_functions import PythonLeaf
 from fedstack.computations.tensor_values import describe
+from fedstack.computations.texts import name_text
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
@@ -51,6 +53,8 @@ from fedstack.proto import carriers_pb2
 _M = TypeVar("_M", bound=Message)
 
 PROCESS = uuid.uuid4().hex
+# What to do about a function that can go by value only, where the worker is one of ours.
+ALLOW_CODE = "start the worker with --allow-python-code"
 
 
 @attrs.frozen(eq=False)
@@ -120,7 +124,7 @@ def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
     """
     found = registry.find(handle.serial) if handle.process == PROCESS else None
     if found is None:
-        raise CarrierError(f"Expected a live function of this process, found none for {handle.name!r}")
+        raise CarrierError(f"Expected a live function of this process, found none for {name_text(handle.name)!r}")
     return found
 
 
@@ -131,13 +135,15 @@ class HandleRuntime:
         handle = _unpack(computation, carriers_pb2.PythonHandle())
         if handle.process != PROCESS:
             raise CarrierError(
-                f"Expected a function of this process, found a handle of another one to {handle.name!r}; send the "
-                "computation with a carrier that travels: define the function at the top of an installed module, or "
-                "allow Python code by value"
+                f"Expected a function of this process, found a handle of another one to {name_text(handle.name)!r}; "
+                "send the computation with a carrier that travels: define the function at the top of an installed "
+                "module, or allow Python code by value"
             )
         found = registry.find(handle.serial)
         if found is None:
-            raise CarrierError(f"Expected the function {handle.name!r} to be alive, found it garbage collected")
+            raise CarrierError(
+                f"Expected the function {name_text(handle.name)!r} to be alive, found it garbage collected"
+            )
         signature = FunctionType(found.parameter, found.result)
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
@@ -150,7 +156,8 @@ class CarrierPolicy:
     """Says which carriers this process loads from others.
 
     Attributes:
-      modules: The modules into which references are followed, with all their submodules; `*` stands for any.
+      modules: The modules into which references are followed, with all their submodules; `*` stands for any. Those of
+        fedstack itself are never meant, but for its example.
       python_code: Whether functions by value are loaded; that executes what the sender wrote. References are followed
         into any module then, as such code could do it too.
     """
@@ -160,8 +167,8 @@ class CarrierPolicy:
 
     def allows_module(self, module: str) -> bool:
         """Tells whether a reference into `module` may be followed."""
-        return self.python_code or any(
-            allowed in ("*", module) or module.startswith(allowed + ".") for allowed in self.modules
+        return self.python_code or (
+            any(allowed == "*" or is_inside(module, allowed) for allowed in self.modules) and not is_internal(module)
         )
 
     def check_module(self, module: str, shown: str) -> None:
@@ -176,10 +183,10 @@ class CarrierPolicy:
         """
         if self.allows_module(module):
             return
-        if module.partition(".")[0] in sys.stdlib_module_names:  # whoever allows one of those allows any code
+        if is_as_good_as_code(module) or is_internal(module):  # whoever allows one of those allows any code
             advice = "call it in a function of a module of your own"
         else:
-            advice = f"start the worker with --allow-module {module}"
+            advice = f"start the worker with --allow-module {name_text(module)}"
         raise CarrierError(
             f"Expected a function of an allowed module ({', '.join(self.modules) or 'none'}), found {shown}; {advice}"
         )
@@ -187,8 +194,7 @@ class CarrierPolicy:
     @property
     def runs_anything(self) -> bool:
         """Whether clients can run any code, in one way or another: Python's own modules have `eval` and `rmtree`."""
-        tops = {module.partition(".")[0] for module in self.modules}
-        return self.python_code or "*" in tops or not tops.isdisjoint(sys.stdlib_module_names)
+        return self.python_code or any(module == "*" or is_as_good_as_code(module) for module in self.modules)
 
 
 policy = CarrierPolicy()
@@ -206,7 +212,7 @@ class ReferenceRuntime:
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         reference = _unpack(computation, carriers_pb2.PythonReference())
-        allowed, shown = current_policy(), f"{reference.module}:{reference.qualname}"
+        allowed, shown = current_policy(), name_text(f"{reference.module}:{reference.qualname}")
         allowed.check_module(reference.module, shown)
         function = resolve_reference(reference.module, reference.qualname)
         if reference.digest:
@@ -216,7 +222,7 @@ class ReferenceRuntime:
                 f"Expected the sender's version of {shown}, found another; install the same one on both sides"
             )
         containers = from_message(reference.parameter, allowed.check_module)
-        return _leaf_of_type(function, reference.qualname, computation, containers)
+        return _leaf_of_type(function, name_text(reference.qualname), computation, containers)
 
 
 class PickledRuntime:
@@ -226,8 +232,8 @@ class PickledRuntime:
         pickled = _unpack(computation, carriers_pb2.PickledPython())
         if not current_policy().python_code:
             raise CarrierError(
-                f"Expected no Python code by value, found the function {pickled.name!r}; define it in an installed "
-                "module, or start the worker with --allow-python-code"
+                f"Expected no Python code by value, found the function {name_text(pickled.name)!r}; define it "
+                f"in an installed module, or {ALLOW_CODE}"
             )
         version = _python_version()
         if pickled.python_version != version:
@@ -236,11 +242,12 @@ class PickledRuntime:
             function, containers = loads(pickled.function)
         except LOADING_ERRORS as error:
             raise CarrierError(
-                f"Expected a function that can be loaded, found that loading {pickled.name!r} raised {told_of(error)}"
+                f"Expected a function that can be loaded, found that loading {name_text(pickled.name)!r} raised "
+                f"{told_of(error)}"
             ) from error
         if not isinstance(containers, Containers | None):
-            raise CarrierError(f"Expected containers beside {pickled.name!r}, found {describe(containers)}")
-        return _leaf_of_type(function, pickled.name, computation, containers)
+            raise CarrierError(f"Expected containers beside {name_text(pickled.name)!r}, found {describe(containers)}")
+        return _leaf_of_type(function, name_text(pickled.name), computation, containers)
 
 
 def _leaf_of_type(
@@ -262,7 +269,7 @@ def _unpack(computation: computation_pb2.Computation, message: _M) -> _M:
     except DecodeError as error:
         raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
     if not is_one:
-        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found {content.type_url}")
+        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found {name_text(content.type_url)}")
     return message
 
 
@@ -285,8 +292,13 @@ def code_version(content: any_pb2.Any) -> bytes | None:
         return b""
 
 
-def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.Any:
+def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool, advice: str = ALLOW_CODE) -> any_pb2.Any:
     """Returns a carrier that can leave this process for the content of a handle; other contents as they are.
+
+    Args:
+      content: The content of a `data` block.
+      allow_by_value: Whether functions may go by value.
+      advice: What to do where one would have to, and may not.
 
     Raises:
       CarrierError: If the function can go neither by reference nor, where not allowed, by value.
@@ -316,7 +328,7 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool) -> any_pb2.A
     else:
         raise CarrierError(
             f"Expected a function that can travel, found {found.name!r}, which is local to this process; define it at "
-            "the top of a module that is installed on the worker, or start the worker with --allow-python-code"
+            f"the top of a module that is installed on the worker, or {advice}"
         )
     return result
 

@@ -35,6 +35,8 @@ from fedstack.computations.language import (
     computation_pb2,
 )
 from fedstack.computations.tensor_values import mismatch
+from fedstack.computations.texts import name_text
+from fedstack.computations.type_sizes import type_text
 from fedstack.computations.type_structure import (
     fields_of,
     is_client_valued,
@@ -158,7 +160,7 @@ def _members(payload: object, struct: StructType, path: str) -> Iterator[tuple[s
         mismatch(struct, _kind(payload), path, "give a tuple of the members in the type's order")
     members = cast("tuple[object, ...]", payload)
     if len(members) != len(fields):
-        mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path)
+        mismatch(f"{len(fields)} members of {type_text(struct)}", f"{len(members)}", path)
     for index, (member, (name, member_type)) in enumerate(zip(members, fields, strict=True)):
         yield name, member_type, member, join_path(path, name, index)
 
@@ -203,10 +205,10 @@ def _elements(
         mismatch(type_spec, "a struct", path)
     fields = fields_of(type_spec)
     if len(proto.element) != len(fields):
-        mismatch(f"{len(fields)} members of {type_spec}", f"{len(proto.element)}", path)
+        mismatch(f"{len(fields)} members of {type_text(type_spec)}", f"{len(proto.element)}", path)
     for index, (element, (name, member_type)) in enumerate(zip(proto.element, fields, strict=True)):
         if element.name and element.name != name:
-            found = f"the name {element.name!r} at position {index}"
+            found = f"the name {name_text(element.name)!r} at position {index}"
             mismatch(type_spec, found, path, "use the type's names in the type's order, or none")
         yield element, member_type, join_path(path, name, index)
 
@@ -234,7 +236,9 @@ def _read_sequence(proto: executor_pb2.Value.Sequence, type_spec: Type | None, p
     payload: list[object] = []
     for index, element in enumerate(proto.element):
         if len(element.flat_value) != len(leaves):
-            mismatch(f"{len(leaves)} arrays for {element_type}", f"{len(element.flat_value)}", f"{path}[{index}]")
+            mismatch(
+                f"{len(leaves)} arrays for {type_text(element_type)}", f"{len(element.flat_value)}", f"{path}[{index}]"
+            )
         arrays = (
             array_from_proto(array, leaf.dtype, leaf.shape, path=f"{path}[{index}]{inner}")
             for array, (inner, leaf) in zip(element.flat_value, leaves, strict=True)
@@ -257,7 +261,8 @@ def _read_federated(proto: executor_pb2.Value.Federated, type_spec: Type | None,
     uri = proto.type.placement.value.uri
     if uri not in (CLIENTS.uri, SERVER.uri):
         raise InvalidValueError(
-            f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found {uri!r}; at {path}; send one of these"
+            f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found {name_text(uri)!r}; at {path}; send "
+            "one of these"
         )
     values = proto.value
     is_single = is_sent_once = proto.type.all_equal or uri == SERVER.uri
@@ -288,7 +293,7 @@ def _read_computation(proto: computation_pb2.Computation, type_spec: Type | None
     if type_spec is not None:
         found = _read_type(proto.type, path)
         if not isinstance(type_spec, FunctionType) or not type_spec.is_equivalent_to(found):
-            mismatch(type_spec, f"a computation of type {found}", path)
+            mismatch(type_spec, f"a computation of type {type_text(found)}", path)
     return proto
 
 

@@ -23,6 +23,7 @@ from fedstack.computations.records import (
     keyed_tuple_class,
     record_class,
 )
+from fedstack.computations.type_memory import TypeMemo
 from fedstack.computations.type_structure import fields_of, is_client_valued
 from fedstack.errors import InvalidComputationError
 
@@ -88,16 +89,14 @@ def _own(payload: object) -> object:
     return array.copy()
 
 
-_result_makers: dict[int, Maker] = {}
-_argument_makers: dict[int, Maker] = {}
+_result_makers: TypeMemo[Maker] = TypeMemo()
+_argument_makers: TypeMemo[Maker] = TypeMemo()
 
 
 def result_maker(struct: StructType) -> Maker:
     """Returns the function that builds the container of a struct type out of its members, for results."""
-    found = _result_makers.get(id(struct))
-    if found is None:
-        found = _result_makers[id(struct)] = _make_result_maker(struct)
-    return found
+    found = _result_makers.get(struct)
+    return _result_makers.put(struct, _make_result_maker(struct)) if found is None else found
 
 
 def _make_result_maker(struct: StructType) -> Maker:
@@ -125,10 +124,8 @@ def takes_keywords(container: type) -> bool:
 
 def argument_maker(struct: StructType) -> Maker:
     """Returns the function that builds what a leaf function sees for a struct: access by attribute and by key."""
-    found = _argument_makers.get(id(struct))
-    if found is None:
-        found = _argument_makers[id(struct)] = _make_argument_maker(struct)
-    return found
+    found = _argument_makers.get(struct)
+    return _argument_makers.put(struct, _make_argument_maker(struct)) if found is None else found
 
 
 def _make_argument_maker(struct: StructType) -> Maker:

@@ -15,6 +15,7 @@ from fedstack.computations.columns import Column, ListColumn, ScalarColumn, Stru
 from fedstack.computations.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.records import Record
 from fedstack.computations.tensor_values import (
+    ReadTensor,
     describe,
     kind_of_dtype,
     mismatch,
@@ -125,29 +126,33 @@ def _client_hint(value: object) -> str:
     return "put the clients' values into a list"
 
 
-def column_from_values(values: Sequence[object], member: Type, where: Where) -> Column:
+def column_from_values(
+    values: Sequence[object], member: Type, where: Where, read: ReadTensor = normalize_tensor
+) -> Column:
     """Returns the column of one Python value per client.
 
     Args:
       values: One value per client, in client order.
       member: The type that each must fit.
       where: Gives the path of the value at an index, for messages.
+      read: The rule for their tensors.
 
     Raises:
       TypeMismatchError: If a value does not fit; the message names the client.
     """
     if isinstance(member, StructType):
-        return _struct_column(values, member, where)
+        return _struct_column(values, member, where, read)
     if isinstance(member, TensorType):
         if is_string(member):
-            return ListColumn([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)])
-        return _scalar_column(values, member, where) if is_scalar(member) else _array_column(values, member, where)
+            return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)])
+        make = _scalar_column if is_scalar(member) else _array_column
+        return make(values, member, where, read)
     if isinstance(member, SequenceType):
-        return _sequence_column(values, member, where)
-    return ListColumn([normalize(value, member, where(i)) for i, value in enumerate(values)])
+        return _sequence_column(values, member, where, read)
+    return ListColumn([normalize(value, member, where(i), read) for i, value in enumerate(values)])
 
 
-def _scalar_column(values: Sequence[object], member: TensorType, where: Where) -> Column:
+def _scalar_column(values: Sequence[object], member: TensorType, where: Where, read: ReadTensor) -> Column:
     dtype = member.dtype
     kinds = set(map(type, values))
     if kinds == {dtype.type}:
@@ -165,10 +170,10 @@ def _scalar_column(values: Sequence[object], member: TensorType, where: Where) -
             return ScalarColumn(np.array(values, dtype))
     elif kinds == {bool} and dtype.kind == "b":
         return ScalarColumn(np.array(values, dtype))
-    return column_from_payloads([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)], member)
+    return column_from_payloads([read(value, member, where(i)) for i, value in enumerate(values)], member)
 
 
-def _array_column(values: Sequence[object], member: TensorType, where: Where) -> Column:
+def _array_column(values: Sequence[object], member: TensorType, where: Where, read: ReadTensor) -> Column:
     dtype, shape = member.dtype, member.shape
     fitting = shape  # with unknown dimensions, the last shape that fitted
     payloads: list[object] = []
@@ -183,11 +188,11 @@ def _array_column(values: Sequence[object], member: TensorType, where: Where) ->
             fitting = value.shape
             append(read_only(value))
         else:
-            append(normalize_tensor(value, member, where(index)))
+            append(read(value, member, where(index)))
     return ListColumn(payloads, list_is_own=True)
 
 
-def _struct_column(values: Sequence[object], member: StructType, where: Where) -> Column:
+def _struct_column(values: Sequence[object], member: StructType, where: Where, read: ReadTensor) -> Column:
     fields = fields_of(member)
     columns = _split_alike(values, member)
     if columns is None:
@@ -195,7 +200,7 @@ def _struct_column(values: Sequence[object], member: StructType, where: Where) -
         columns = list(zip(*rows)) if rows else [()] * len(fields)
 
     def field_column(index: int, name: str | None, field_type: Type) -> Column:
-        return column_from_values(columns[index], field_type, lambda i: join_path(where(i), name, index))
+        return column_from_values(columns[index], field_type, lambda i: join_path(where(i), name, index), read)
 
     return StructColumn(tuple(field_column(i, name, t) for i, (name, t) in enumerate(fields)), len(values))
 
@@ -228,10 +233,10 @@ def _split_alike(values: Sequence[object], member: StructType) -> Sequence[Seque
     return None
 
 
-def _sequence_column(values: Sequence[object], member: SequenceType, where: Where) -> Column:
+def _sequence_column(values: Sequence[object], member: SequenceType, where: Where, read: ReadTensor) -> Column:
     """Normalises all elements of all clients in one pass where every sequence is a list, else one by one."""
     if not all(type(value) is list for value in values):
-        return ListColumn([normalize_sequence(value, member, where(i)) for i, value in enumerate(values)])
+        return ListColumn([normalize_sequence(value, member, where(i), read) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)
     elements = [element for value in lists for element in value]
     bounds = np.cumsum([0, *map(len, lists)])
@@ -240,5 +245,5 @@ def _sequence_column(values: Sequence[object], member: SequenceType, where: Wher
         client = int(np.searchsorted(bounds, position, side="right")) - 1
         return f"{where(client)}[{position - int(bounds[client])}]"
 
-    payloads = column_from_values(elements, member.element, where_element).items()
+    payloads = column_from_values(elements, member.element, where_element, read).items()
     return ListColumn([payloads[start:stop] for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist())])

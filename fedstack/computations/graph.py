@@ -11,6 +11,7 @@ from typing import TypeAlias
 import attrs
 
 from fedstack.computations.language import FunctionType, StructType, Type, computation_pb2
+from fedstack.computations.tensor_values import shorten
 from fedstack.computations.type_structure import fields_of, type_from_proto
 from fedstack.errors import InvalidComputationError
 
@@ -91,11 +92,20 @@ class LeafCall(Node):
 
 @attrs.define(eq=False, repr=False)
 class IntrinsicCall(Node):
-    """A call of an intrinsic, its functional and its other arguments apart."""
+    """A call of an intrinsic, its functional and its other arguments apart.
+
+    Attributes:
+      uri: The intrinsic.
+      functions: The functional arguments.
+      arguments: The others.
+      types: The types that it declares for these, of which they may have narrower ones: no elements where it takes any
+        number of them. By default their own.
+    """
 
     uri: str
     functions: "tuple[Function, ...]"
     arguments: "tuple[Symbol, ...]"
+    types: tuple[Type, ...] = attrs.Factory(lambda self: tuple(map(type_of, self.arguments)), takes_self=True)
 
     def operands(self) -> "Iterator[Symbol]":
         yield from self.arguments
@@ -131,10 +141,24 @@ class Callee:
     @property
     def type(self) -> Type:
         """The function type that the computation declares."""
-        return type_from_proto(self.computation.type)
+        return declared_type(self.computation)
 
 
 Symbol: TypeAlias = Node | Pack | Callee
+
+
+def declared_type(computation: computation_pb2.Computation) -> Type:
+    """Returns the type that a computation declares.
+
+    Raises:
+      InvalidComputationError: If it declares none, or one that the language refuses; the message says of what.
+    """
+    try:
+        return type_from_proto(computation.type)
+    except InvalidComputationError as error:
+        kind = computation.WhichOneof("computation") or "computation of no kind"
+        uri = f" {shorten(computation.intrinsic.uri)}" if kind == "intrinsic" else ""
+        raise InvalidComputationError(f"{error}; as the type of the {kind}{uri}") from error.__cause__
 
 
 class Function:

@@ -21,6 +21,8 @@ from fedstack.computations.language import (
     Type,
 )
 from fedstack.computations.tensor_values import kind_of_dtype
+from fedstack.computations.texts import name_text
+from fedstack.computations.type_memory import TypeMemo
 from fedstack.computations.type_structure import contains_federated, fields_of, tensor_leaves
 from fedstack.errors import InvalidComputationError, TypeMismatchError, UnsupportedIntrinsicError
 
@@ -257,7 +259,7 @@ _TABLE = [
 ]
 INTRINSICS = {intrinsic.uri: intrinsic for intrinsic in _TABLE}
 GENERIC_ZERO = "generic_zero"
-_checked: dict[tuple[str, int], FunctionType] = {}
+_checked: TypeMemo[frozenset[str]] = TypeMemo()  # the intrinsics that may have a type
 
 
 def find_intrinsic(uri: str) -> Intrinsic:
@@ -269,7 +271,8 @@ def find_intrinsic(uri: str) -> Intrinsic:
     found = INTRINSICS.get(uri)
     if found is None:
         raise UnsupportedIntrinsicError(
-            f"Expected an intrinsic of the language, found {uri!r}; known are {', '.join(sorted(INTRINSICS))}"
+            f"Expected an intrinsic of the language, found {name_text(uri)!r}; known are "
+            f"{', '.join(sorted(INTRINSICS))}"
         )
     return found
 
@@ -280,11 +283,11 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
     Raises:
       TypeMismatchError: If the declared type is not one that the intrinsic can have.
     """
-    key = (intrinsic.uri, id(declared))
-    if key in _checked:
-        return _checked[key]
+    known = _checked.get(declared) or frozenset()
     if not isinstance(declared, FunctionType) or declared.parameter is None:
         raise TypeMismatchError(f"Expected a functional type for {intrinsic.uri}, found {declared}")
+    if intrinsic.uri in known:
+        return declared
     arguments = argument_types(intrinsic, declared.parameter)
     try:
         derived = intrinsic.rule(arguments)
@@ -292,7 +295,7 @@ def checked_type(intrinsic: Intrinsic, declared: Type) -> FunctionType:
         raise TypeMismatchError(f"{error}; in the type {declared} of {intrinsic.uri}") from None
     if not declared.result.is_assignable_from(derived) and not same_without_names(declared.result, derived):
         raise TypeMismatchError(f"Expected {intrinsic.uri} to give {derived}, found the declared type {declared}")
-    _checked[key] = declared
+    _checked.put(declared, known | {intrinsic.uri})
     return declared
 
 

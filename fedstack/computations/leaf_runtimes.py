@@ -11,14 +11,18 @@ import contextvars
 import functools
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
-from fedstack.computations.bounded_cache import BoundedCache
+from fedstack.computations.after_fork import renew_after_fork
+from fedstack.computations.bounded_cache import SharedCache
 from fedstack.computations.columns import Column, column_from_payloads
 from fedstack.computations.language import Type, computation_pb2
-from fedstack.errors import CarrierError
+from fedstack.computations.own_frames import without_own_frames
+from fedstack.computations.texts import name_text
+from fedstack.errors import CarrierError, InvalidComputationError
 
 if TYPE_CHECKING:
     from fedstack.computations.program import Program
@@ -84,23 +88,24 @@ runs_for_others: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_for
 def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
     """Makes `runtime` load every leaf whose content is the protobuf message `message_name` (its full name)."""
     _runtimes[message_name] = runtime
-    _find_runtime.cache_clear()
 
 
 def known_carriers() -> list[str]:
     """Lists the full names of the messages whose leaves can be loaded here."""
-    installed = [entry_point.name for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP)]
-    return sorted({*_runtimes, *installed})
+    return sorted({*_runtimes, *_installed()})
 
 
 @functools.cache
+def _installed() -> dict[str, metadata.EntryPoint]:
+    """Returns the runtimes of other distributions, by the messages that they load; looking for them takes a while."""
+    return {entry_point.name: entry_point for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
 def _find_runtime(message_name: str) -> LeafRuntime | None:
-    if message_name in _runtimes:
-        return _runtimes[message_name]
-    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if entry_point.name == message_name:
-            return entry_point.load()
-    return None
+    found = _runtimes.get(message_name)
+    if found is None and message_name in _installed():
+        found = _runtimes[message_name] = _installed()[message_name].load()
+    return found
 
 
 def carrier_of(computation: computation_pb2.Computation) -> str | None:
@@ -120,15 +125,18 @@ def load_leaf(computation: computation_pb2.Computation) -> Leaf:
 
     Raises:
       CarrierError: If no runtime knows the carrier, or it cannot be loaded here.
+      InvalidComputationError: If it has no content.
     """
     name = carrier_of(computation)
-    runtime = _find_runtime(name) if name else None
+    if not name:
+        kind = computation.WhichOneof("computation") or "computation of no kind"
+        raise InvalidComputationError(f"Expected a leaf computation with its content, found a {kind} without any")
+    runtime = _find_runtime(name)
     if runtime is None:
         known = ", ".join(sorted(_runtimes)) or "none"
-        shown = name or f"a {computation.WhichOneof('computation')} without content"
         raise CarrierError(
-            f"Expected a leaf computation of a known kind ({known}), found {shown}; in the leaf executor; install the "
-            f"package whose entry point {ENTRY_POINT_GROUP!r} runs it"
+            f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; in the leaf "
+            f"executor; install the package whose entry point {ENTRY_POINT_GROUP!r} runs it"
         )
     return runtime.load(computation)
 
@@ -137,8 +145,15 @@ class LoadedLeaves:
     """The leaves that were used last, by content; for any number of threads. Large ones are fewer."""
 
     def __init__(self) -> None:
+        self._known: SharedCache[bytes, Leaf | Exception] = SharedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
+        renew_after_fork(self)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begins to take turns anew."""
         self._lock = threading.Lock()
-        self._known: BoundedCache[bytes, Leaf | Exception] = BoundedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
+        # Those that are being loaded: whoever needs one of them too waits for it, and does not load it as well.
+        self._turns: weakref.WeakValueDictionary[bytes, threading.RLock] = weakref.WeakValueDictionary()
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         """Returns a leaf, loaded unless it has been.
@@ -146,43 +161,42 @@ class LoadedLeaves:
         Raises:
           CarrierError: If it cannot be loaded; what `prepare` has found out is not tried again.
         """
-        key, size = _digest(computation)
-        with self._lock:
-            known = self._known.get(key)
+        key, size = digest_of(computation)
+        known = self._known.get(key)
         if known is None:
-            known = load_leaf(computation)
-            self._keep(key, known, size)
+            with self._lock:
+                turn = self._turns.setdefault(key, threading.RLock())
+            with turn:
+                known = self._known.get(key)
+                if known is None:
+                    known = load_leaf(computation)
+                    self._known.put(key, known, size)
         if isinstance(known, Exception):
             raise known.with_traceback(None)
         return known
 
     def has(self, computation: computation_pb2.Computation) -> bool:
         """Tells whether a leaf has been loaded."""
-        key, _ = _digest(computation)
-        with self._lock:
-            return isinstance(self._known.get(key), Leaf)
+        key, _ = digest_of(computation)
+        return isinstance(self._known.get(key), Leaf)
 
     def prepare(self, computation: computation_pb2.Computation) -> None:
         """Loads a leaf ahead; what goes wrong is raised when it is used. That may run what others wrote."""
         try:
             found: Leaf | Exception = load_leaf(computation)
         except Exception as error:
-            found = error
+            found = without_own_frames(error).with_traceback(None)
         except BaseException as error:  # it is the sender's, and not meant for this process
             found = CarrierError(f"Expected a function that can be loaded, found that it raised {error!r}")
-        key, size = _digest(computation)
-        self._keep(key, found, size)
-
-    def _keep(self, key: bytes, found: "Leaf | Exception", size: int) -> None:
-        with self._lock:
-            self._known.put(key, found, size)
+        key, size = digest_of(computation)
+        self._known.put(key, found, size)
 
 
 # What a service has loaded ahead for the current work; `None` elsewhere.
 prepared_leaves: contextvars.ContextVar[LoadedLeaves | None] = contextvars.ContextVar("prepared_leaves", default=None)
 
 
-def _digest(computation: computation_pb2.Computation) -> tuple[bytes, int]:
+def digest_of(computation: computation_pb2.Computation) -> tuple[bytes, int]:
     """Returns what stands for the content of a computation, and its size in bytes."""
     content = computation.SerializeToString(deterministic=True)
     return hashlib.sha256(content).digest(), len(content)

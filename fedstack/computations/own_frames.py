@@ -1,14 +1,17 @@
 """Cuts the frames of this package out of tracebacks: users look for their own lines there.
 
 What the standard library does between our frames, such as loading a module or entering a context, belongs to them;
-what it does for the user's function stays.
+what it does for the user's function stays. Cutting them out of the errors themselves also frees what they have.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import TypeVar
 
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=BaseException)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = tuple(_STANDARD_LIBRARY + name + os.sep for name in ("site-packages", "dist-packages"))
@@ -16,15 +19,83 @@ _INSTALLED = tuple(_STANDARD_LIBRARY + name + os.sep for name in ("site-packages
 
 def users_frames(frames: Iterable[FrameSummary]) -> Iterator[FrameSummary]:
     """Yields the frames that are neither this package's nor the standard library's on behalf of it."""
+    return _users(frames, lambda frame: frame.filename)
+
+
+def _users(frames: Iterable[_T], filename: Callable[[_T], str]) -> Iterator[_T]:
     is_ours = False
     for frame in frames:
-        if _is_standard(frame.filename):
+        if _is_standard(filename(frame)):
             if is_ours:
                 continue
         else:
-            is_ours = frame.filename.startswith(_PACKAGE)
+            is_ours = filename(frame).startswith(_PACKAGE)
         if not is_ours:
             yield frame
+
+
+def called_by_us(frames: Sequence[FrameSummary]) -> Sequence[FrameSummary]:
+    """Returns the frames from the first of this package's on: what comes before that starts threads and programs."""
+    ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(_PACKAGE)]
+    return frames[ours[0] :] if ours else frames
+
+
+def without_frames(error: _E) -> _E:
+    """Drops all frames from an error that nobody will print any more, and from all that it came from.
+
+    Frames have locals: arguments and messages of any size, and often a task or an object that has the error. That is a
+    circle, so without this each failed call would keep what it was about until the garbage collector comes.
+    """
+    for one in _chain(error):
+        one.__traceback__ = None
+    return error
+
+
+def without_own_frames(error: _E) -> _E:
+    """Drops the frames of this package from an error that is kept or goes to the user, and from all that it came from.
+
+    What is wrong is at the call, and in the message; and see `without_frames`.
+    """
+    for one in _chain(error):
+        one.__traceback__ = _users_traceback(one.__traceback__)
+    return error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and all that it came from, each once: users may have made a circle of causes."""
+    found: dict[int, BaseException] = {}
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            waiting += [one.__cause__, one.__context__]
+            yield one
+
+
+def _users_traceback(traceback: TracebackType | None) -> TracebackType | None:
+    """Returns what is left of a traceback without the frames that are not the user's."""
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    kept = list(_users(entries, lambda entry: entry.tb_frame.f_code.co_filename))
+    for entry, following in zip(kept, [*kept[1:], None]):
+        entry.tb_next = following
+        _clear_callers(entry.tb_frame)
+    return kept[0] if kept else None
+
+
+def _clear_callers(frame: FrameType) -> None:
+    """Clears the locals of our frames that called a user's, which refers to them, as far as they have ended."""
+    caller = frame.f_back
+    while caller is not None and caller.f_back is not None:  # without it may be a coroutine's that is to go on
+        if caller.f_code.co_filename.startswith(_PACKAGE):
+            try:
+                caller.clear()
+            except RuntimeError:  # it runs
+                return
+        caller = caller.f_back
 
 
 def users_lines(error: BaseException) -> str:

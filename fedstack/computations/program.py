@@ -22,7 +22,6 @@ from fedstack.computations.graph import (
     Parameter,
     Selection,
     Symbol,
-    type_of,
 )
 from fedstack.computations.language import Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf
@@ -84,13 +83,15 @@ class IntrinsicSource:
     Attributes:
       uri: The intrinsic.
       functions: The programs of its functional arguments; their inputs are the parameter, then the captures.
+      parameters: The types of their parameters.
       captures: How many captures each of them has.
       type: The result type.
-      arguments: The types of the arguments that are values.
+      arguments: The types that it declares for the arguments that are values.
     """
 
     uri: str
     functions: "tuple[Program, ...]"
+    parameters: tuple[Type, ...]
     captures: tuple[int, ...]
     type: Type
     arguments: tuple[Type, ...]
@@ -226,8 +227,8 @@ class ProgramBuilder:
         captures = [self.read(capture) for function in node.functions for capture in function.captures]
         arguments = Join((*(self.read(argument) for argument in node.arguments), *captures))
         counts = tuple(len(function.captures) for function in node.functions)
-        types = tuple(type_of(argument) for argument in node.arguments)
-        return self._step(IntrinsicSource(node.uri, programs, counts, node.type, types), arguments)
+        parameters = tuple(function.parameter.type for function in node.functions if function.parameter is not None)
+        return self._step(IntrinsicSource(node.uri, programs, parameters, counts, node.type, node.types), arguments)
 
     def finish(self, results: Sequence[Expression]) -> Program:
         """Returns the program."""

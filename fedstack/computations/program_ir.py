@@ -5,14 +5,14 @@ Reading traces that function, so everything that tracing checks is checked of wh
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from fedstack.computations.graph import Function, type_of
 from fedstack.computations.intrinsics import INTRINSICS
-from fedstack.computations.language import SequenceType, StructType, TensorType, Type, computation_pb2
+from fedstack.computations.language import StructType, TensorType, Type, computation_pb2
 from fedstack.computations.program import (
     DataSource,
     Expression,
@@ -132,33 +132,20 @@ class _Writer:
         functions = iter(
             [
                 self._function(program, parameter, list(itertools.islice(captures, captured)))
-                for program, captured, parameter in zip(source.functions, source.captures, _parameters(source))
+                for program, captured, parameter in zip(source.functions, source.captures, source.parameters)
             ]
         )
         positions = INTRINSICS[source.uri].functions
         in_order = [
             next(functions) if index in positions else next(arguments) for index in range(INTRINSICS[source.uri].arity)
         ]
-        return call_intrinsic(source.uri, in_order, source.type)
+        return call_intrinsic(source.uri, in_order, source.type, source.arguments)
 
     def _function(self, program: Program, parameter: Type, captures: Sequence[Computation]) -> Computation:
         """Returns a function that goes on to refer to the names around it."""
         name = f"arg{next(self._numbers)}"
         (result,), locals_ = self._run(program, [reference(name, parameter), *captures])
         return function_of(name, parameter, _block(locals_, result))
-
-
-def _parameters(source: IntrinsicSource) -> Iterator[Type]:
-    """Yields the parameter types of the functional arguments of an unplaced intrinsic."""
-    if not source.functions:
-        return
-    sequence = source.arguments[0]
-    if not isinstance(sequence, SequenceType):
-        raise InvalidComputationError(f"Expected a sequence as the argument of {source.uri}, found {sequence}")
-    if source.uri == "sequence_map":
-        yield sequence.element
-    else:
-        yield StructType([source.arguments[1], sequence.element])
 
 
 def _block(locals_: Sequence[computation_pb2.Block.Local], result: Computation) -> Computation:

@@ -23,6 +23,7 @@ from fedstack.computations.language import (
     infer_type,
     to_type,
 )
+from fedstack.computations.named_functions import Decorated
 from fedstack.computations.python_functions import PythonLeaf, calls_by_name
 from fedstack.computations.records import KeyedTuple, Record
 from fedstack.computations.tensor_values import describe
@@ -41,7 +42,7 @@ from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimi
 ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
 
 
-class PythonComputation(ConcreteComputation):
+class PythonComputation(Decorated, ConcreteComputation):
     """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor."""
 
     def __init__(self, function: PythonFunction) -> None:

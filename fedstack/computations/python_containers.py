@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 from fedstack.computations.containers import takes_keywords
 from fedstack.computations.language import FederatedType, SequenceType, StructType, StructWithPythonType, Type
 from fedstack.computations.named_functions import resolve_reference, resolves_to_itself
+from fedstack.computations.texts import name_text
 from fedstack.computations.type_structure import fields_of
 from fedstack.errors import CarrierError
 from fedstack.proto.carriers_pb2 import PythonContainer
@@ -24,7 +25,7 @@ class Containers(NamedTuple):
     Attributes:
       container: That of the type itself; `None` for what is no struct, or a struct without one of its own.
       members: Those of a struct's members, a sequence's elements or a federated value's members; `None` where there are
-        none.
+        none. A struct of which no member has one may leave all out.
     """
 
     container: type | None
@@ -60,9 +61,11 @@ def _dressed(type_spec: Type, containers: Containers | None) -> Type:
         return SequenceType(_dressed(type_spec.element, members[0]))
     if isinstance(type_spec, FederatedType) and container is None and len(members) == 1:
         return FederatedType(_dressed(type_spec.member, members[0]), type_spec.placement, type_spec.all_equal)
-    if not isinstance(type_spec, StructType) or len(members) != len(fields_of(type_spec)):
+    fields = fields_of(type_spec) if isinstance(type_spec, StructType) else ()
+    if not isinstance(type_spec, StructType) or len(members) not in (0, len(fields)):
         raise CarrierError(f"Expected containers for the structs in {type_spec}, found some for another type")
-    fields = [(name, _dressed(member, inner)) for (name, member), inner in zip(fields_of(type_spec), members)]
+    if members:
+        fields = [(name, _dressed(member, inner)) for (name, member), inner in zip(fields, members)]
     if container not in (None, list, tuple) and any(name is None for name, _ in fields):
         raise CarrierError(f"Expected names for all members of a {container.__name__}, found {type_spec}")
     elements = [member if name is None else (name, member) for name, member in fields]
@@ -114,6 +117,7 @@ def from_message(message: PythonContainer, check_module: Callable[[str, str], No
         container = resolve_reference(module, qualname)
         if not isinstance(container, type) or not takes_keywords(container):
             raise CarrierError(
-                f"Expected a named tuple, an attrs class or a dataclass as {message.type}, found {container!r}"
+                f"Expected a named tuple, an attrs class or a dataclass as {name_text(message.type)}, found "
+                f"{container!r}"
             )
     return Containers(container, members)

@@ -20,6 +20,7 @@ from fedstack.computations.language import RetryableError, SequenceType, StructT
 from fedstack.computations.leaf_runtimes import Leaf, runs_for_others
 from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.snapshots import snapshot_of
+from fedstack.computations.tensor_values import normalize_result
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of
 from fedstack.computations.values import in_lists, normalize, quick_reader
@@ -139,7 +140,10 @@ class PythonLeaf(Leaf):
             raise_leaf_error(error, self.name, first_client + len(values))
         try:
             return column_from_values(
-                values, self.result, lambda i: f"the result of {self.name!r}[client {first_client + i}]"
+                values,
+                self.result,
+                lambda i: f"the result of {self.name!r}[client {first_client + i}]",
+                normalize_result,
             )
         except TypeMismatchError as error:
             raise with_place(error, _RESULT_ADVICE) from error.__cause__
@@ -147,7 +151,7 @@ class PythonLeaf(Leaf):
     def _checked(self, value: object, at_client: str) -> object:
         """Returns the payload of what the function returned."""
         try:
-            return normalize(value, self.result, f"the result of {self.name!r}{at_client}")
+            return normalize(value, self.result, f"the result of {self.name!r}{at_client}", normalize_result)
         except TypeMismatchError as error:
             raise with_place(error, _RESULT_ADVICE) from error.__cause__
 

@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, SupportsIndex, cast, overload
 
+from fedstack.computations.bounded_cache import SharedCache
+
 # The class whose methods the type checker knows; the same object as `tuple`.
 _Tuple: type[tuple[object, ...]] = tuple
 
@@ -69,9 +71,21 @@ def _field_property(index: int) -> property:
     return property(lambda self: _Tuple.__getitem__(self, index))
 
 
-@functools.lru_cache(maxsize=1024)
+# Names come from types, and these from clients.
+_classes: SharedCache[tuple[str | None, ...], type[Record]] = SharedCache(1024, 16 << 20)
+_FIELD_BYTES = 256  # about what a property takes
+
+
 def record_class(names: tuple[str | None, ...]) -> type[Record]:
     """Returns the `Record` subclass for the given field names."""
+    found = _classes.get(names)
+    if found is None:
+        found = _record_class(names)
+        _classes.put(names, found, sum(_FIELD_BYTES + len(name or "") for name in names))
+    return found
+
+
+def _record_class(names: tuple[str | None, ...]) -> type[Record]:
     members: dict[str, object] = {"__slots__": (), "__names__": names}
     for index, name in enumerate(names):
         # A field called "keys" must not take the mapping protocol away: it is reached as r["keys"]. What only a tuple

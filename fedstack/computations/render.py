@@ -86,10 +86,27 @@ def function_of(parameter_name: str, parameter: Type | None, result: Computation
     return Computation(type=type_spec.to_proto(), **keyword)
 
 
-def call_intrinsic(uri: str, arguments: Sequence[Computation], result: Type) -> Computation:
-    """Returns a call of an intrinsic; one argument is passed bare, several in a struct."""
+def call_intrinsic(
+    uri: str, arguments: Sequence[Computation], result: Type, declared: Sequence[Type] | None = None
+) -> Computation:
+    """Returns a call of an intrinsic; one argument is passed bare, several in a struct.
+
+    Args:
+      uri: The intrinsic.
+      arguments: Its arguments.
+      result: Its result type.
+      declared: The types that it declares for the arguments that are no functions; by default their own.
+    """
     argument = arguments[0] if len(arguments) == 1 else struct(arguments)
-    type_spec = FunctionType(Type.from_proto(argument.type), result)
+    parameter = Type.from_proto(argument.type)
+    if declared is not None and len(arguments) == 1:
+        (parameter,) = declared
+    elif declared is not None:
+        functions = INTRINSICS[uri].functions
+        others = iter(declared)
+        own = fields_of(cast(StructType, parameter))
+        parameter = StructType([t if index in functions else next(others) for index, (_, t) in enumerate(own)])
+    type_spec = FunctionType(parameter, result)
     return call(Computation(type=type_spec.to_proto(), intrinsic=computation_pb2.Intrinsic(uri=uri)), argument)
 
 
@@ -159,7 +176,7 @@ class _Renderer:
         captures = list(dict.fromkeys(capture for function in node.functions for capture in function.captures))
         if not captures or node.uri.startswith("sequence_"):
             functions = [self.function(function, scope) for function in node.functions]
-            return call_intrinsic(node.uri, _in_order(node.uri, functions, arguments), node.type)
+            return call_intrinsic(node.uri, _in_order(node.uri, functions, arguments), node.type, node.types)
         captured = [self.symbol(capture, scope) for capture in captures]
         if node.uri == "federated_aggregate":
             return self._aggregate(node, arguments, captures, captured)
@@ -205,7 +222,8 @@ class _Renderer:
         value, zero = arguments
         accumulate, merge, report = node.functions
         state = struct([zero, *captured])
-        state_type = Type.from_proto(state.type)
+        value_type, zero_type = node.types
+        state_type = StructType([zero_type, *(Type.from_proto(capture.type) for capture in captured)])
         member = Type.from_proto(value.type.federated.member)
 
         def step(function: Function, other: Type, read: Callable[[Computation], Computation]) -> Computation:
@@ -226,7 +244,7 @@ class _Renderer:
             step(merge, state_type, lambda other: selection(other, 0)),
             finish,
         ]
-        return call_intrinsic(node.uri, [value, state, *functions], node.type)
+        return call_intrinsic(node.uri, [value, state, *functions], node.type, [value_type, state_type])
 
 
 def _in_order(uri: str, functions: list[Computation], arguments: list[Computation]) -> list[Computation]:

@@ -219,7 +219,7 @@ class _Cutter:
         self, node: IntrinsicCall, builder: ProgramBuilder, bind: Callable[[Symbol], None], results: list[Expression]
     ) -> Fold:
         over_clients = [argument for argument in node.arguments if is_placed_at_clients(type_of(argument))]
-        others = [argument for argument in node.arguments if not is_placed_at_clients(type_of(argument))]
+        others = [pair for pair in zip(node.arguments, node.types) if not is_placed_at_clients(pair[1])]
         positions: list[int] = []
         for argument in over_clients:
             bind(argument)
@@ -231,8 +231,8 @@ class _Cutter:
             tuple(positions),
             members[0],
             members[1] if len(members) > 1 else None,
-            tuple(self.expression(argument) for argument in others),
-            tuple(type_of(argument) for argument in others),
+            tuple(self.expression(argument) for argument, _ in others),
+            tuple(declared for _, declared in others),
             tuple(closed_program(function) for function in node.functions),
             tuple(_signature(function) for function in node.functions),
             tuple(tuple(self.expression(capture) for capture in function.captures) for function in node.functions),

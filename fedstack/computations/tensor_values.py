@@ -11,9 +11,13 @@ from typing import NoReturn, cast
 import numpy as np
 
 from fedstack.computations.client_columns import check_nothing_missing
-from fedstack.computations.language import TensorType
+from fedstack.computations.language import TensorType, Type
+from fedstack.computations.type_sizes import type_text
 from fedstack.computations.type_structure import is_scalar, is_string
 from fedstack.errors import TypeMismatchError
+
+# What gives the payload of a tensor: `normalize_tensor`, or another rule like it.
+ReadTensor = Callable[[object, TensorType, str], object]
 
 _MAX_RANK = 64
 _KIND_NAMES = {"b": "bool", "i": "integer", "f": "floating", "c": "complex", "S": "string"}
@@ -43,7 +47,12 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def mismatch(expected: object, found: object, path: str, advice: str = "") -> NoReturn:
     """Raises `TypeMismatchError` in the house grammar."""
-    raise TypeMismatchError(f"Expected {expected}, found {found}; at {path}" + (f"; {advice}" if advice else ""))
+    shown, seen = _shown(expected), _shown(found)
+    raise TypeMismatchError(f"Expected {shown}, found {seen}; at {path}" + (f"; {advice}" if advice else ""))
+
+
+def _shown(what: object) -> object:
+    return type_text(what) if isinstance(what, Type) else what
 
 
 def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
@@ -79,6 +88,20 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
         mismatch(tensor, describe(value), path, _advice(value))
     _check_shape(array.shape, tensor, path)
     return array[()] if array.ndim == 0 else read_only(array)
+
+
+def normalize_result(value: object, tensor: TensorType, path: str) -> object:
+    """Returns the payload of a tensor in what a function returned, as `normalize_tensor` does.
+
+    Scalars of NumPy's widest types count as Python's numbers, of which these are subclasses: a ratio to a count is a
+    float64, whatever it is a ratio of, and so is the mean of integers.
+    """
+    kind = kind_of_dtype(tensor.dtype)
+    if is_scalar(tensor) and (
+        (type(value) is np.float64 and kind == "f") or (type(value) is np.complex128 and kind == "c")
+    ):
+        value = cast(np.generic, value).item()
+    return normalize_tensor(value, tensor, path)
 
 
 def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:

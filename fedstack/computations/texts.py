@@ -9,6 +9,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 # About as much comes from a worker.
 _MAX_TEXT_BYTES = 4096
+_MAX_NAME = 200
 # Of exceptions that have others in them, as many are told, and as deep.
 _MOST_IN_GROUP = 10
 _DEEPEST_GROUP = 3
@@ -54,6 +55,11 @@ def shortened(text: str, limit: int) -> str:
     tail = kept // 3
     head = encoded[: kept - tail].decode(errors="ignore")
     return head + _cut(len(encoded) - kept) + encoded[len(encoded) - tail :].decode(errors="ignore")
+
+
+def name_text(name: str) -> str:
+    """Returns a name of somebody else's for a message: it may have any length."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}[… {len(name) - _MAX_NAME} more …]"
 
 
 def _cut(size: int) -> str:

@@ -25,6 +25,7 @@ from fedstack.computations.graph import (
     Parameter,
     Scope,
     Symbol,
+    declared_type,
     members_of,
     select,
     type_of,
@@ -45,13 +46,13 @@ from fedstack.computations.language import (
     computation_pb2,
 )
 from fedstack.computations.references import used_locals
+from fedstack.computations.texts import name_text
 from fedstack.computations.type_checks import check_assignable, matched_members
 from fedstack.computations.type_structure import (
     contains_federated,
     contains_function,
     fields_of,
     is_client_valued,
-    type_from_proto,
     zeros,
 )
 from fedstack.computations.values import normalize
@@ -84,7 +85,7 @@ class Environment:
                 return scope.bindings[name]
             scope = scope.outer
         raise InvalidComputationError(
-            f"Expected every reference to be bound, found {name!r} unbound; bind it in a block or a lambda"
+            f"Expected every reference to be bound, found {name_text(name)!r} unbound; bind it in a block or a lambda"
         )
 
 
@@ -134,11 +135,11 @@ class Tracer:
     def _atom(self, computation: computation_pb2.Computation, kind: str | None, scope: Scope) -> Symbol:
         if kind == "intrinsic":
             if computation.intrinsic.uri == GENERIC_ZERO:
-                return self._generic_zero(type_from_proto(computation.type), scope)
+                return self._generic_zero(declared_type(computation), scope)
             find_intrinsic(computation.intrinsic.uri)
             return _function(Callee(computation))
         if kind in ("data", "xla", "tensorflow"):
-            declared = type_from_proto(computation.type)
+            declared = declared_type(computation)
             if isinstance(declared, FunctionType):
                 if contains_federated(declared):
                     raise InvalidComputationError(
@@ -152,7 +153,7 @@ class Tracer:
         )
 
     def _literal(self, computation: computation_pb2.Computation, scope: Scope) -> Symbol:
-        declared = type_from_proto(computation.type)
+        declared = declared_type(computation)
         payload = array_from_proto(computation.literal.value)
         constant = normalize(payload, declared, "the literal")
         if isinstance(constant, np.ndarray):
@@ -233,7 +234,8 @@ class Tracer:
         rest = tuple(value for i, value in enumerate(arguments) if i not in intrinsic.functions)
         for value in rest:
             check_plain(value, intrinsic.uri)
-        return IntrinsicCall(declared.result, scope, intrinsic.uri, functions, rest)
+        declared_types = tuple(t for i, t in enumerate(types) if i not in intrinsic.functions)
+        return IntrinsicCall(declared.result, scope, intrinsic.uri, functions, rest, declared_types)
 
     def _close_argument(self, function: Symbol, declared: Type) -> Function:
         if not isinstance(declared, FunctionType):
@@ -346,12 +348,12 @@ def trace(computation: computation_pb2.Computation) -> Function:
         symbol = tracer.evaluate(computation, Environment(None), scope)
         if isinstance(symbol, Callee) and isinstance(symbol.type, FunctionType):
             signature = symbol.type
-            check_fits(symbol, type_from_proto(computation.type), "the computation")
+            check_fits(symbol, declared_type(computation), "the computation")
             check_takes_values(signature)
             function = tracer.close(symbol, signature.parameter)
             declared = signature.result
         else:
-            declared = type_from_proto(computation.type)
+            declared = declared_type(computation)
             check_result(symbol, declared)
             function = Function(scope, None, _widened(symbol, declared, scope))
         check_result(function.result, declared)

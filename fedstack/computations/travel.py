@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.computations.carriers import PROCESS, CarrierPolicy, portable_carrier
+from fedstack.computations.carriers import ALLOW_CODE, PROCESS, CarrierPolicy, portable_carrier
 from fedstack.computations.language import computation_pb2
 from fedstack.computations.leaf_runtimes import LoadedLeaves, carrier_of
+from fedstack.computations.texts import name_text
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
 
@@ -33,6 +34,15 @@ def leaves_of(computation: Computation) -> Iterator[Computation]:
         yield from leaves_of(part)
 
 
+def intrinsics_of(computation: Computation) -> Iterator[str]:
+    """Yields the names of the intrinsics in a computation, each as often as it is there."""
+    kind = computation.WhichOneof("computation")
+    if kind == "intrinsic":
+        yield computation.intrinsic.uri
+    for part in _parts(computation, kind):
+        yield from intrinsics_of(part)
+
+
 def _parts(computation: Computation, kind: str | None) -> Iterator[Computation]:
     if kind == "call":
         yield computation.call.function
@@ -51,8 +61,13 @@ def _parts(computation: Computation, kind: str | None) -> Iterator[Computation]:
         yield computation.selection.source
 
 
-def portable(computation: Computation, *, allow_by_value: bool) -> Computation:
+def portable(computation: Computation, *, allow_by_value: bool, advice: str = ALLOW_CODE) -> Computation:
     """Returns the computation with carriers that can leave this process; the same message if it has no handles.
+
+    Args:
+      computation: The computation.
+      allow_by_value: Whether functions may go by value.
+      advice: What to do where one would have to, and may not.
 
     Raises:
       CarrierError: If a function can go neither by reference nor, where not allowed, by value.
@@ -63,7 +78,8 @@ def portable(computation: Computation, *, allow_by_value: bool) -> Computation:
     travelling.CopyFrom(computation)
     for leaf in leaves_of(travelling):
         if carrier_of(leaf) == _HANDLE:
-            leaf.data.content.CopyFrom(portable_carrier(leaf.data.content, allow_by_value=allow_by_value))
+            carrier = portable_carrier(leaf.data.content, allow_by_value=allow_by_value, advice=advice)
+            leaf.data.content.CopyFrom(carrier)
     return travelling
 
 
@@ -84,17 +100,17 @@ def check_received(computation: Computation, policy: CarrierPolicy) -> None:
             handle = _content(leaf, carriers_pb2.PythonHandle)
             if handle.process != PROCESS:
                 raise CarrierError(
-                    f"Expected a function that can travel, found a handle to {handle.name!r} in another process; send "
-                    "it by reference or by value"
+                    f"Expected a function that can travel, found a handle to {name_text(handle.name)!r} in "
+                    "another process; send it by reference or by value"
                 )
         elif carrier == _REFERENCE:
             reference = _content(leaf, carriers_pb2.PythonReference)
-            policy.check_module(reference.module, f"{reference.module}:{reference.qualname}")
+            policy.check_module(reference.module, name_text(f"{reference.module}:{reference.qualname}"))
         elif carrier == _PICKLED and not policy.python_code:
             pickled = _content(leaf, carriers_pb2.PickledPython)
             raise CarrierError(
-                f"Expected no Python code by value, found the function {pickled.name!r}; define it in an installed "
-                "module, or start the worker with --allow-python-code"
+                f"Expected no Python code by value, found the function {name_text(pickled.name)!r}; define it "
+                f"in an installed module, or {ALLOW_CODE}"
             )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from fedstack.computations.language import StructType, Type
+from fedstack.computations.texts import name_text
+from fedstack.computations.type_sizes import type_text
 from fedstack.computations.type_structure import fields_of, join_path
 from fedstack.errors import TypeMismatchError
 
@@ -25,9 +27,9 @@ def check_assignable(expected: Type, found: Type, path: str) -> None:
     try:
         fits = expected.is_assignable_from(found)
     except TypeError as error:  # the language refuses to compare abstract types
-        raise TypeMismatchError(f"Expected a concrete type, found {expected}; at {path}; {error}") from error
+        raise TypeMismatchError(f"Expected a concrete type, found {type_text(expected)}; at {path}; {error}") from error
     if not fits:
-        raise TypeMismatchError(f"Expected {expected}, found {found}; at {path}")
+        raise TypeMismatchError(f"Expected {type_text(expected)}, found {type_text(found)}; at {path}")
 
 
 def matched_members(expected: StructType, names: Sequence[str | None], path: str) -> Sequence[tuple[str, Type]] | None:
@@ -44,5 +46,7 @@ def matched_members(expected: StructType, names: Sequence[str | None], path: str
     for index, (given, (wanted, _)) in enumerate(zip(names, fields)):
         if given is not None and given != wanted:
             where = join_path(path, wanted, index)
-            raise TypeMismatchError(f"Expected {expected}, found a member named {given!r}; at {where}")
+            raise TypeMismatchError(
+                f"Expected {type_text(expected)}, found a member named {name_text(given)!r}; at {where}"
+            )
     return [(join_path(path, name, index), member) for index, (name, member) in enumerate(fields)]

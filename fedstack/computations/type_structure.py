@@ -1,7 +1,7 @@
 """Answers questions about types quickly: fields, leaves, names, and types read from protos.
 
-The language interns its types and never frees them, so an object's identity is a safe and cheap cache key, while
-its hash walks the whole type each time.
+There is one object for equal types, nearly always, so what is kept for a type goes by its identity: its hash walks
+the whole type each time.
 """
 
 import math
@@ -22,13 +22,16 @@ from fedstack.computations.language import (
     Type,
     computation_pb2,
 )
+from fedstack.computations.type_memory import TypeMemo, recent_types
 from fedstack.errors import InvalidComputationError, ResourceLimitError
 
 _T = TypeVar("_T")
 _MAX_CACHED_TYPES = 10_000
 _types_by_bytes: dict[bytes, Type] = {}
-_kinds_by_id: dict[int, frozenset[type[Type]]] = {}
-_fields_by_id: dict[int, tuple[tuple[str | None, Type], ...]] = {}
+recent_types.on_clear.append(_types_by_bytes.clear)
+_kinds: TypeMemo[frozenset[type[Type]]] = TypeMemo()
+_fields: TypeMemo[tuple[tuple[str | None, Type], ...]] = TypeMemo()
+_least_bytes: TypeMemo[int] = TypeMemo()
 
 
 def type_from_proto(proto: computation_pb2.Type) -> Type:
@@ -40,6 +43,8 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
     key = proto.SerializeToString()
     found = _types_by_bytes.get(key)
     if found is None:
+        if not key:
+            raise InvalidComputationError("Expected a type that the language knows, found none")
         try:
             found = Type.from_proto(proto)
         except (NotImplementedError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -49,16 +54,14 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
         if len(_types_by_bytes) >= _MAX_CACHED_TYPES:
             _types_by_bytes.clear()
         _types_by_bytes[key] = found
+        recent_types.received(len(key))
     return found
 
 
 def fields_of(struct: StructType) -> tuple[tuple[str | None, Type], ...]:
     """Returns the (name, type) pairs of a struct type in its order."""
-    found = _fields_by_id.get(id(struct))
-    if found is None:
-        found = tuple(struct.items())
-        _fields_by_id[id(struct)] = found
-    return found
+    found = _fields.get(struct)
+    return _fields.put(struct, tuple(struct.items())) if found is None else found
 
 
 def is_scalar(tensor: TensorType) -> bool:
@@ -98,10 +101,10 @@ def contains_sequence(type_spec: Type) -> bool:
 
 def _kinds_in(type_spec: Type) -> frozenset[type[Type]]:
     """Returns the classes of the type and of all types inside it."""
-    found = _kinds_by_id.get(id(type_spec))
+    found = _kinds.get(type_spec)
     if found is None:
         inside = [_kinds_in(child) for child in type_spec.children()]
-        found = _kinds_by_id[id(type_spec)] = frozenset({type(type_spec)}).union(*inside)
+        found = _kinds.put(type_spec, frozenset({type(type_spec)}).union(*inside))
     return found
 
 
@@ -130,10 +133,13 @@ def least_bytes(type_spec: Type) -> int:
 
     Unknown dimensions, sequences, strings and values that differ from client to client count as nothing.
     """
-    if isinstance(type_spec, StructType):
-        return sum(least_bytes(member) for _, member in fields_of(type_spec))
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
         return least_bytes(type_spec.member)
+    if isinstance(type_spec, StructType):
+        found = _least_bytes.get(type_spec)
+        if found is None:  # a struct may have one member, and that another, any number of times
+            found = _least_bytes.put(type_spec, sum(least_bytes(member) for _, member in fields_of(type_spec)))
+        return found
     if not isinstance(type_spec, TensorType) or type_spec.shape is None or is_string(type_spec):
         return 0
     return math.prod(size or 0 for size in type_spec.shape) * type_spec.dtype.itemsize

@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from fedstack.computations.client_data import AHEAD, Batches, FromGenerator
+from fedstack.computations.column_sequence import ColumnSequence
 from fedstack.computations.language import (
     RetryableError,
     SequenceType,
@@ -31,13 +32,13 @@ from fedstack.computations.language import (
 from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.records import Record
 from fedstack.computations.snapshots import snapshot_of
-from fedstack.computations.tensor_values import describe, mismatch, normalize_tensor, read_only, shape_fits
+from fedstack.computations.tensor_values import ReadTensor, describe, mismatch, normalize_tensor, read_only, shape_fits
 from fedstack.computations.texts import text_of
 from fedstack.computations.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.errors import FedstackError, InvalidValueError
 
 
-def normalize(value: object, type_spec: Type, path: str = "arg") -> object:
+def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> object:
     """Returns the payload of `value` for an unplaced type.
 
     Args:
@@ -45,21 +46,22 @@ def normalize(value: object, type_spec: Type, path: str = "arg") -> object:
         instances are matched by name, lists and tuples by position.
       type_spec: The type to fit.
       path: Where the value stands, for messages.
+      read: The rule for its tensors.
 
     Raises:
       TypeMismatchError: If the value does not fit; the message has the path of the misfit.
       InvalidValueError: If a column of a data frame has no value in a row.
     """
     if isinstance(type_spec, TensorType):
-        return normalize_tensor(value, type_spec, path)
+        return read(value, type_spec, path)
     if isinstance(type_spec, StructType):
         members = split_struct(value, type_spec, path)
         return tuple(
-            normalize(member, member_type, join_path(path, name, index))
+            normalize(member, member_type, join_path(path, name, index), read)
             for index, (member, (name, member_type)) in enumerate(zip(members, fields_of(type_spec)))
         )
     if isinstance(type_spec, SequenceType):
-        return normalize_sequence(value, type_spec, path)
+        return normalize_sequence(value, type_spec, path, read)
     return mismatch(type_spec, describe(value), path, "only values can be passed, not functions or placements")
 
 
@@ -134,12 +136,13 @@ def names_of(names: Sequence[object]) -> str:
 class SequenceView:
     """A re-iterable sequence of payloads that normalises its source's elements as they stream by."""
 
-    __slots__ = ("element", "path", "source")
+    __slots__ = ("element", "path", "read", "source")
 
-    def __init__(self, source: Iterable[object], element: Type, path: str) -> None:
+    def __init__(self, source: Iterable[object], element: Type, path: str, read: ReadTensor = normalize_tensor) -> None:
         self.source = source
         self.element = element
         self.path = path
+        self.read = read
 
     def __iter__(self) -> Iterator[object]:
         batches = self.batches()
@@ -154,7 +157,9 @@ class SequenceView:
     def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "SequenceView":
         """Returns the sequence over arrays that stay as they are, each as `keep` returns it; others come when asked."""
         source: object = self.source
-        return self if type(source) is not Batches else SequenceView(source.over(keep), self.element, self.path)
+        return (
+            self if type(source) is not Batches else SequenceView(source.over(keep), self.element, self.path, self.read)
+        )
 
     def _normalized(self) -> Iterator[object]:
         source: object = self.source
@@ -166,7 +171,7 @@ class SequenceView:
             for value in cast("Iterable[object]", elements):
                 payload = quick(value)
                 if payload is None:
-                    payload = normalize(value, self.element, f"{self.path}[{index}]")
+                    payload = normalize(value, self.element, f"{self.path}[{index}]", self.read)
                 del value
                 if snapshot is not None:
                     payload = snapshot(payload, None)  # the same array may come again, filled anew
@@ -197,6 +202,8 @@ def in_lists(sequence: Iterable[object]) -> Iterator[Sequence[object]] | None:
     """Returns an iterator over lists of a few elements of a sequence; `None` where these have to be made one by one."""
     if isinstance(sequence, SequenceView):
         return sequence.batches()
+    if isinstance(sequence, ColumnSequence):
+        return sequence.lists(AHEAD)
     if not isinstance(sequence, (list, tuple)):
         return None
     return (sequence[first : first + AHEAD] for first in range(0, len(sequence), AHEAD))
@@ -302,7 +309,9 @@ def _is_iterable(value: object) -> TypeGuard[Iterable[object]]:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
 
 
-def normalize_sequence(value: object, sequence: SequenceType, path: str) -> Iterable[object]:
+def normalize_sequence(
+    value: object, sequence: SequenceType, path: str, read: ReadTensor = normalize_tensor
+) -> Iterable[object]:
     """Returns the payload of a sequence: a list at once for a list or tuple, a lazy view for other re-iterables.
 
     Raises:
@@ -319,5 +328,5 @@ def normalize_sequence(value: object, sequence: SequenceType, path: str) -> Iter
             "give a list, or fedstack.from_generator(function)",
         )  # fmt: skip
     if isinstance(source, (list, tuple)):
-        return [normalize(item, sequence.element, f"{path}[{index}]") for index, item in enumerate(source)]
-    return SequenceView(source, sequence.element, path)
+        return [normalize(item, sequence.element, f"{path}[{index}]", read) for index, item in enumerate(source)]
+    return SequenceView(source, sequence.element, path, read)

@@ -4,13 +4,26 @@ Private until 1.0. An executor of another origin is driven through the four verb
 """
 
 import abc
+import asyncio
 from collections.abc import Sequence
 
 from fedstack.computations.columns import Column
 from fedstack.computations.language import Executor
 from fedstack.computations.program import Program
 from fedstack.executors.client_blocks import Sink
-from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.leaf_threads import LeafThreads, runs_inline
+
+
+class LoadNeeded(Exception):
+    """Raised in place of blocking an event loop: loading may import anything, or compile for seconds.
+
+    Attributes:
+      threads: Where to load instead.
+    """
+
+    def __init__(self, threads: LeafThreads) -> None:
+        super().__init__("Expected `linked` on an event loop, found `link`")
+        self.threads = threads
 
 
 class BulkExecutor(Executor):
@@ -30,7 +43,10 @@ class BulkExecutor(Executor):
     def link(self, program: Program) -> Program:
         """Returns the program with an operation for each of its sources.
 
+        Coroutines use `linked`, which lets it take its time.
+
         Raises:
+          LoadNeeded: If a leaf computation is still to be loaded, and the caller's thread is an event loop's.
           UnsupportedIntrinsicError: If no executor from here down runs one of its intrinsics.
           CarrierError: If a leaf computation cannot be loaded.
         """
@@ -42,3 +58,23 @@ class BulkExecutor(Executor):
     @abc.abstractmethod
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         """Runs a linked program once per client and gives what it yields to `sink`, block by block."""
+
+
+async def linked(executor: BulkExecutor, program: Program) -> Program:
+    """Links a program, on a leaf thread where that loads leaf computations and the caller's thread is a loop's."""
+    try:
+        return executor.link(program)
+    except LoadNeeded as needed:
+        threads = needed.threads
+    return await threads.run(lambda: executor.link(program))
+
+
+def holds_up_a_loop() -> bool:
+    """Tells whether other things wait on an event loop for what the current thread does."""
+    if runs_inline():
+        return False  # whoever drives this coroutine waits for it anyway
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

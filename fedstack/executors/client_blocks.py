@@ -8,8 +8,10 @@ helpers join only when the work lasts, so that a cheap function never pays for a
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
+import attrs
 import numpy as np
 
 from fedstack.computations.columns import Column, ConstantColumn, ListColumn, StructColumn
@@ -17,7 +19,8 @@ from fedstack.computations.interpreter import ProgramRunner, bound, run_columns
 from fedstack.computations.program import Program
 from fedstack.executors.blas_threads import one_blas_thread
 from fedstack.executors.leaf_threads import CORES, LeafThreads
-from fedstack.executors.progress import current_progress
+from fedstack.executors.progress import current_progress, name_of
+from fedstack.transport.frames import Work
 
 _BLOCK_SECONDS = 0.004
 # Results from this size on go into the folds client by client: they leave the cache before a block is done.
@@ -64,6 +67,32 @@ class Sink(Protocol):
         ...
 
 
+@attrs.define(eq=False)
+class _Block:
+    """Clients that run on one thread, one after the other.
+
+    Attributes:
+      start: The first of them.
+      stop: The one after the last.
+      begin: When they began, on the clock of `time.perf_counter`.
+      done: How many are done; half of them, one may suppose, as long as nobody counts.
+      is_counted: Whether somebody does.
+    """
+
+    start: int
+    stop: int
+    begin: float
+    done: float
+    is_counted: bool
+
+    def work(self, function: str, now: float) -> Work:
+        """Returns what runs: one client if it is known which."""
+        if self.is_counted:
+            first = min(self.start + int(self.done), self.stop - 1)
+            return Work(first, 1, function, now - self.begin)
+        return Work(self.start, self.stop - self.start, function, now - self.begin)
+
+
 class ClientBlocks:
     """One run of a program over a range of clients."""
 
@@ -87,7 +116,7 @@ class ClientBlocks:
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._next = clients.start
-        self._working: dict[int, float] = {}  # the blocks that run, by their start: how many of their clients are done
+        self._working: dict[int, _Block] = {}  # the blocks that run, by their start
         self._error: BaseException | None = None
         self._error_client = clients.stop
         self._cancelled = False
@@ -97,10 +126,13 @@ class ClientBlocks:
         self._alone: float | None = None
         self._streams = bool(inputs) and not any(bound(step.operation).prefers_columns for step in program.steps)
         self._room = threading.Condition(self._lock)
+        self._helpers: list[Future[None]] = []
 
-    def cancel(self) -> None:
-        """Makes every worker stop after its block."""
+    def cancel(self, threads: LeafThreads) -> None:
+        """Makes every worker stop after its block; of the helpers from `threads` nobody knows when that will be."""
         self._cancelled = True
+        while self._helpers:
+            threads.abandon(self._helpers.pop())
 
     def run(self, threads: LeafThreads | None) -> None:
         """Runs all blocks, with helpers from `threads` where that pays.
@@ -108,6 +140,8 @@ class ClientBlocks:
         Raises:
           Exception: What the first client that failed raised; of several, the one with the lowest index.
         """
+        if self.progress is not None:
+            self.progress.watch(self)
         known = self.program.seconds_per_call
         size = len(self.clients)
         if (
@@ -123,7 +157,7 @@ class ClientBlocks:
             delay = 0.0 if pays and lasts and not is_measured else _HELPER_DELAY_SECONDS
             self.program.runs += 1
             self.program.runs_without_helpers = max(0, self.program.runs_without_helpers - 1)
-            threads.submit(lambda: self._help(threads, delay, pays))
+            self._call_helper(threads, delay, pays)
         try:
             self._work()
             with self._room:
@@ -132,8 +166,13 @@ class ClientBlocks:
         finally:
             self._cancelled = True  # for helpers, where Ctrl-C ended the wait
             self._finished.set()
+            if threads is not None and self._workers:
+                self.cancel(threads)  # what they run cannot change the outcome any more
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its frames have this object
         if self._done:
             self.program.seconds_per_call = self._alone or self._seconds / self._done
 
@@ -142,6 +181,10 @@ class ClientBlocks:
         if self._error is None:
             return False
         return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
+
+    def _call_helper(self, threads: LeafThreads, delay: float, pays: bool) -> None:
+        """Lets a thread come to help; if there is none, the work is done without."""
+        self._helpers.append(threads.submit(lambda: self._help(threads, delay, pays)))
 
     def _help(self, threads: LeafThreads, delay: float, pays: bool = True) -> None:
         """Joins the work if it lasts; then sees to it that another helper joins if threads only wait."""
@@ -152,7 +195,7 @@ class ClientBlocks:
         with self._lock:
             workers, done = self._workers, self._done
             done_by_all = self._done_by_all()
-            if self._next >= self.clients.stop or self._error is not None:
+            if self._next >= self.clients.stop or self._error is not None or self._cancelled:
                 return
             cheap = done > 0 and self._seconds / done < _HELPER_MIN_SECONDS
             if workers <= 1 and self._alone is None:
@@ -162,14 +205,19 @@ class ClientBlocks:
             return
         if workers >= self.max_threads or (workers >= CORES and not waits):
             return
-        threads.submit(lambda: self._help(threads, _HELPER_DELAY_SECONDS, pays))
+        self._call_helper(threads, _HELPER_DELAY_SECONDS, pays)
         begin = time.perf_counter()
         with one_blas_thread():
             self._work(None if waits else lambda: self._slows_down(done_by_all, time.perf_counter() - begin))
 
     def _done_by_all(self) -> float:
         """Counts the clients that are done, those in blocks that still run included."""
-        return self._done + sum(self._working.values())
+        return self._done + sum(block.done for block in self._working.values())
+
+    def work(self) -> list[Work]:
+        """Returns what runs, by blocks; by clients where one after the other is counted."""
+        now, name = time.perf_counter(), name_of(self.program)
+        return [block.work(name, now) for block in list(self._working.values())]
 
     def _slows_down(self, done_before: float, seconds: float) -> bool:
         """Tells whether work goes on no quicker with a helper than without: it holds the interpreter lock, then."""
@@ -196,7 +244,7 @@ class ClientBlocks:
                 self._workers -= 1
                 self._room.notify_all()
 
-    def _take(self) -> range | None:
+    def _take(self) -> _Block | None:
         with self._room:
             while self.sink.ordered and self._working and self._next - min(self._working) > 4 * self._block_size():
                 self._room.wait()
@@ -206,9 +254,10 @@ class ClientBlocks:
             size = self._block_size()
             stop = min((start // size + 1) * size, self.clients.stop)
             self._next = stop
-            # Half of a block that runs is done, one may suppose, as long as nobody counts.
-            self._working[start] = 0 if self._is_streamed() else (stop - start) / 2
-            return range(start, stop)
+            counted = self._is_streamed()
+            block = _Block(start, stop, time.perf_counter(), 0 if counted else (stop - start) / 2, counted)
+            self._working[start] = block
+            return block
 
     def _block_size(self) -> int:
         """Returns a power of two: blocks of that size at multiples of it are nodes of the folds' tree."""
@@ -230,21 +279,20 @@ class ClientBlocks:
         """Tells whether results go into the sink one by one."""
         return self._streams and self.program.result_bytes > _LARGE_BYTES
 
-    def _run_block(self, block: range) -> None:
-        first, size = block.start, len(block)
+    def _run_block(self, block: _Block) -> None:
+        first, size = block.start, block.stop - block.start
         offset = first - self.clients.start
         whole = size == len(self.clients)
         columns = self.inputs if whole else [column.slice(offset, offset + size) for column in self.inputs]
-        begin = time.perf_counter()
         try:
             if self.progress is not None:
                 self.progress.started(size)
-            if self._is_streamed():
+            if block.is_counted:
                 stream = self.sink.stream(first)
                 add, run = stream.add, ProgramRunner(self.program).run
                 for done, inputs in enumerate(zip(*(column.items() for column in columns)), 1):
                     add(run(inputs, first))
-                    self._working[block.start] = done
+                    block.done = done
                     first = block.start + done
                 stream.close()
             else:
@@ -262,7 +310,7 @@ class ClientBlocks:
                     self._error, self._error_client = error, first
                 self._room.notify_all()
             return
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - block.begin
         with self._room:
             del self._working[block.start]
             self._done += size

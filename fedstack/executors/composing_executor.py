@@ -11,10 +11,13 @@ from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessi
 from fedstack.executors.leaf_threads import runs_inline
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
+from fedstack.executors.side_by_side import end_all
 from fedstack.executors.sync_driver import need_event_loop
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
 _LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
+# Several workers may end at the same time, each of a client of its own: so much later all of them are known to have.
+_TOGETHER_SECONDS = 0.1
 
 
 class ComposingExecutor(PlacedExecutor):
@@ -70,14 +73,14 @@ class ComposingExecutor(PlacedExecutor):
             results = [await call(child, part) for child, part in ranges]
         else:
             results = await _all_in_order([call(child, part) for child, part in ranges])
-        return self._merge(phase, arguments, results, clients)
+        return await self._merge(phase, arguments, results, clients)
 
-    def _merge(
+    async def _merge(
         self, phase: Phase, arguments: FoldArguments, results: Sequence[PhaseResult], clients: range
     ) -> PhaseResult:
         partials: list[object] = []
         for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
-            state = self.new_state(fold, argument, clients.start)
+            state = await self.new_state(fold, argument, clients.start)
             for result in results:
                 state.merge(result.partials[index])
             partials.append(state.partials())
@@ -100,7 +103,7 @@ async def _all_in_order(parts: Sequence[Coroutine[Any, Any, PhaseResult]]) -> li
     """Awaits the parts of a phase side by side, and raises what running them one after the other would.
 
     So of several clients that fail it is always the first whose error is seen. Parts behind one that has failed are
-    cancelled; those before it may still fail, and are waited for. The loss of a child is raised at once.
+    cancelled; those before it may still fail, and are waited for. The loss of a child is raised almost at once.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     wanted = tasks
@@ -111,6 +114,8 @@ async def _all_in_order(parts: Sequence[Coroutine[Any, Any, PhaseResult]]) -> li
                 if not task.done():
                     continue
                 if task.cancelled() or isinstance(task.exception(), _LOSSES):
+                    if still := [other for other in tasks if not other.done()]:
+                        await asyncio.wait(still, timeout=_TOGETHER_SECONDS)
                     return [task.result()]
                 if task.exception() is not None:
                     for later in wanted[position + 1 :]:
@@ -118,7 +123,6 @@ async def _all_in_order(parts: Sequence[Coroutine[Any, Any, PhaseResult]]) -> li
                     wanted = wanted[: position + 1]
                     break
         return [task.result() for task in wanted]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    except BaseException as error:
+        await end_all(tasks, error)
+        raise

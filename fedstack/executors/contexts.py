@@ -4,6 +4,7 @@ They are subclasses of the language's `SyncContext` and `AsyncContext`, not of i
 shared executor under concurrent callers and retry without bound. One context serves any number of threads.
 """
 
+import asyncio
 import contextlib
 import inspect
 import weakref
@@ -16,12 +17,13 @@ from fedstack.computations.language import (
     SyncContext,
     get_context_stack,
 )
+from fedstack.computations.own_frames import without_own_frames
 from fedstack.computations.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.invocation import Invoker
-from fedstack.executors.leaf_threads import leaf_environment
 from fedstack.executors.progress_guard import Progress
 from fedstack.executors.sync_driver import SyncDriver
+from fedstack.executors.thread_pool import leaf_environment
 from fedstack.transport.retry import RetryPolicy
 
 
@@ -66,12 +68,15 @@ class SyncExecutionContext(SyncContext):
         try:
             return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
         except FedstackError as error:
-            raise (error if self._debug else without_own_frames(error)) from error.__cause__
+            raise (error if self._debug else without_own_frames(error).with_traceback(None)) from error.__cause__
         finally:
             leaf_environment.reset(token)
 
     def close(self) -> None:
-        """Closes the executors and ends the context's threads. Idempotent."""
+        """Closes the executors and ends the context's threads. Idempotent.
+
+        It does not wait: calls that are running come to their end, and what they use is closed then.
+        """
         self._invoker.close()
         self._driver.close()
 
@@ -119,12 +124,17 @@ class AsyncExecutionContext(AsyncContext):
         try:
             return await self._invoker.invoke(comp, arg)
         except FedstackError as error:
-            raise without_own_frames(error) from error.__cause__
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        except asyncio.CancelledError as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
         finally:
             leaf_environment.reset(token)
 
     def close(self) -> None:
-        """Closes the executors. Idempotent."""
+        """Closes the executors. Idempotent.
+
+        It does not wait: calls that are running come to their end, and what they use is closed then.
+        """
         self._inside_leaves.close()
         self._invoker.close()
 
@@ -181,11 +191,6 @@ def _installing(context: SyncContext) -> Callable[[], contextlib.AbstractContext
         return contextlib.nullcontext() if context is None else get_context_stack().install(context)
 
     return install
-
-
-def without_own_frames(error: FedstackError) -> FedstackError:
-    """Drops the frames of this package from an error's traceback: what is wrong is at the call, and in the message."""
-    return error.with_traceback(None)
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from fedstack.executors.remote_sessions import (
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote_transfers import Packing, download, pack_value, read_response, upload
+from fedstack.executors.remote_transfers import Packing, download, load, pack_value, read_response, upload
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
-from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.executor_stub import FEATURES, LOAD, ExecutorStub
 from fedstack.transport.retry import RetryPolicy
 
 # Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
@@ -43,7 +43,7 @@ async def open_session(stub: ExecutorStub, cardinalities: CardinalitiesType) -> 
     if peer is None:
         response = await stub.get_executor(plain.GetExecutorRequest(cardinalities=counts))
         return PlainSession(stub, response.executor)
-    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS)
+    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS, features=FEATURES)
     opened = await stub.open_session(request)
     return ExtendedSession(stub, opened.executor, opened.lease_seconds, peer)
 
@@ -52,7 +52,7 @@ class ExtendedSession(RemoteSession):
     """A session with one of fedstack's own services.
 
     Ids are chosen here, so a creation may be repeated. What is small is kept back and goes along with the first call
-    that needs it; computations are sent at once, because the peer may find fault with them.
+    that needs it; computations are sent at once, because the peer may find fault with them, and take long to load them.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ExtendedSession(RemoteSession):
         return self._peer.same_process, self._takes_code
 
     def pack(self, payload: object, type_spec: Type) -> Packing:
-        return pack_value(payload, type_spec, self._peer.max_value_bytes, self.stub)
+        return pack_value(payload, type_spec, self._peer, self.stub)
 
     async def put(self, packing: Packing) -> str:
         value_id = uuid.uuid4().hex
@@ -138,10 +138,17 @@ class ExtendedSession(RemoteSession):
         request = extended.CreateRequest(executor=self.executor, creation=creations)
         created = False
         try:
-            await self._repeated(lambda: self.stub.create(request))
+            await self._repeated(lambda: self._create(request))
             created = True
         finally:
             self._pending.arrived(creations, created)
+
+    async def _create(self, request: extended.CreateRequest) -> None:
+        brings_functions = any(creation.HasField("computation") for creation in request.creation)
+        if brings_functions and LOAD in self._peer.features:
+            await load(self.stub, self._peer, request)
+        else:
+            await self.stub.create(request)
 
     async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
         """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""

@@ -12,6 +12,7 @@ from fedstack.computations.shared_column import unshared
 from fedstack.computations.tasks import Fold, Phase
 from fedstack.computations.type_structure import fields_of, is_scalar
 from fedstack.errors import InvalidValueError
+from fedstack.executors.bulk import linked
 from fedstack.executors.fold_states import FoldState
 from fedstack.executors.held_fold import fold_held_columns
 from fedstack.executors.one_by_one import as_bulk
@@ -62,14 +63,14 @@ class FederatingExecutor(PlacedExecutor):
         *,
         all_clients: bool,
     ) -> PhaseResult:
-        states = [self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
+        states = [await self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
         columns = cast("Sequence[Column]", unshared(inputs))
         if (progress := current_progress.get()) is not None and phase.program.steps:
             progress.expect(len(clients))
         held = await self._fold_held(phase, states, columns, clients, all_clients)
         sink = PhaseSink(phase, states, held)
         if len(clients) and (len(held) < len(phase.folds) or phase.held):
-            program = self._client_target.link(phase.program)
+            program = await linked(self._client_target, phase.program)
             await self._client_target.run_clients(program, columns, clients, sink)
         return PhaseResult([state.partials() for state in states], sink.columns())
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedstack.computations.columns import Column
 from fedstack.computations.tasks import Fold
+from fedstack.errors import FedstackError
 from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.fold_states import LeafFold, MeanState, TreeState, leaf_columns
 from fedstack.executors.leaf_threads import CORES, LeafThreads
@@ -74,7 +75,7 @@ def _fold_block(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarra
     fold_range(0)
     for index, other in enumerate(others, 1):
         # All other threads may be busy, and this one may be the only one: what has not begun is done here.
-        if other.cancel():
+        if other.cancel() or isinstance(other.exception(), FedstackError):
             fold_range(index)
         else:
             other.result()

@@ -20,6 +20,7 @@ from fedstack.computations.language import (
     Type,
     struct_elements,
 )
+from fedstack.computations.own_frames import without_frames
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.trace import check_takes_values
 from fedstack.errors import (
@@ -33,8 +34,9 @@ from fedstack.errors import (
 )
 from fedstack.executors.lazy_executor import LazyExecutor
 from fedstack.executors.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.lost_ranges import LostRanges, lost_ranges
 from fedstack.executors.progress import current_progress
-from fedstack.executors.progress_guard import Progress, showing
+from fedstack.executors.progress_guard import GuardedProgress, Progress, showing
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sync_driver import need_event_loop, wait
 from fedstack.transport.retry import RetryPolicy
@@ -77,8 +79,7 @@ class Invoker:
           NoWorkersError: If the last of them found no worker at all.
           InvalidValueError: If what shows the progress raised.
         """
-        if self._closed:
-            raise ClosedError("Expected an open context, found it closed; make a new one, fedstack.create_…")
+        self._check_open()
         if not isinstance(comp, ConcreteComputation):
             raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
         signature = comp.type_signature
@@ -90,15 +91,13 @@ class Invoker:
             clients = count_clients(payload, signature.parameter)
             if clients is not None:
                 cardinalities[CLIENTS] = clients
-        if self._progress is None:
-            return await self._retried(comp, signature, payload, cardinalities)
-        with showing(self._progress, comp) as counts:
-            outer = current_progress.get()
-            current_progress.set(counts)
-            try:
-                return await self._retried(comp, signature, payload, cardinalities)
-            finally:
-                current_progress.set(outer)  # not reset(): this may have moved to a loop, with a context of its own
+        # What runs inside of a leaf function of another invocation does not count there.
+        outer = current_progress.get()
+        try:
+            with contextlib.nullcontext() if self._progress is None else showing(self._progress, comp) as progress:
+                return await self._retried(comp, signature, payload, cardinalities, progress)
+        finally:
+            current_progress.set(outer)  # not reset(): this may have moved to a loop, with a context of its own
 
     async def _normalized(self, arg: object, parameter: Type) -> object:
         """Returns the payload of the argument; one with many values is checked on a thread, not on the event loop."""
@@ -107,12 +106,35 @@ class Invoker:
         return await self._threads.run(lambda: normalize_argument(arg, parameter))
 
     async def _retried(
-        self, comp: ConcreteComputation, signature: FunctionType, payload: object, cardinalities: Cardinalities
+        self,
+        comp: ConcreteComputation,
+        signature: FunctionType,
+        payload: object,
+        cardinalities: Cardinalities,
+        progress: GuardedProgress | None,
+    ) -> object:
+        losses = LostRanges()
+        outer = lost_ranges.get()
+        lost_ranges.set(losses)
+        try:
+            return await self._tried(comp, signature, payload, cardinalities, progress, losses)
+        finally:
+            lost_ranges.set(outer)  # not reset(), as with the progress
+
+    async def _tried(
+        self,
+        comp: ConcreteComputation,
+        signature: FunctionType,
+        payload: object,
+        cardinalities: Cardinalities,
+        progress: GuardedProgress | None,
+        losses: LostRanges,
     ) -> object:
         pauses = self._retry_policy.pauses()
         causes: dict[str, str] = {}
         said = ""
         while True:
+            current_progress.set(progress)
             try:
                 async with self._leased(cardinalities) as executor:
                     with telling_path(executor):
@@ -124,17 +146,25 @@ class Invoker:
                     causes.update(error.causes)
                 if pause is None:
                     if isinstance(error, NoWorkersError):
+                        error.args = (f"{error}{losses.told()}",)
                         raise  # it says all there is to say
-                    raise self._given_up(error, causes) from error
+                    raise self._given_up(error, causes, losses) from error
                 # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
                 found = f"{type(error).__name__}: {error}"
                 _logger.warning(
                     "Trying a computation again in %.2f s after %s", pause, "the same" if found == said else found
                 )
                 said = found
+                without_frames(error)
             await wait(pause)
+            self._check_open()
+            progress = None if progress is None else progress.next_attempt()
 
-    def _given_up(self, error: RetryableError, causes: Mapping[str, str]) -> FedstackError:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("Expected an open context, found it closed; make a new one, fedstack.create_…")
+
+    def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LostRanges) -> FedstackError:
         limits = self._retry_policy.limits
         if not (isinstance(error, WorkerUnavailableError) and causes):
             kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError
@@ -144,7 +174,7 @@ class Invoker:
             )
         lost = LostWorkersError(
             f"Expected the computation to succeed within {limits}, found workers lost; ask one with `fedstack check`:"
-            f"{listed(causes)}"
+            f"{listed(causes)}{losses.told()}"
         )
         lost.causes = causes
         return lost
@@ -168,7 +198,7 @@ class Invoker:
             raise
 
     def close(self) -> None:
-        """Closes the factory, if it can be closed."""
+        """Closes the factory, if it can be closed; a factory of ours lets invocations come to their end."""
         self._closed = True
         self._threads.close()
         close = getattr(self.factory, "close", None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.federated_values import check_clients, normalize_argument
-from fedstack.computations.graph import Function
+from fedstack.computations.graph import Function, declared_type
 from fedstack.computations.language import (
     ConcreteComputation,
     Executor,
@@ -27,6 +27,7 @@ from fedstack.computations.language import (
 from fedstack.computations.plan import plans
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.type_checks import check_assignable
+from fedstack.computations.type_sizes import type_text
 from fedstack.computations.type_structure import contains_function, fields_of, join_path, type_from_proto
 from fedstack.errors import (
     ClosedError,
@@ -163,16 +164,18 @@ class LazyExecutor(Executor):
 
     def embed(self, computation: computation_pb2.Computation, declared: Type | None) -> LazyValue:
         """Embeds a computation: a function to call, or what yields a value."""
-        type_spec = type_from_proto(computation.type)
+        type_spec = declared_type(computation)
         if declared is not None and not declared.is_equivalent_to(type_spec):
-            raise TypeMismatchError(f"Expected a computation of type {declared}, found one of type {type_spec}")
+            raise TypeMismatchError(
+                f"Expected a computation of type {type_text(declared)}, found one of type {type_text(type_spec)}"
+            )
         self.accepts(computation)
         if isinstance(type_spec, FunctionType):
             if computation.WhichOneof("computation") in ("lambda", "intrinsic", "data", "xla", "tensorflow"):
                 return FunctionValue(self, type_spec, computation)
             raise InvalidComputationError(
                 f"Expected a computation that yields a value, found a {computation.WhichOneof('computation')} that "
-                f"yields a function {type_spec}; call the function inside and return its result"
+                f"yields a function {type_text(type_spec)}; call the function inside and return its result"
             )
         return CallValue(self, type_spec, Frame(self, plans.plan(computation), None))
 
@@ -188,7 +191,7 @@ class LazyExecutor(Executor):
         argument = None if arg is None else self._check_own(arg, "the argument")
         declared = function.type_signature
         if not isinstance(function, FunctionValue) or not isinstance(declared, FunctionType):
-            raise TypeMismatchError(f"Expected a function to call, found a value of type {declared}")
+            raise TypeMismatchError(f"Expected a function to call, found a value of type {type_text(declared)}")
         check_argument(declared.parameter, argument)
         needs_tracing = contains_function(declared.parameter) if declared.parameter is not None else False
         if not needs_tracing:
@@ -220,10 +223,12 @@ class LazyExecutor(Executor):
         value = self._check_own(source, "the source")
         struct = value.type_signature
         if not isinstance(struct, StructType):
-            raise TypeMismatchError(f"Expected a struct to select from, found a value of type {struct}")
+            raise TypeMismatchError(f"Expected a struct to select from, found a value of type {type_text(struct)}")
         fields = fields_of(struct)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(fields):
-            raise TypeMismatchError(f"Expected an index from 0 to {len(fields) - 1} into {struct}, found {index!r}")
+            raise TypeMismatchError(
+                f"Expected an index from 0 to {len(fields) - 1} into {type_text(struct)}, found {index!r}"
+            )
         return value.member(index, fields[index][1])
 
     def close(self) -> None:
@@ -235,10 +240,9 @@ def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> No
     """Checks an argument against a parameter type, naming the path of a misfit."""
     if parameter is None or argument is None:
         if parameter is not None or argument is not None:
-            found = "none" if argument is None else f"one of type {argument.type_signature}"
-            raise TypeMismatchError(
-                f"Expected {'no argument' if parameter is None else f'an argument of type {parameter}'}, found {found}"
-            )
+            found = "none" if argument is None else f"one of type {type_text(argument.type_signature)}"
+            wanted = "no argument" if parameter is None else f"an argument of type {type_text(parameter)}"
+            raise TypeMismatchError(f"Expected {wanted}, found {found}")
         return
     check_assignable(parameter, argument.type_signature, "arg")
 

@@ -4,7 +4,7 @@ A call is a `Frame`: the traced function, what it is called with, and what has b
 pulled or members of it; what two members need runs once.
 """
 
-import copy
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
@@ -22,10 +22,11 @@ from fedstack.computations.graph import (
     select,
 )
 from fedstack.computations.language import ExecutorValue, FunctionType, StructType, Type, computation_pb2
+from fedstack.computations.own_frames import without_own_frames
 from fedstack.computations.trace import Tracer, check_result
 from fedstack.computations.type_structure import fields_of
-from fedstack.errors import ResourceLimitError, TypeMismatchError
-from fedstack.executors.once import Once
+from fedstack.errors import FedstackError, ResourceLimitError, TypeMismatchError
+from fedstack.executors.once import Once, owned_by
 
 _T = TypeVar("_T")
 
@@ -93,9 +94,12 @@ class LazyValue(ExecutorValue):
         Raises:
           TypeMismatchError: If the value is a function.
         """
-        payload = await self.pull()
-        self._executor.observe(payload)
-        return await self._executor.finish(lambda: to_structure(payload, self._type), self._type)
+        try:
+            payload = await self.pull()
+            self._executor.observe(payload)
+            return await self._executor.finish(lambda: to_structure(payload, self._type), self._type)
+        except (FedstackError, asyncio.CancelledError) as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     async def pull(self) -> object:
         """Runs what the value needs and returns its payload."""
@@ -104,12 +108,6 @@ class LazyValue(ExecutorValue):
     def member(self, position: int, type_spec: Type) -> "LazyValue":
         """Returns the member of a struct value, without running anything."""
         raise NotImplementedError
-
-    def retyped(self, type_spec: Type) -> "LazyValue":
-        """Returns the value under a type that differs from its own by names only."""
-        value = copy.copy(self)
-        value._type = type_spec
-        return value
 
     def symbol(self, scope: Scope, free: "list[LazyValue]") -> Symbol:
         """Returns a symbol for the value; where it is data, a new entry of `free` stands behind it."""
@@ -157,14 +155,19 @@ class FunctionValue(LazyValue):
 class StructValue(LazyValue):
     """A struct put together out of other values."""
 
-    __slots__ = ("members",)
+    __slots__ = ("_pulled", "members")
 
     def __init__(self, executor: "ValueHost", type_spec: Type, members: Sequence[LazyValue]) -> None:
         super().__init__(executor, type_spec)
         self.members = members
+        self._pulled: Once[object] | None = None
 
     async def pull(self) -> object:
-        return await self._executor.pull_all(self.members)
+        # Once: structs may share members, level by level, and then there are many more ways through them than members.
+        self._executor.check_open()
+        if self._pulled is None:
+            self._pulled = Once(lambda: self._executor.pull_all(self.members))
+        return await self._pulled.get()
 
     def member(self, position: int, type_spec: Type) -> LazyValue:
         return self.members[position]
@@ -201,7 +204,8 @@ class Frame:
         self._executor = executor
         self._function = function
         self._argument = argument
-        self._whole: Once[object] = Once(self._run)
+        owner = owned_by(self)
+        self._whole: Once[object] = Once(lambda: owner()._run())
         self._parts: dict[tuple[int, ...], Once[object]] = {}
         self._session: object = None
 
@@ -215,7 +219,8 @@ class Frame:
             return value
         part = self._parts.get(path)
         if part is None:
-            part = self._parts[path] = Once(lambda: self._run_part(path))
+            owner = owned_by(self)
+            part = self._parts[path] = Once(lambda: owner()._run_part(path))
         return await part.get()
 
     async def _run(self) -> object:

@@ -11,6 +11,7 @@ from fedstack.computations.program import DataSource, IntrinsicSource, LeafSourc
 from fedstack.computations.type_structure import contains_sequence
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
 from fedstack.executors.arithmetic import arithmetic_for
+from fedstack.executors.bulk import LoadNeeded, holds_up_a_loop
 from fedstack.executors.client_blocks import ClientBlocks, Sink
 from fedstack.executors.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.timed_run import timed_run
@@ -62,7 +63,10 @@ class LeafExecutor(UnplacedExecutor):
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):
-            return (prepared_leaves.get() or self._leaves).load(operation.computation)
+            leaves = prepared_leaves.get() or self._leaves
+            if holds_up_a_loop() and not leaves.has(operation.computation):
+                raise LoadNeeded(self._threads)
+            return leaves.load(operation.computation)
         if isinstance(operation, IntrinsicSource):
             found = arithmetic_for(operation)
             if found is None:
@@ -93,7 +97,7 @@ class LeafExecutor(UnplacedExecutor):
             smallest_block=self._clients_per_thread,
             max_threads=self._max_concurrent_clients,
         )
-        await self._threads.run(lambda: blocks.run(self._threads), blocks.cancel)
+        await self._threads.run(lambda: blocks.run(self._threads), lambda: blocks.cancel(self._threads))
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         if contains_sequence(type_spec):

@@ -2,12 +2,21 @@
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
+from fedstack.computations.own_frames import without_own_frames
+from fedstack.errors import FedstackError
 from fedstack.executors.leaf_threads import runs_inline
 
 _T = TypeVar("_T")
+_O = TypeVar("_O")
+
+
+def owned_by(owner: _O) -> Callable[[], _O]:
+    """Returns what returns the owner of a `Once`, and does not keep it alive: only the owner starts what is started."""
+    return cast("Callable[[], _O]", weakref.ref(owner))
 
 
 class Once(Generic[_T]):
@@ -42,7 +51,11 @@ class Once(Generic[_T]):
             else:
                 await self._wait()
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, _again(self._error)
+            try:
+                raise error
+            finally:
+                del error
         return cast(_T, self._value)
 
     async def _run(self) -> None:
@@ -52,7 +65,8 @@ class Once(Generic[_T]):
         try:
             self._value = await start()
         except Exception as error:
-            self._error = error
+            # What nobody has foreseen keeps its frames for the log. The others may never be asked for.
+            self._error = without_own_frames(error) if isinstance(error, FedstackError) else error
         self._start = None  # also lets go of what the coroutine needed
 
     async def _wait(self) -> None:
@@ -71,3 +85,15 @@ class Once(Generic[_T]):
             raise
         finally:
             self._waiting -= 1
+
+
+def _again(error: Exception) -> Exception:
+    """Returns what is raised next time: an error that is raised gets frames, and these lead to whoever keeps it."""
+    if not isinstance(error, FedstackError):
+        return error  # a class of the user's own may not let itself be copied
+    again = type(error).__new__(type(error), *error.args)
+    again.args = error.args
+    vars(again).update(vars(error))
+    again.__cause__, again.__context__ = error.__cause__, error.__context__
+    again.__suppress_context__ = error.__suppress_context__
+    return again

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from fedstack.computations.columns import Column
 from fedstack.computations.containers import to_result
 from fedstack.computations.federated_values import normalize_argument
+from fedstack.computations.graph import declared_type
 from fedstack.computations.interpreter import run_once
 from fedstack.computations.language import Executor, ExecutorValue, FunctionType, Type, computation_pb2
 from fedstack.computations.leaf_runtimes import Leaf
 from fedstack.computations.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
-from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.arithmetic import arithmetic_for
 from fedstack.executors.bulk import BulkExecutor
@@ -31,7 +31,7 @@ class _ForeignLeaf(Leaf):
     """A computation embedded in a foreign executor; a thread calls it and waits while the loop drives the verbs."""
 
     def __init__(self, executor: Executor, computation: computation_pb2.Computation) -> None:
-        declared = type_from_proto(computation.type)
+        declared = declared_type(computation)
         self.name = computation.WhichOneof("computation") or "computation"
         self.parameter = declared.parameter if isinstance(declared, FunctionType) else None
         self.result: Type = declared.result if isinstance(declared, FunctionType) else declared
@@ -97,7 +97,7 @@ class OneByOneExecutor(UnplacedExecutor):
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         blocks = ClientBlocks(program, inputs, clients, sink)
-        await self._on_thread(lambda: blocks.run(self._threads), blocks.cancel)
+        await self._on_thread(lambda: blocks.run(self._threads), lambda: blocks.cancel(self._threads))
 
     async def _on_thread(self, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
         await need_event_loop()

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from fedstack.computations.after_fork import renew_after_fork
 from fedstack.proto.extensions_pb2 import CreateRequest
 
 Creation = CreateRequest.Creation
@@ -22,7 +23,6 @@ class PendingCreations:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._pending: dict[str, tuple[Creation, tuple[str, ...], int]] = {}
         self._on_their_way: Counter[str] = Counter()
         self._perhaps_there: set[str] = set()
@@ -30,6 +30,12 @@ class PendingCreations:
         self._needed: Counter[str] = Counter()
         self.bytes = 0
         self.unsent_bytes = 0
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`. Nothing is sent from a child, so what is pending does not matter there."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._pending)

@@ -4,7 +4,6 @@ What does not change from run to run (program, folds, types) is written once per
 packed: their large arrays travel beside the message.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
@@ -12,7 +11,7 @@ import attrs
 import numpy as np
 from google.protobuf import any_pb2
 
-from fedstack.computations.bounded_cache import BoundedCache
+from fedstack.computations.bounded_cache import SharedCache
 from fedstack.computations.carriers import code_version
 from fedstack.computations.columns import Column
 from fedstack.computations.intrinsics import find_intrinsic
@@ -30,11 +29,13 @@ from fedstack.computations.program_ir import program_from_ir, program_to_ir
 from fedstack.computations.shared_column import SharedColumn
 from fedstack.computations.sole_ownership import read_by_one
 from fedstack.computations.tasks import Fold, Phase, Signature
+from fedstack.computations.texts import name_text
 from fedstack.computations.type_structure import fields_of, type_from_proto
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.placed_executor import FoldArgument, FoldArguments
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
+from fedstack.transport.unpacking import Unpacker
 
 Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max
@@ -42,8 +43,7 @@ Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
 # A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
 _LARGE_TEMPLATE_BYTES = 64 << 10
-_large_templates: BoundedCache[object, PhaseRequest] = BoundedCache(1000, 256 << 20)
-_large_lock = threading.Lock()
+_large_templates: SharedCache[object, PhaseRequest] = SharedCache(1000, 256 << 20)
 
 
 class _Kept(NamedTuple):
@@ -148,8 +148,7 @@ def _kept_template(phase: Phase, portable: Portable, portable_key: object, versi
     if isinstance(kept, _Kept) and kept.versions == versions:
         found = kept.template
         if not isinstance(found, PhaseRequest):
-            with _large_lock:
-                found = _large_templates.get(found)
+            found = _large_templates.get(found)
     if isinstance(found, PhaseRequest):
         return found
     template = _template(phase, portable)
@@ -159,8 +158,7 @@ def _kept_template(phase: Phase, portable: Portable, portable_key: object, versi
     else:
         key = object()
         phase.memo[name] = _Kept(versions, key)
-        with _large_lock:
-            _large_templates.put(key, template, size)
+        _large_templates.put(key, template, size)
     return template
 
 
@@ -277,7 +275,7 @@ def _result(results: Sequence[Type], position: int) -> Type:
 def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Unpacker) -> tuple[Fold, FoldArgument]:
     intrinsic = find_intrinsic(message.uri)
     if not intrinsic.aggregates:
-        raise InvalidComputationError(f"Expected an aggregation at the end of a phase, found {message.uri}")
+        raise InvalidComputationError(f"Expected an aggregation at the end of a phase, found {name_text(message.uri)}")
     members = [_result(results, position) for position in message.result]
     server_types = tuple(type_from_proto(argument.type) for argument in message.argument)
     values = [unpacker.unpack(argument.value, t) for argument, t in zip(message.argument, server_types)]

@@ -13,7 +13,8 @@ from fedstack.executors.fold_states import FoldState, LeafFold, MeanState, TreeS
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.tree_fold import Partial
 from fedstack.proto.extensions_pb2 import PhaseResponse
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
+from fedstack.transport.unpacking import Unpacker
 
 _MAX_LEVEL = 62
 

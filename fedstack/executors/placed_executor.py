@@ -16,6 +16,7 @@ from fedstack.computations.interpreter import ProgramRunner
 from fedstack.computations.language import Executor, RetryableError, Type, computation_pb2
 from fedstack.computations.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
+from fedstack.executors.bulk import linked
 from fedstack.executors.fold_states import (
     AggregateState,
     FoldState,
@@ -78,7 +79,7 @@ class PlacedExecutor(ScheduledExecutor):
             )
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
-        (result,) = await self.server.run_once(self.server.link(task.program), inputs)
+        (result,) = await self.server.run_once(await linked(self.server, task.program), inputs)
         return result
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:
@@ -104,10 +105,12 @@ class PlacedExecutor(ScheduledExecutor):
             raise wrong_number_of_clients(self.clients, len(column))
         return column
 
-    def new_state(self, fold: Fold, argument: "FoldArgument", first_client: int = 0) -> FoldState:
+    async def new_state(self, fold: Fold, argument: "FoldArgument", first_client: int = 0) -> FoldState:
         """Returns an empty state for a fold."""
         if fold.uri == "federated_aggregate":
-            accumulates, merges = (ProgramRunner(self.server.link(program)).run for program in fold.functions[:2])
+            accumulates, merges = [
+                ProgramRunner(await linked(self.server, program)).run for program in fold.functions[:2]
+            ]
             return AggregateState(
                 first_client,
                 argument.values[0],
@@ -119,11 +122,11 @@ class PlacedExecutor(ScheduledExecutor):
 
     async def _finish_fold(self, fold: Fold, argument: "FoldArgument", partials: object) -> object:
         """Merges what the clients contributed and returns the aggregation's result."""
-        state = self.new_state(fold, argument)
         if fold.uri != "federated_aggregate":
+            state = tree_state(fold, argument)
             state.merge(partials)
             return state.result()
-        report = self.server.link(fold.functions[2])
+        report = await linked(self.server, fold.functions[2])
         (result,) = await self.server.run_once(report, [partials, *argument.captures[2]])
         return result
 
@@ -144,10 +147,10 @@ class PlacedExecutor(ScheduledExecutor):
                         f"Expected keys from 0 to max_key {limit} for {task.uri}, found {key}; at client {client}"
                     )
                 wanted.setdefault(key, None)
-        linked = self.server.link(task.function)
+        function = await linked(self.server, task.function)
         for key in wanted:
             try:
-                (wanted[key],) = await self.server.run_once(linked, [(value, np.int32(key)), *captures])
+                (wanted[key],) = await self.server.run_once(function, [(value, np.int32(key)), *captures])
             except RetryableError:
                 raise
             except FedstackError as error:

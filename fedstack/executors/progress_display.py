@@ -16,9 +16,15 @@ from typing import Protocol, TextIO
 import attrs
 
 from fedstack.computations.language import ConcreteComputation
+from fedstack.computations.texts import printable
+from fedstack.errors import ResourceLimitError
 from fedstack.executors.progress import ProgressCounts
+from fedstack.transport.daemon_threads import start_daemon
+from fedstack.transport.frames import Work
 
 _logger = logging.getLogger(__name__)
+# Who has worked for so long is named.
+_LONG_SECONDS = 3.0
 
 
 @attrs.frozen
@@ -29,11 +35,13 @@ class Standing:
       done: How many units are done.
       total: How many there are, as far as is known; 0 if nothing is.
       note: What else there is to say, in a few words.
+      title: What is being done, if that is known only now.
     """
 
     done: int
     total: int
     note: str = ""
+    title: str = ""
 
 
 class Display(Protocol):
@@ -66,6 +74,7 @@ class LineDisplay:
         self._begin = time.monotonic()
 
     def show(self, standing: Standing) -> None:
+        self._title = standing.title or self._title
         note = f", {standing.note}" if standing.note else ""
         self._print(f"{standing.done} of {standing.total} {self._unit} done{note}")
 
@@ -109,15 +118,17 @@ def display(
       choose: Makes the display from title and unit.
     """
     ended = threading.Event()
-    watcher = threading.Thread(
-        target=_watch, args=(title, unit, standing, choose, ended), name="fedstack-progress", daemon=True
-    )
-    watcher.start()
+    watcher: threading.Thread | None = None
+    try:
+        watcher = start_daemon(_watch, title, unit, standing, choose, ended, name="fedstack-progress")
+    except ResourceLimitError:  # the work may need no thread
+        _logger.debug("Cannot show progress", exc_info=True)
     try:
         yield
     finally:
         ended.set()
-        watcher.join()
+        if watcher is not None:
+            watcher.join()
 
 
 def _watch(
@@ -147,11 +158,26 @@ def _watch(
 def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]:
     """Shows the clients of one invocation while the block runs, which is to count them."""
     counts = ProgressCounts()
+    # The language gives federated computations no name. The functions that run have names.
+    name = getattr(computation, "__name__", "")
 
     def standing() -> Standing:
-        failures = f", {counts.failures} failed" if counts.failures else ""
-        return Standing(counts.done, counts.total, f"{counts.running} running{failures}")
+        nonlocal name
+        work = counts.work()
+        name = work[0].function if work else name
+        notes = [f"{counts.running} running"]
+        if counts.failures:
+            notes.append(f"{counts.failures} failed")
+        if work and work[0].seconds >= _LONG_SECONDS:
+            notes.append(_shown(work[0]))
+        return Standing(counts.done, counts.total, ", ".join(notes), printable(name))
 
-    # The language gives federated computations no name.
-    with display(getattr(computation, "__name__", "computation"), "clients", standing):
+    with display(name or "computation", "clients", standing):
         yield counts
+
+
+def _shown(work: Work) -> str:
+    """Says who works, and for how long: `client 7 for 8 s`."""
+    first, last = work.first_client, work.first_client + work.clients - 1
+    who = "the server" if not work.clients else f"client {first}" if first == last else f"clients {first} to {last}"
+    return f"{who} for {work.seconds:.0f} s"

@@ -10,7 +10,7 @@ from fedstack.computations.own_frames import users_lines, without_calling_frames
 from fedstack.computations.tensor_values import describe
 from fedstack.computations.texts import text_of
 from fedstack.errors import InvalidValueError
-from fedstack.executors.progress import ProgressCounts
+from fedstack.executors.progress import ProgressCounts, Worker
 
 Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
 
@@ -22,44 +22,59 @@ class GuardedProgress(ProgressCounts):
     """Counts with what a progress function gave, until that raises; the next clients to begin raise the error then.
 
     Where clients begin, an error ends the run as one of theirs does; where they end, threads would be left behind.
+
+    There is one for each attempt at the invocation, and the last one counts: what earlier ones still do does not.
     """
 
-    def __init__(self, counts: ProgressCounts, shown: str) -> None:
+    def __init__(self, counts: ProgressCounts, shown: str, errors: list[InvalidValueError] | None = None) -> None:
         super().__init__()
         self._counts = counts
         self._shown = shown
-        self._error: InvalidValueError | None = None
+        self._errors: list[InvalidValueError] = [] if errors is None else errors  # of all attempts
+        self._is_over = False
 
     def expect(self, clients: int) -> None:
-        self._count(self._counts.expect, clients)
+        self._guard(lambda: self._counts.expect(clients))
         self.check()
 
     def started(self, clients: int) -> None:
-        self._count(self._counts.started, clients)
+        self._guard(lambda: self._counts.started(clients))
         self.check()
 
     def finished(self, clients: int) -> None:
-        self._count(self._counts.finished, clients)
+        self._guard(lambda: self._counts.finished(clients))
 
     def failed(self, clients: int) -> None:
-        self._count(self._counts.failed, clients)
+        self._guard(lambda: self._counts.failed(clients))
+
+    def watch(self, worker: Worker) -> None:
+        if isinstance(cast(object, self._counts), ProgressCounts):  # others only count
+            self._guard(lambda: self._counts.watch(worker))
+
+    def next_attempt(self) -> "GuardedProgress":
+        """Returns what counts the next attempt, from the beginning."""
+        if isinstance(cast(object, self._counts), ProgressCounts):
+            self._guard(self._counts.restart)
+        self._is_over = True
+        return GuardedProgress(self._counts, self._shown, self._errors)
 
     def check(self) -> None:
         """Raises the error that there has been, if any."""
-        if self._error is not None:
-            raise self._error from self._error.__cause__
+        for error in self._errors:
+            raise error from error.__cause__
 
-    def _count(self, count: Callable[[int], None], clients: int) -> None:
-        if self._error is None:
+    def _guard(self, count: Callable[[], None]) -> None:
+        if not self._errors and not self._is_over:
             try:
-                count(clients)
+                count()
             except Exception as error:
-                self._error = _error_of(error, self._shown)
-                self._error.__cause__ = error
+                found = _error_of(error, self._shown)
+                found.__cause__ = error
+                self._errors.append(found)
 
 
 @contextlib.contextmanager
-def showing(progress: Progress, computation: ConcreteComputation) -> Generator[ProgressCounts | None]:
+def showing(progress: Progress, computation: ConcreteComputation) -> Generator[GuardedProgress | None]:
     """Shows the progress of an invocation while the block runs.
 
     An error of the block is raised whatever the context manager makes of it.

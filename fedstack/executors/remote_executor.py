@@ -2,10 +2,11 @@
 
 import asyncio
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.federated_values import check_clients, normalize_argument
+from fedstack.computations.graph import declared_type
 from fedstack.computations.language import (
     CLIENTS,
     CardinalitiesType,
@@ -18,12 +19,14 @@ from fedstack.computations.language import (
     computation_pb2,
 )
 from fedstack.computations.number_checks import MOST_CLIENTS, check_bool, check_whole_number, checked_cardinalities
+from fedstack.computations.own_frames import without_own_frames
 from fedstack.computations.tasks import Phase
 from fedstack.computations.tensor_values import describe
-from fedstack.computations.type_structure import fields_of, join_path, type_from_proto
+from fedstack.computations.type_structure import fields_of, join_path
 from fedstack.errors import (
     ClosedError,
     DeadlineExceededError,
+    FedstackError,
     ForeignValueError,
     InvalidComputationError,
     InvalidValueError,
@@ -33,12 +36,13 @@ from fedstack.errors import (
 )
 from fedstack.executors.extended_session import open_session
 from fedstack.executors.lazy_executor import check_argument, foreign_value_error, literal_of, pairs_of, to_declared_type
+from fedstack.executors.lost_ranges import Suspects
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments
-from fedstack.executors.remote_phases import run_remote_phase
-from fedstack.executors.remote_sessions import checked_stub, naming_the_worker
+from fedstack.executors.remote_phases import run_remote_phase, search_remote_phase
+from fedstack.executors.remote_sessions import RemoteSession, checked_stub, naming_the_worker
 from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
-from fedstack.executors.remote_values import RemoteValue
+from fedstack.executors.remote_values import RemoteValue, naming_intrinsics
 from fedstack.executors.session_keeper import SessionKeeper
 from fedstack.executors.sync_driver import need_event_loop
 from fedstack.transport.executor_stub import ExecutorStub
@@ -144,7 +148,7 @@ class RemoteExecutor(Executor):
     async def _create_computation(
         self, computation: computation_pb2.Computation, declared: Type | None, source: object
     ) -> RemoteValue:
-        type_spec = type_from_proto(computation.type)
+        type_spec = declared_type(computation)
         if declared is not None and not declared.is_equivalent_to(type_spec):
             raise TypeMismatchError(f"Expected a computation of type {declared}, found one of type {type_spec}")
         if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in _FUNCTIONS:
@@ -174,7 +178,8 @@ class RemoteExecutor(Executor):
         check_argument(declared.parameter, argument)
         keeper = function.keeper
         call = keeper.session.call(function.id, None if argument is None else argument.id)
-        value_id = await self._call(keeper, call)
+        with naming_intrinsics(function, argument):
+            value_id = await self._call(keeper, call)
         return RemoteValue(self, keeper, value_id, declared.result, (function, argument))
 
     async def create_struct(self, elements: object) -> RemoteValue:
@@ -220,7 +225,8 @@ class RemoteExecutor(Executor):
         if isinstance(type_spec, FunctionType):
             raise TypeMismatchError(f"Expected a value to compute, found a function of type {type_spec}; call it first")
         compute = compute_streamed if self._stream_structs else compute_whole
-        return await self._call(keeper, compute(session, value.id, type_spec, keeper.forget))
+        with naming_intrinsics(value):
+            return await self._call(keeper, compute(session, value.id, type_spec, keeper.forget))
 
     @property
     def has_session(self) -> bool:
@@ -243,13 +249,23 @@ class RemoteExecutor(Executor):
           arguments: The server's arguments of the folds.
           clients: The indices of the clients, counted over the whole federation.
         """
+        return await self._in_session(lambda session: run_remote_phase(session, phase, inputs, arguments, clients))
+
+    async def search_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
+    ) -> None:
+        """Lets the peer look for a client that ends its process; see `search_remote_phase`."""
+        await self._in_session(lambda session: search_remote_phase(session, phase, inputs, arguments, suspects))
+
+    async def _in_session(self, work: Callable[[RemoteSession], Coroutine[Any, Any, _T]]) -> _T:
+        """Does work in the session that needs nothing of what was in it."""
         keeper = await self._session()
         try:
-            return await self._watched(keeper, run_remote_phase(keeper.session, phase, inputs, arguments, clients))
+            return await self._watched(keeper, work(keeper.session))
         except StaleSessionError:
-            # The peer was started anew, or the lease ran out. A phase needs nothing of what was in the session.
+            # The peer was started anew, or the lease ran out.
             keeper = await self._session()
-            return await self._watched(keeper, run_remote_phase(keeper.session, phase, inputs, arguments, clients))
+            return await self._watched(keeper, work(keeper.session))
 
     async def _session(self) -> SessionKeeper:
         """Returns the session, opened if there is none."""
@@ -301,14 +317,14 @@ class RemoteExecutor(Executor):
                 result = await work
             self._stub.out_of_reach = False
             return result
-        except StaleSessionError as error:
-            keeper.session.lost = str(error)
-            self._check_still_open()
-            raise
-        except (WorkerUnavailableError, DeadlineExceededError):
-            self._stub.out_of_reach = True
-            self._check_still_open()
-            raise
+        except (FedstackError, asyncio.CancelledError) as error:
+            if isinstance(error, StaleSessionError):
+                keeper.session.lost = str(error)
+                self._check_still_open()
+            elif isinstance(error, (WorkerUnavailableError, DeadlineExceededError)):
+                self._stub.out_of_reach = True
+                self._check_still_open()
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     def _own(self, value: object, role: str) -> RemoteValue:
         if not isinstance(value, RemoteValue):

@@ -90,9 +90,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         """The workers."""
         return self._workers
 
-    def close(self) -> None:
-        """Closes all executors, and the connections. Idempotent."""
-        super().close()
+    def end(self) -> None:
         self._workers.close([remote.end for remote in self._sessions])
 
     def __repr__(self) -> str:

@@ -5,18 +5,21 @@ from collections.abc import Sequence
 
 from fedstack.computations.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, WorkerUnavailableError
+from fedstack.executors.lost_ranges import Suspects, lost_ranges
 from fedstack.executors.phase_copies import PhaseCopies
 from fedstack.executors.phase_messages import code_versions, write_phase
+from fedstack.executors.phase_report import PhaseReport
 from fedstack.executors.phase_results import ReceivedResult, read_result
 from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import FoldArguments, partial_states
-from fedstack.executors.progress import ProgressCounts, current_progress
+from fedstack.executors.progress import current_progress
 from fedstack.executors.remote_sessions import RemoteSession
-from fedstack.executors.remote_transfers import check_size, frames_of, receive
+from fedstack.executors.remote_transfers import check_size, frames_of, packer_for, receive
 from fedstack.proto import extensions_pb2 as messages
-from fedstack.transport.frames import Heartbeat
 from fedstack.transport.io_loop import io_loop
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
+from fedstack.transport.unpacking import Unpacker
+from fedstack.transport.unreached import BROKEN_OFF
 
 _MAX_RESULT_BYTES = 1 << 40
 
@@ -33,13 +36,8 @@ async def run_remote_phase(
     peer = session.peer
     if peer is None:
         raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
-    packer = Packer(session.stub.chunking.large_bytes)
     copies = PhaseCopies(session)
-    versions = code_versions(phase) if session.sends_code else ()
-    key = session.travel_key
-    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, key, copies, versions)
-    request.executor.CopyFrom(session.executor)
-    check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase", session.stub)
+    request, packer = _written(session, phase, inputs, arguments, clients, peer, copies)
     states = partial_states(phase, arguments)
     unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients), for_results=True)
 
@@ -48,42 +46,81 @@ async def run_remote_phase(
         copies.settle(response.kept)
         return result
 
-    report = _Report(current_progress.get(), len(clients) if phase.program.steps else 0)
-
-    async def call() -> ReceivedResult:
+    async def call(report: PhaseReport) -> ReceivedResult:
         frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
-        return await receive(frames, messages.PhaseResponse, read, unpacker, peer.heartbeat_seconds, report.heard)
+        return await receive(
+            frames,
+            messages.PhaseResponse,
+            read,
+            unpacker,
+            peer.heartbeat_seconds,
+            on_heartbeat=report.heard,
+            address=session.stub.address,
+        )
 
-    try:
-        received = await io_loop.run(call())
-    except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError):
-        copies.give_up()  # the answer may have been on its way
-        raise
-    report.finished()
+    with PhaseReport(current_progress.get(), len(clients) if phase.program.steps else 0) as report:
+        try:
+            received = await io_loop.run(call(report))
+        except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
+            copies.give_up()  # the answer may have been on its way
+            losses = lost_ranges.get()
+            if losses is not None and _has_broken_off(error, session.stub.address):
+                losses.add(phase, clients, report.running)
+            raise
     return received.complete()
 
 
-class _Report:
-    """Passes on to an invocation's progress what heartbeats tell."""
+async def search_remote_phase(
+    session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
+) -> None:
+    """Lets the peer of a session look for a client that ends its process, in child processes of its own.
 
-    def __init__(self, progress: ProgressCounts | None, clients: int) -> None:
-        self._progress = progress
-        self._clients = clients
-        self._done = 0
-        if progress is not None:
-            progress.expect(clients)
+    Args:
+      session: The session.
+      phase: The phase.
+      inputs: A column of exactly those clients for each input of its program.
+      arguments: The server's arguments of its folds.
+      suspects: The clients.
 
-    def heard(self, beat: Heartbeat) -> None:
-        """Takes note of a heartbeat."""
-        self._reached(min(beat.done, self._clients))
+    Raises:
+      LeafError: If there is one, or several that do so together.
+      WorkerUnavailableError: If the peer has gone away.
+    """
+    peer = session.peer
+    assert peer is not None, "only peers that say so are asked to search"
+    clients = suspects.clients
+    request, packer = _written(session, phase, inputs, arguments, clients, peer, None)
+    request.isolate = True
+    request.suspect.extend(suspects.running)
+    unpacker = Unpacker(max_bytes=0)
 
-    def finished(self) -> None:
-        """Takes note that all clients are done."""
-        self._reached(self._clients)
+    async def call() -> None:
+        frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
+        address, seconds = session.stub.address, peer.heartbeat_seconds
+        await receive(frames, messages.PhaseResponse, lambda response: None, unpacker, seconds, address=address)
 
-    def _reached(self, done: int) -> None:
-        new = done - self._done
-        if self._progress is not None and new > 0:
-            self._progress.started(new)
-            self._progress.finished(new)
-            self._done = done
+    await io_loop.run(call())
+
+
+def _written(
+    session: RemoteSession,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    peer: messages.HandshakeResponse,
+    copies: PhaseCopies | None,
+) -> tuple[messages.PhaseRequest, Packer]:
+    """Writes a phase for the peer of a session."""
+    packer = packer_for(peer, session.stub)
+    versions = code_versions(phase) if session.sends_code else ()
+    key = session.travel_key
+    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, key, copies, versions)
+    request.executor.CopyFrom(session.executor)
+    check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase", session.stub)
+    return request, packer
+
+
+def _has_broken_off(error: BaseException, address: str) -> bool:
+    """Tells whether the peer went away while it was at work: it was there, and neither silent nor told to stop."""
+    return isinstance(error, WorkerUnavailableError) and error.causes.get(address) == BROKEN_OFF.found

@@ -21,6 +21,7 @@ Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
 
 _MAX_MESSAGE = (1 << 31) - 1
+_PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service, which takes no Python code"
 
 
 @contextlib.contextmanager
@@ -140,7 +141,7 @@ class PlainSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self.stub.keeps_handles:
             return computation
-        return portable(computation, allow_by_value=self.stub.sends_code)
+        return portable(computation, allow_by_value=self.stub.sends_code, advice=_PLAIN_ADVICE)
 
     @property
     def sends_code(self) -> bool:

@@ -6,7 +6,7 @@ mapped out at the peer.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from fedstack.computations.columns import Column, StructColumn
 from fedstack.computations.language import (
@@ -20,8 +20,8 @@ from fedstack.computations.language import (
 from fedstack.computations.render import call_intrinsic, function_of, reference, selection
 from fedstack.computations.type_structure import fields_of, is_client_valued
 from fedstack.executors.remote_sessions import RemoteSession
+from fedstack.executors.side_by_side import gather
 
-_T = TypeVar("_T")
 Forget: TypeAlias = Callable[[str], None]
 _AT_ONCE = 16
 
@@ -101,7 +101,7 @@ class _Streamer:
 
     async def _put_members(self, payloads: Sequence[object], struct: StructType) -> str:
         fields = fields_of(struct)
-        ids = await _all([self.put(member, t) for member, (_, t) in zip(payloads, fields)])
+        ids = await gather([self.put(member, t) for member, (_, t) in zip(payloads, fields)])
         names = [name for name, _ in fields]
         return await self._call(self._session.struct(list(zip(names, ids))))
 
@@ -112,11 +112,11 @@ class _Streamer:
         """Fetches a value."""
         if isinstance(type_spec, StructType) and fields_of(type_spec):
             return tuple(
-                await _all([self._member(value, index, t) for index, (_, t) in enumerate(fields_of(type_spec))])
+                await gather([self._member(value, index, t) for index, (_, t) in enumerate(fields_of(type_spec))])
             )
         if isinstance(type_spec, FederatedType) and _has_fields(type_spec.member):
             members = enumerate(_member_types(type_spec))
-            fields = await _all([self._mapped(value, type_spec, index, t) for index, (_, t) in members])
+            fields = await gather([self._mapped(value, type_spec, index, t) for index, (_, t) in members])
             if not is_client_valued(type_spec):
                 return tuple(fields)
             columns = cast("list[Column]", fields)
@@ -138,18 +138,6 @@ class _Streamer:
         function = function_of("value", source, call_intrinsic(uri, [member, whole], wanted))
         mapped = await self._call(self._session.call(await self._put_function(function), value))
         return await self.compute(mapped, wanted)
-
-
-async def _all(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Awaits coroutines side by side; after the first error the others are cancelled."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _has_fields(member: Type) -> bool:

@@ -7,10 +7,12 @@ import attrs
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.language import Type
+from fedstack.computations.type_sizes import type_text
 from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.executors.off_loop import sized
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.executor_stub import ELEMENTS, ExecutorStub
 from fedstack.transport.frames import (
     Chunking,
     Data,
@@ -21,14 +23,17 @@ from fedstack.transport.frames import (
     parse_frame,
 )
 from fedstack.transport.heartbeat import watch
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
 from fedstack.transport.segments import Segment, SegmentReader
+from fedstack.transport.unpacking import Unpacker
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 # How many heartbeats may stay away before the peer counts as dead.
 _MISSED_BEATS = 4
 _UPLOAD_SECONDS = 60.0
+# What is slow for any network.
+_LEAST_BYTES_PER_SECOND = 1e6
 # A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
 _MAX_RESULT_BYTES = 1 << 40
 
@@ -50,17 +55,22 @@ class Packing:
     segments: list[Segment] = attrs.field(factory=lambda: list[Segment]())
 
 
-def pack_value(payload: object, type_spec: Type, max_bytes: int, stub: ExecutorStub) -> Packing:
-    """Packs a value for one of fedstack's own services, which takes so many bytes.
+def packer_for(peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packer:
+    """Returns what packs one message for one of fedstack's own services."""
+    return Packer(stub.chunking.large_bytes, elements=ELEMENTS in peer.features)
+
+
+def pack_value(payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packing:
+    """Packs a value for one of fedstack's own services.
 
     Raises:
       ResourceLimitError: If it has more bytes than the peer takes.
     """
-    packer = Packer(stub.chunking.large_bytes)
+    packer = packer_for(peer, stub)
     typed = extended.TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
-    check_size(packer.segment_bytes, max_bytes, f"a value of type {type_spec}", stub)
+    check_size(packer.segment_bytes, peer.max_value_bytes, f"a value of type {type_text(type_spec)}", stub)
     return Packing(type_spec, typed=typed, segments=packer.segments)
 
 
@@ -76,7 +86,9 @@ def check_size(size: int, limit: int, what: str, stub: ExecutorStub) -> None:
 async def upload(stub: ExecutorStub, header: extended.Upload, segments: Sequence[Segment]) -> None:
     """Sends a value."""
     size = sum(map(len, segments))
-    await stub.upload_value(frames_of(header, segments, stub.chunking), _UPLOAD_SECONDS + size / 1e6)
+    await stub.upload_value(
+        frames_of(header, segments, stub.chunking), _UPLOAD_SECONDS + size / _LEAST_BYTES_PER_SECOND
+    )
 
 
 def frames_of(header: Message, segments: Sequence[Segment], chunking: Chunking) -> Iterator[bytes]:
@@ -93,6 +105,26 @@ def read_response(response: extended.ComputeNowResponse, type_spec: Type) -> obj
     return payload
 
 
+async def load(stub: ExecutorStub, peer: extended.HandshakeResponse, request: extended.CreateRequest) -> None:
+    """Creates values that may take long to load."""
+    content = request.SerializeToString()
+
+    def read(header: extended.CreateResponse) -> None:
+        pass
+
+    # The peer is silent until it has the whole request.
+    spare_seconds = len(content) / _LEAST_BYTES_PER_SECOND
+    await receive(
+        stub.load(content),
+        extended.CreateResponse,
+        read,
+        Unpacker(max_bytes=0),
+        peer.heartbeat_seconds,
+        spare_seconds,
+        address=stub.address,
+    )
+
+
 async def download(
     stub: ExecutorStub,
     peer: extended.HandshakeResponse,
@@ -107,7 +139,7 @@ async def download(
     def read(header: extended.Download) -> object:
         return unpacker.unpack(header.value, type_spec, "result")
 
-    return await receive(frames, extended.Download, read, unpacker, peer.heartbeat_seconds)
+    return await receive(frames, extended.Download, read, unpacker, peer.heartbeat_seconds, address=stub.address)
 
 
 async def receive(
@@ -116,7 +148,10 @@ async def receive(
     read: Callable[[_M], _T],
     unpacker: Unpacker,
     heartbeat_seconds: float,
+    spare_seconds: float = 0.0,
     on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+    *,
+    address: str,
 ) -> _T:
     """Receives a stream: heartbeats, a header, the bytes that belong to it.
 
@@ -126,7 +161,9 @@ async def receive(
       read: Reads the header; it uses the unpacker.
       unpacker: Has the buffers for the bytes, when the header has been read.
       heartbeat_seconds: How often the peer shows that it is alive.
+      spare_seconds: How much longer it may be silent than for a few of these.
       on_heartbeat: Called with each heartbeat.
+      address: The peer's address, for messages.
 
     Returns:
       What `read` returned, when the bytes are there.
@@ -135,18 +172,19 @@ async def receive(
       DeadlineExceededError: If the peer was silent for too long.
       InvalidValueError: If it sent something else.
     """
-    limit = _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
+    limit = spare_seconds + _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
     result: _T | None = None
     reader: SegmentReader | None = None
     try:
-        async for content in watch(frames, limit):
+        async for content in watch(frames, limit, who=f"the worker at {address}"):
             frame = parse_frame(content)
             if isinstance(frame, Heartbeat):
                 on_heartbeat(frame)
             elif isinstance(frame, Data) and reader is not None:
                 reader.feed(frame.data)
             elif isinstance(frame, Header) and reader is None:
-                result = read(_parsed(message, frame.content))
+                content = frame.content
+                result = await sized(len(content), lambda content=content: read(_parsed(message, content)))
                 reader = SegmentReader(unpacker.buffers)
             else:
                 raise InvalidValueError(

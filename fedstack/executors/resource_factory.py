@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
+from fedstack.computations.after_fork import renew_after_fork
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
 from fedstack.computations.number_checks import check_whole_number, checked_cardinalities
 from fedstack.errors import ClosedError
@@ -44,10 +45,15 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         self._stack_fn = stack_fn
         self._max_executors = max_executors
         self._default_num_clients = default_num_clients
-        self._lock = threading.Lock()
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._leased: dict[int, _Entry] = {}
         self._closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`. Leases of other threads never end in a child: it drops their executors without closing."""
+        self._lock = threading.Lock()
 
     def create_executor(self, cardinalities: CardinalitiesType) -> Executor:
         """Returns the executor for the cardinalities, made if need be. It stays this factory's own.
@@ -78,9 +84,11 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
             if entry.users:
                 return
             del self._leased[id(executor)]
-            close = entry.retired
+            close, end = entry.retired, self._closed and not self._leased
         if close:
             executor.close()
+        if end:
+            self.end()
 
     def clean_up_executor(self, cardinalities: CardinalitiesType) -> None:
         """Forgets the executor for the cardinalities, and closes it as soon as no lease is left."""
@@ -130,8 +138,14 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
             for entry in entries:
                 self._retire(entry)
             idle = [entry for entry in entries if not entry.users]
+            end = not self._leased
         for entry in idle:
             entry.executor.close()
+        if end:
+            self.end()
+
+    def end(self) -> None:
+        """Called when this is closed, and all executors are: for what they share. Perhaps more than once."""
 
     def __repr__(self) -> str:
         return f"<ResourceManagingExecutorFactory {len(self._entries)} executors, {len(self._leased)} leased>"

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedstack.computations.after_fork import renew_after_fork
 from fedstack.executors.progress_display import Standing
 
 
@@ -18,6 +21,17 @@ class _LiveBars:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._progress: Progress | None = None
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Leaves the display to the parent: what a forked child prints goes past it, since it has locks of its own."""
+        self._lock = threading.Lock()
+        if self._progress is not None:
+            self._progress = None
+            for name in ("stdout", "stderr"):
+                stream = getattr(sys, name)
+                if isinstance(stream, FileProxy):
+                    setattr(sys, name, stream.rich_proxied_file)
 
     def add(self, title: str, unit: str) -> TaskID:
         with self._lock:
@@ -36,13 +50,14 @@ class _LiveBars:
                 )
                 progress.start()
                 self._progress = progress
-            return self._progress.add_task(title, total=None, unit=unit, of="?", note="")
+            return self._progress.add_task(escape(title), total=None, unit=unit, of="?", note="")
 
     def update(self, bar: TaskID, standing: Standing) -> None:
         with self._lock:
             if self._progress is not None:
                 self._progress.update(
                     bar,
+                    description=escape(standing.title) if standing.title else None,
                     completed=standing.done,
                     total=standing.total or None,
                     of=standing.total or "?",

@@ -1,8 +1,7 @@
 """Runs the tasks of a schedule, each once, side by side where they do not wait for each other."""
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
 
 from fedstack.computations.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.program import Expression, Join, Slot
@@ -10,10 +9,10 @@ from fedstack.computations.shared_column import SharedColumn
 from fedstack.computations.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
 from fedstack.executors.lazy_values import UNPULLED
 from fedstack.executors.leaf_threads import runs_inline
-from fedstack.executors.once import Once
+from fedstack.executors.once import Once, owned_by
+from fedstack.executors.side_by_side import gather
 from fedstack.executors.sync_driver import need_event_loop
 
-_T = TypeVar("_T")
 _CHEAP_SECONDS = 0.001
 
 
@@ -46,8 +45,9 @@ class ScheduleRun:
         self._shared: dict[Expression, SharedColumn] = {}
         self._tasks: list[tuple[Once[None], Task]] = []
         self._makers: dict[int, Once[None]] = {}
+        owner = owned_by(self)
         for task in schedule.tasks:
-            once: Once[None] = Once(lambda task=task: self._run_task(task))
+            once: Once[None] = Once(lambda task=task: owner()._run_task(task))
             self._tasks.append((once, task))
             for target in _targets(task):
                 self._makers[target] = once
@@ -137,18 +137,6 @@ class ScheduleRun:
                 self.values[target] = value
         else:
             self.values[task.target] = await self._runner.run_select_task(task, self)
-
-
-async def gather(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Awaits coroutines side by side; after the first error the others are cancelled and waited for."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def _targets(task: Task) -> Sequence[int]:

@@ -10,10 +10,14 @@ from fedstack.computations.program import Expression, Join, Pick
 from fedstack.computations.schedule import schedule
 from fedstack.computations.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.executors.lazy_executor import LazyExecutor
-from fedstack.executors.lazy_values import CallValue, LazyValue
+from fedstack.executors.lazy_values import CallValue, KnownValue, LazyValue
 from fedstack.executors.leaf_threads import runs_inline
-from fedstack.executors.schedule_run import ScheduleRun, TaskRunner, as_column, gather
+from fedstack.executors.schedule_run import ScheduleRun, TaskRunner, as_column
+from fedstack.executors.side_by_side import gather
 from fedstack.executors.sync_driver import need_event_loop
+
+# So many values are pulled side by side.
+_AT_ONCE = 1000
 
 
 class ScheduledExecutor(LazyExecutor, TaskRunner, abc.ABC):
@@ -77,9 +81,21 @@ def _whole_columns_of(payload: object, type_spec: Type, clients: int) -> object:
 
 
 async def pull_side_by_side(values: Sequence[LazyValue]) -> tuple[object, ...]:
-    """Pulls several values, on a loop if more than one of them has to run."""
-    if sum(isinstance(value, CallValue) for value in values) > 1 and runs_inline():
+    """Pulls several values, each once however often it comes, on a loop if more than one of them has to run."""
+    distinct = list(dict.fromkeys(values))
+    if sum(isinstance(value, CallValue) for value in distinct) > 1 and runs_inline():
         await need_event_loop()
-    if len(values) <= 1 or runs_inline():
-        return tuple([await value.pull() for value in values])
-    return tuple(await gather([value.pull() for value in values]))
+    payloads: dict[LazyValue, object] = {}
+    # What is known needs no task; of the others there may be any number.
+    running = [value for value in distinct if not isinstance(value, KnownValue)]
+    if len(running) <= 1 or runs_inline():
+        for value in running:
+            payloads[value] = await value.pull()
+    else:
+        for first in range(0, len(running), _AT_ONCE):
+            some = running[first : first + _AT_ONCE]
+            payloads.update(zip(some, await gather([value.pull() for value in some])))
+    for value in distinct:
+        if isinstance(value, KnownValue):
+            payloads[value] = await value.pull()
+    return tuple([payloads[value] for value in values])

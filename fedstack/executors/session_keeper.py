@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.language import RetryableError
+from fedstack.computations.own_frames import without_frames
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote_sessions import RemoteSession
 from fedstack.transport.disposal import DisposalQueue
@@ -70,11 +71,13 @@ class SessionKeeper:
             try:
                 seconds = _END_SECONDS_IN_VAIN if stub.out_of_reach else _END_SECONDS
                 await asyncio.wait_for(self._say_goodbye(), seconds)
-            except (RetryableError, asyncio.TimeoutError):
+            except (RetryableError, asyncio.TimeoutError) as error:
                 stub.out_of_reach = True
+                without_frames(error)
             except FedstackError as error:
                 _logger.debug("Ending a session at %s failed: %s", stub.address, error)
             self.session.lost = self.session.lost or "it has been closed"
+        self.session.forget = lambda value: None  # so that it does not lead back here
 
     async def _say_goodbye(self) -> None:
         rest = [value for batch in self._queue.take(force=True) for value in batch]

@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 
+from fedstack.computations.after_fork import renew_after_fork
 from fedstack.computations.columns import Column, ConstantColumn, StructColumn
 from fedstack.computations.language import Executor
 from fedstack.computations.program import Program
@@ -31,6 +32,11 @@ class SizeInfo:
         self.aggregate_bits: Counter[int] = Counter()
         self.broadcast_elements: dict[int, Counter[str]] = {}
         self.aggregate_elements: dict[int, Counter[str]] = {}
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`."""
         self._lock = threading.Lock()
 
     @property

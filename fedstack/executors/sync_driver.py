@@ -9,14 +9,16 @@ stands, on a daemon thread that has one.
 import asyncio
 import contextlib
 import contextvars
-import os
 import threading
 import time
 import weakref
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from fedstack.executors.leaf_threads import run_inline, runs_inline, waiting
+from fedstack.computations.after_fork import renew_after_fork
+from fedstack.executors.leaf_threads import run_inline, runs_inline
+from fedstack.executors.thread_pool import waiting
+from fedstack.transport.daemon_threads import start_loop
 
 _T = TypeVar("_T")
 
@@ -77,18 +79,14 @@ class SyncDriver:
     def __init__(self, *, allow_loop: bool = True) -> None:
         self.allow_loop = allow_loop
         self._closed = False
-        self._begin()
+        self.renew()
+        renew_after_fork(self)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def renew(self) -> None:
+        """Begins without a loop: in a forked child the thread of its parent's is not there."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = 0
-
-    def _begin_anew_after_fork(self) -> None:
-        """Forgets the loop of another process, whose thread is not in this one."""
-        if self._process != os.getpid():
-            self._begin()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], *, inline: bool) -> _T:
         """Runs a coroutine to its end and returns its result.
@@ -117,16 +115,11 @@ class SyncDriver:
         return context.run(self._finish, _continue(coroutine))
 
     def _finish(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        self._begin_anew_after_fork()
-        with self._lock:
-            self._running += 1
-            if self._loop is None:
-                # In a context without variables: a loop keeps the one that it is made in, and ours leads to the driver.
-                self._loop = contextvars.Context().run(asyncio.new_event_loop)
-                threading.Thread(target=_serve, args=(self._loop,), name="fedstack-loop", daemon=True).start()
-                # The thread does not know the driver: it ends when nobody refers to the driver any more, too.
-                weakref.finalize(self, _stop, self._loop).atexit = False
-            loop = self._loop
+        try:
+            loop = self._enter_loop()
+        except BaseException:
+            coroutine.close()  # nobody else will, and Python would complain
+            raise
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, loop)
             try:
@@ -136,10 +129,23 @@ class SyncDriver:
                 # Ctrl-C while waiting: the work must not go on behind the caller's back.
                 future.cancel()
                 raise
+            finally:
+                del future  # it has the error, whose frames have this one
         finally:
             with self._lock:
                 self._running -= 1
             self._end_loop()
+
+    def _enter_loop(self) -> asyncio.AbstractEventLoop:
+        """Returns the loop, which stays as long as somebody is in it."""
+        with self._lock:
+            if self._loop is None:
+                # In a context without variables: a loop keeps the one that it is made in, and ours leads to the driver.
+                self._loop = contextvars.Context().run(lambda: start_loop(_serve, name="fedstack-loop"))
+                # The thread does not know the driver: it ends when nobody refers to the driver any more, too.
+                weakref.finalize(self, _stop, self._loop).atexit = False
+            self._running += 1
+            return self._loop
 
     def _end_loop(self) -> None:
         """Ends the loop thread once the driver is closed and nobody waits for the loop any more."""
@@ -151,7 +157,6 @@ class SyncDriver:
 
     def close(self) -> None:
         """Ends the loop thread, if there is one, as soon as what runs on it has ended. Idempotent."""
-        self._begin_anew_after_fork()
         with self._lock:
             self._closed = True
         self._end_loop()

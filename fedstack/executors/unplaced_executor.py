@@ -3,11 +3,13 @@
 import abc
 from collections.abc import Sequence
 
+from fedstack.computations.graph import declared_type
 from fedstack.computations.language import computation_pb2
 from fedstack.computations.tasks import PhaseTask, SelectTask, ServerTask
-from fedstack.computations.type_structure import contains_federated, type_from_proto
+from fedstack.computations.texts import name_text
+from fedstack.computations.type_structure import contains_federated
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
-from fedstack.executors.bulk import BulkExecutor
+from fedstack.executors.bulk import BulkExecutor, linked
 from fedstack.executors.schedule_run import ScheduleRun
 from fedstack.executors.scheduled_executor import ScheduledExecutor
 
@@ -39,17 +41,17 @@ class UnplacedExecutor(ScheduledExecutor, BulkExecutor):
             )
         if kind == "intrinsic" and not self.runs_intrinsic(computation.intrinsic.uri):
             raise UnsupportedIntrinsicError(
-                f"Expected an intrinsic that {self!r} runs, found {computation.intrinsic.uri!r}; the stack of "
-                "local_executor_factory runs all of the language's"
+                f"Expected an intrinsic that {self!r} runs, found {name_text(computation.intrinsic.uri)!r}; the "
+                "stack of local_executor_factory runs all of the language's"
             )
-        type_spec = type_from_proto(computation.type)
+        type_spec = declared_type(computation)
         if contains_federated(type_spec):
             raise InvalidComputationError(
                 f"Expected unplaced values in {self!r}, found {type_spec}; put a FederatingExecutor above it"
             )
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
-        (result,) = await self.run_once(self.link(task.program), inputs)
+        (result,) = await self.run_once(await linked(self, task.program), inputs)
         return result
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:

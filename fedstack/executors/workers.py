@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from fedstack.computations.language import RetryableError
 from fedstack.computations.number_checks import check_number
 from fedstack.errors import AuthenticationError, ClosedError, FedstackError, InvalidValueError, NoWorkersError
-from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.executor_stub import ISOLATE, ExecutorStub
 from fedstack.transport.io_loop import io_loop, start_apart
 from fedstack.transport.unreached import listed
 
@@ -33,6 +33,7 @@ class Worker:
       cause: Why it is not; `None` if nobody has asked it yet.
       probe: Tries to reach it.
       runs_phases: Whether it runs whole client phases, as it said when it was last asked.
+      searches: Whether it looks for clients that end its process, in processes of its own.
       redialled: Whether it was found to listen again, and has not been heard of since.
     """
 
@@ -42,6 +43,7 @@ class Worker:
         self.cause: Exception | None = None
         self.probe: asyncio.Task[None] | None = None
         self.runs_phases = False
+        self.searches = False
         self.redialled = False
 
     @property
@@ -52,7 +54,7 @@ class Worker:
     @property
     def is_hopeless(self) -> bool:
         """Whether it does not help to wait: it is no more, or what is wrong will not become right by itself."""
-        return self.cause is not None and (not isinstance(self.cause, RetryableError) or self.stub.loss() is not None)
+        return self.cause is not None and (not isinstance(self.cause, RetryableError) or self.stub.is_gone)
 
     def cause_after(self, seconds: float) -> str:
         """Returns why it is not there, in a line, for who has waited so long for it."""
@@ -179,7 +181,7 @@ class Workers:
         causes = {worker.address: worker.cause_after(seconds) for worker in self._workers}
         is_single = len(causes) == 1  # the same address may have been given twice
         mistakes = [w.cause for w in self._workers if w.cause and not isinstance(w.cause, RetryableError)]
-        if not mistakes and all(worker.stub.loss() is not None for worker in self._workers):
+        if not mistakes and all(worker.stub.is_gone for worker in self._workers):
             found = f"at least one of {len(causes)} worker processes to run, found that all have ended"
             if is_single:
                 found = "the worker process to run, found that it has ended"
@@ -222,8 +224,8 @@ class Workers:
         self._look_after(worker)
 
     def _look_after(self, worker: Worker) -> None:
-        gone = worker.stub.loss() is not None
-        if not worker.ready and not gone and not self._closed and (worker.probe is None or worker.probe.done()):
+        away = not worker.ready and not worker.stub.is_gone
+        if away and not self._closed and (worker.probe is None or worker.probe.done()):
             self._changed = self._changed or asyncio.Event()
             worker.probe = start_apart(_probe(worker, self._changed, warns=len(self._workers) > 1))
 
@@ -271,11 +273,12 @@ async def _probe(worker: Worker, changed: asyncio.Event, *, warns: bool) -> None
         else:
             worker.cause, worker.ready = None, True
             worker.runs_phases = peer is not None and peer.phases
+            worker.searches = peer is not None and ISOLATE in peer.features and not peer.same_process
         if worker.probe is not asyncio.current_task():
             return  # cancelled: asyncio.wait_for may swallow that where what it waits for ends at the same time
         worker.redialled = False
         changed.set()
-        if worker.stub.loss() is not None:
+        if worker.stub.is_gone:
             return
         if worker.ready:
             _logger.debug("The worker at %s is ready", worker.address)

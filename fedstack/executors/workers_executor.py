@@ -1,29 +1,36 @@
 """Defines the executor that runs client phases on whatever workers are ready."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 import attrs
 
 from fedstack.computations.columns import Column
+from fedstack.computations.error_places import with_place
 from fedstack.computations.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
 from fedstack.computations.program_ir import program_to_ir
 from fedstack.computations.render import call_intrinsic, function_of, reference
 from fedstack.computations.shared_column import unshared
 from fedstack.computations.tasks import Fold, Phase
-from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
+from fedstack.errors import CarrierError, DeadlineExceededError, LeafError, WorkerUnavailableError
 from fedstack.executors.composing_executor import ComposingExecutor
 from fedstack.executors.fold_states import FoldState
+from fedstack.executors.lost_ranges import Suspects, lost_ranges
+from fedstack.executors.phase_report import PhaseReport
 from fedstack.executors.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.placed_executor import FoldArgument, FoldArguments, PhaseRunner, PlacedExecutor
+from fedstack.executors.placed_executor import FoldArgument, FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
+from fedstack.executors.progress import current_progress
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.sync_driver import need_event_loop
 from fedstack.executors.worker_sessions import WorkerSessions
 from fedstack.executors.workers import Worker, Workers
 from fedstack.executors.wrapper_executor import WrapperExecutor
+from fedstack.transport.frames import Heartbeat
 from fedstack.transport.status import RemoteTraceback
 
-NewState = Callable[[Fold, FoldArgument, int], FoldState]
+_logger = logging.getLogger(__name__)
+NewState = Callable[[Fold, FoldArgument, int], Awaitable[FoldState]]
 
 
 @attrs.define(eq=False)
@@ -91,6 +98,21 @@ class WorkersExecutor(PlacedExecutor):
     ) -> PhaseResult:
         await need_event_loop()
         ready = await self._workers.ready()
+        losses = lost_ranges.get()
+        able = [worker for worker in ready if worker.searches] if losses else []  # others are of older releases
+        if losses and able and (suspects := losses.suspects(phase)):
+            for some in suspects:
+                offset = some.clients.start - clients.start
+                part = slice_inputs(inputs, offset, offset + len(some.clients))
+                try:
+                    await self._search(phase, part, arguments, some, able)
+                except LeafError as error:
+                    client = error.client_index
+                    ended = some.losses if client is None else losses.ended_with(phase, client)
+                    found = f"it ended {ended} workers before it was found; mend the function"
+                    raise with_place(error, found) from error.__cause__
+            losses.forget(phase)
+            ready = await self._workers.ready()
         spread = self._spread_over(await self._sessions.with_room(ready, max(self._num_clients, 1)))
         spread.running += 1
         try:
@@ -98,6 +120,33 @@ class WorkersExecutor(PlacedExecutor):
         finally:
             spread.running -= 1
             spread.close_if_idle()
+
+    async def _search(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects, able: list[Worker]
+    ) -> None:
+        """Lets one worker look for a client that ends its process among those that two workers have ended with.
+
+        Raises:
+          LeafError: If there is one; it is the user's, and not tried again.
+          WorkerUnavailableError: If the worker has gone away.
+        """
+        (worker,) = await self._sessions.with_room(able, 1)
+        clients = suspects.clients
+        _logger.warning(
+            "%d workers have ended while clients %d to %d ran; the worker at %s looks for one that ends its process, "
+            "in processes apart",
+            suspects.losses,
+            clients.start,
+            clients.stop - 1,
+            worker.address,
+        )
+        try:
+            await self._sessions.at(worker).search_phase(phase, inputs, arguments, suspects)
+        except (WorkerUnavailableError, DeadlineExceededError) as error:
+            if isinstance(error.__cause__, RemoteTraceback):
+                raise
+            raise self._sessions.lost(worker, error) from error
+        _logger.warning("None of the clients %d to %d ends its process; going on", clients.start, clients.stop - 1)
 
     def _spread_over(self, workers: list[Worker]) -> _Spread:
         """Returns a composing executor over the workers: the one there is if these are its workers."""
@@ -130,6 +179,7 @@ class WorkersExecutor(PlacedExecutor):
         super().close()
         if self._spread is not None:
             self._spread.retire()
+            self._spread = None  # its children know this executor
 
     def __repr__(self) -> str:
         return f"<WorkersExecutor with {self._num_clients} clients over {len(self._workers)} workers>"
@@ -192,8 +242,15 @@ class _WorkerSlice:
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
             argument = await remote.known(tuple(unshared(inputs)), types)
         mapped = await remote.create_call(function, argument)
-        column = cast(Column, await remote.fetch(mapped))
-        states = [self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
+        with PhaseReport(current_progress.get(), len(clients)) as report:
+            report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
+            column = cast(Column, await remote.fetch(mapped))
+        try:
+            states = [await self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
+        except CarrierError as error:
+            address = self._worker.address
+            place = f"in this process, which folds what clients at the plain executor service {address} yield"
+            raise with_place(error, place) from error.__cause__
         sink = PhaseSink(phase, states)
         sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
         return PhaseResult([state.partials() for state in states], sink.columns())

@@ -20,14 +20,30 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[bytes] = ..., data: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("done", "running", "failed")
+    __slots__ = ("done", "running", "failed", "work")
     DONE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     done: int
     running: int
     failed: int
-    def __init__(self, done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+    work: _containers.RepeatedCompositeFieldContainer[Work]
+    def __init__(self, done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ...) -> None: ...
+
+class Work(_message.Message):
+    __slots__ = ("first_client", "clients", "function", "seconds", "session")
+    FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    first_client: int
+    clients: int
+    function: str
+    seconds: float
+    session: str
+    def __init__(self, first_client: _Optional[int] = ..., clients: _Optional[int] = ..., function: _Optional[str] = ..., seconds: _Optional[float] = ..., session: _Optional[str] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("protocol", "version", "nonce", "process_digest")
@@ -42,7 +58,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token")
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "features")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +69,7 @@ class HandshakeResponse(_message.Message):
     MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FOR_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     same_process: bool
@@ -63,15 +80,18 @@ class HandshakeResponse(_message.Message):
     max_value_bytes: int
     heartbeat_seconds: float
     asks_for_token: bool
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("cardinalities", "lease_seconds")
+    __slots__ = ("cardinalities", "lease_seconds", "features")
     CARDINALITIES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     cardinalities: _containers.RepeatedCompositeFieldContainer[_executor_pb2.Cardinality]
     lease_seconds: float
-    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("executor", "lease_seconds")
@@ -192,7 +212,7 @@ class Download(_message.Message):
     def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
 
 class Packed(_message.Message):
-    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation")
+    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements")
     class Raw(_message.Message):
         __slots__ = ("dtype", "dim")
         DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +249,7 @@ class Packed(_message.Message):
     SAME_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTATION_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     array: _array_pb2.Array
     raw: Packed.Raw
     struct: Packed.Members
@@ -239,10 +260,11 @@ class Packed(_message.Message):
     same: Packed.Same
     fields: Packed.Fields
     computation: _computation_pb2.Computation
-    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ...) -> None: ...
+    elements: Packed
+    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., elements: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
-    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held")
+    __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect")
     class Input(_message.Message):
         __slots__ = ("type", "value", "keep", "kept")
         TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +301,8 @@ class PhaseRequest(_message.Message):
     INPUT_FIELD_NUMBER: _ClassVar[int]
     FOLD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    ISOLATE_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     first_client: int
     clients: int
@@ -286,7 +310,9 @@ class PhaseRequest(_message.Message):
     input: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Input]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseRequest.Fold]
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    isolate: bool
+    suspect: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
     __slots__ = ("fold", "held", "kept")
@@ -328,7 +354,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop")
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work")
     class Calls(_message.Message):
         __slots__ = ("method", "code", "count")
         METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +385,13 @@ class GetStatusResponse(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_UNTIL_STOP_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_THREADS_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_THREADS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_seconds: float
     session: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Session]
@@ -367,7 +400,14 @@ class GetStatusResponse(_message.Message):
     running: int
     calls: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Calls]
     seconds_until_stop: float
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ...) -> None: ...
+    threads: int
+    busy_threads: int
+    abandoned_threads: int
+    resident_bytes: int
+    stalls: int
+    longest_stall_seconds: float
+    work: _containers.RepeatedCompositeFieldContainer[Work]
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "details")

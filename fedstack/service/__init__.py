@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedstack.service.executor_service import ExecutorService
     from fedstack.service.grpc_server import GrpcServer
-    from fedstack.service.limits import ServiceLimits
+    from fedstack.service.limits import ServerLimits, ServiceLimits
     from fedstack.service.server_thread import ServerThread
     from fedstack.service.worker_pool import local_worker_pool
 
-__all__ = ["ExecutorService", "GrpcServer", "ServerThread", "ServiceLimits", "local_worker_pool"]
+__all__ = ["ExecutorService", "GrpcServer", "ServerLimits", "ServerThread", "ServiceLimits", "local_worker_pool"]
 
 _MODULES = {
     "ExecutorService": "executor_service",
     "GrpcServer": "grpc_server",
+    "ServerLimits": "limits",
     "ServerThread": "server_thread",
     "ServiceLimits": "limits",
     "local_worker_pool": "worker_pool",

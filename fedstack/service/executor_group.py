@@ -1,23 +1,26 @@
 """Serves the executor service as every peer knows it: values by id, one call per verb."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import EncodeError
 
 from fedstack.computations.codec import value_from_proto, value_to_proto
-from fedstack.computations.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral
+from fedstack.computations.columns import with_columns
+from fedstack.computations.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral, Type
+from fedstack.computations.payload_sizes import known_bytes
 from fedstack.computations.type_structure import contains_function
 from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.executors.off_loop import sized
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service import held_values
+from fedstack.service.limits import exceeded
+from fedstack.service.requests import in_turns, unary, unary_sized, unary_to_bytes
 from fedstack.service.service_core import ServiceCore
 from fedstack.service.sessions import Session
-from fedstack.service.value_types import type_of_value
+from fedstack.service.value_types import count_members, type_of_value
 from fedstack.transport.methods import UnaryMethod
 from fedstack.transport.status import Code, StatusError
 
-_M = TypeVar("_M", bound=Message)
 _MAX_MESSAGE = (1 << 31) - 1
 _PLACEMENTS = {CLIENTS.uri: CLIENTS, SERVER.uri: SERVER}
 
@@ -36,14 +39,14 @@ class ExecutorGroup:
     def methods(self) -> Mapping[str, UnaryMethod]:
         """The methods by name."""
         return {
-            "GetExecutor": _unary(messages.GetExecutorRequest, self.get_executor),
-            "CreateValue": _unary(messages.CreateValueRequest, self.create_value),
-            "CreateCall": _unary(messages.CreateCallRequest, self.create_call),
-            "CreateStruct": _unary(messages.CreateStructRequest, self.create_struct),
-            "CreateSelection": _unary(messages.CreateSelectionRequest, self.create_selection),
-            "Compute": _unary(messages.ComputeRequest, self.compute),
-            "Dispose": _unary(messages.DisposeRequest, self.dispose),
-            "DisposeExecutor": _unary(messages.DisposeExecutorRequest, self.dispose_executor),
+            "GetExecutor": unary(messages.GetExecutorRequest, self.get_executor),
+            "CreateValue": unary_sized(messages.CreateValueRequest, self.create_value),
+            "CreateCall": unary(messages.CreateCallRequest, self.create_call),
+            "CreateStruct": unary(messages.CreateStructRequest, self.create_struct),
+            "CreateSelection": unary(messages.CreateSelectionRequest, self.create_selection),
+            "Compute": unary_to_bytes(messages.ComputeRequest, self.compute),
+            "Dispose": unary(messages.DisposeRequest, self.dispose),
+            "DisposeExecutor": unary(messages.DisposeExecutorRequest, self.dispose_executor),
         }
 
     async def get_executor(self, request: messages.GetExecutorRequest) -> messages.GetExecutorResponse:
@@ -51,25 +54,38 @@ class ExecutorGroup:
         session = self._core.open(cardinalities_of(request.cardinalities), None)
         return messages.GetExecutorResponse(executor=messages.ExecutorId(id=session.id))
 
-    async def create_value(self, request: messages.CreateValueRequest) -> messages.CreateValueResponse:
+    async def create_value(
+        self, request: messages.CreateValueRequest, request_bytes: int
+    ) -> messages.CreateValueResponse:
         """Creates a value."""
         session = self._core.find(request.executor)
-        size = request.value.ByteSize()
+        size = await sized(request_bytes, request.value.ByteSize)
         self._core.check_size(size)
         session.check_room(size)
-        created = await self._created(session.executor, request.value)
+        created = await self._created(session.executor, request.value, size)
         return messages.CreateValueResponse(value_ref=_ref(session.add(created, size)))
 
-    async def _created(self, executor: Executor, value: messages.Value) -> ExecutorValue:
+    async def _created(self, executor: Executor, value: messages.Value, size: int) -> ExecutorValue:
         if value.WhichOneof("kind") == "computation":
-            await self._core.admit(value.computation)
+            await self._core.admit(value.computation, size)
             return await held_values.create_computation(executor, value.computation)
-        type_spec = type_of_value(value)
-        if not contains_function(type_spec):
-            return await held_values.create_known(executor, value_from_proto(value, type_spec), type_spec)
+        known = await sized(size, lambda: self._known(value))
+        if known is not None:
+            return await held_values.create_known(executor, *known)
         # Only structs have functions in them; these have to be found by whoever calls them.
-        members = [(e.name, await self._created(executor, e.value)) for e in value.struct.element]
-        return await held_values.create_struct(executor, members)
+        members = [(e.name, await self._created(executor, e.value, size)) async for e in in_turns(value.struct.element)]
+        return await held_values.create_struct(executor, members, self._core.limits)
+
+    def _known(self, value: messages.Value) -> tuple[object, Type] | None:
+        """Returns the payload of a value and its type, unless there are functions in it."""
+        most = self._core.limits.max_leaves
+        if value.WhichOneof("kind") == "struct" and (found := count_members(value, most)) > most:
+            raise exceeded(self._core.limits, "max_leaves", f"at least {found}", "put numbers into arrays")
+        type_spec = type_of_value(value)
+        if contains_function(type_spec):
+            return None
+        self._core.check_type(type_spec)
+        return with_columns(value_from_proto(value, type_spec), type_spec), type_spec
 
     async def create_call(self, request: messages.CreateCallRequest) -> messages.CreateCallResponse:
         """Calls a function."""
@@ -82,8 +98,8 @@ class ExecutorGroup:
     async def create_struct(self, request: messages.CreateStructRequest) -> messages.CreateStructResponse:
         """Packs values into a struct."""
         session = self._core.find(request.executor)
-        members = [(element.name, session.find(element.value_ref.id)) for element in request.element]
-        created = await held_values.create_struct(session.executor, members)
+        members = [(element.name, session.find(element.value_ref.id)) async for element in in_turns(request.element)]
+        created = await held_values.create_struct(session.executor, members, self._core.limits)
         return messages.CreateStructResponse(value_ref=_ref(session.add(created)))
 
     async def create_selection(self, request: messages.CreateSelectionRequest) -> messages.CreateSelectionResponse:
@@ -93,33 +109,30 @@ class ExecutorGroup:
         created = await session.executor.create_selection(source, request.index)
         return messages.CreateSelectionResponse(value_ref=_ref(session.add(created)))
 
-    async def compute(self, request: messages.ComputeRequest) -> messages.ComputeResponse:
+    async def compute(self, request: messages.ComputeRequest) -> bytes:
         """Computes a value."""
         session = self._core.find(request.executor)
         return await self._core.run(session, self._compute(session, request.value_ref.id))
 
-    async def _compute(self, session: Session, value_id: str) -> messages.ComputeResponse:
+    async def _compute(self, session: Session, value_id: str) -> bytes:
         value = session.find(value_id)
-        pull = session.pull(value_id)
+        pull = self._core.pull(session, value_id)
         await pull.wait()
-        payload = pull.result()
+        content = await held_values.written(value, pull.result(), _response)
         session.delivered(value_id)
-        response = messages.ComputeResponse(value=value_to_proto(payload, value.type_signature, path="result"))
-        if response.ByteSize() > _MAX_MESSAGE:
-            raise ResourceLimitError(
-                f"Expected a result of at most {_MAX_MESSAGE} bytes, found {response.ByteSize()}; select its members "
-                "one by one, or use a client with chunked values"
-            )
-        return response
+        return content
 
     async def dispose(self, request: messages.DisposeRequest) -> messages.DisposeResponse:
         """Lets go of values."""
         session = self._core.find_if_there(request.executor)
-        unknown = [] if session is None else [ref.id for ref in request.value_ref if not session.remove(ref.id)]
+        unknown = ""
+        async for ref in in_turns(request.value_ref if session is not None else ()):
+            if session is not None and not session.remove(ref.id):
+                unknown = unknown or ref.id or "none"
         if unknown:
             raise StatusError(
                 Code.NOT_FOUND,
-                f"Expected the ids of values, found {unknown[0][:80]!r}, which there is none of; all others are gone",
+                f"Expected the ids of values, found {unknown[:80]!r}, which there is none of; all others are gone",
             )
         return messages.DisposeResponse()
 
@@ -147,27 +160,19 @@ def cardinalities_of(counts: Iterable[messages.Cardinality]) -> dict[PlacementLi
     return found
 
 
+def _response(payload: object, type_spec: Type) -> bytes:
+    """Writes the response of a compute: one message, whatever is in it."""
+    size = known_bytes(payload, type_spec)
+    try:
+        if size <= _MAX_MESSAGE:
+            return messages.ComputeResponse(value=value_to_proto(payload, type_spec, path="result")).SerializeToString()
+    except EncodeError:  # it is the names and shapes that make it too large
+        size = _MAX_MESSAGE + 1
+    raise ResourceLimitError(
+        f"Expected a result of at most {_MAX_MESSAGE} bytes, found at least {size}; select its members one by one, or "
+        "use a client with chunked values"
+    )
+
+
 def _ref(value_id: str) -> messages.ValueRef:
     return messages.ValueRef(id=value_id)
-
-
-def _unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    async def run(content: bytes) -> bytes:
-        return (await handle(parsed(request, content))).SerializeToString()
-
-    return UnaryMethod(run)
-
-
-def parsed(message: type[_M], content: bytes) -> _M:
-    """Returns a message from its bytes.
-
-    Raises:
-      InvalidValueError: If they are none.
-    """
-    try:
-        return message.FromString(content)
-    except DecodeError as error:
-        raise InvalidValueError(
-            f"Expected a {message.DESCRIPTOR.name}, found {len(content)} bytes that are none, or are nested too deep: "
-            f"{error}"
-        ) from error

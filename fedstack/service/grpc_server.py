@@ -2,28 +2,41 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fedstack.computations.number_checks import MOST_MESSAGE_BYTES, check_number, check_whole_number
+from fedstack.computations.after_fork import renew_after_fork
+from fedstack.computations.number_checks import check_bool, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.service.call_counts import CallCounts, ReportsCalls
-from fedstack.service.call_router import CallRouter, Metadata
+from fedstack.service.call_router import CallRouter, Context, Metadata
+from fedstack.service.callers import caller_at, caller_with
+from fedstack.service.fair_shares import NOBODY
 from fedstack.service.health import HealthService
+from fedstack.service.inherited_sockets import let_go_of_sockets
+from fedstack.service.limits import ServerLimits
 from fedstack.service.listening import Listener, TcpListener, UnixListener
 from fedstack.service.server_facts import ReportsServer, ServerFacts
-from fedstack.transport.channels import SERVER_OPTIONS
+from fedstack.service.stall_meter import StallMeter
+from fedstack.transport.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
 from fedstack.transport.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
 from fedstack.transport.forks import grpc_use
 from fedstack.transport.grpc_module import grpc
-from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.methods import Drains, Service
+
+try:
+    import resource
+except ModuleNotFoundError:  # not a system of that kind
+    resource = None
 
 _logger = logging.getLogger(__name__)
 
 # How long calls that were cancelled may take to come to their end.
 _LAST_SECONDS = 5.0
+_SPARE_CALLS = 1000
+_MOST_OPTION = (1 << 31) - 1
 
 
 class GrpcServer:
@@ -39,8 +52,8 @@ class GrpcServer:
       credentials: The certificate and key for TLS, and what is asked of clients.
       insecure: Whether other machines may reach the server without TLS.
       reflection: Whether tools can ask what the services are.
-      max_calls: The most calls that run at a time.
-      max_message_bytes: The largest message that is taken; by default any that protobuf can have.
+      limits: How much clients may have.
+      compression: Whether messages may be compressed: a small one may unfold to as much as a message may have.
       grace_seconds: How long running calls have by default when the server stops.
 
     Raises:
@@ -58,14 +71,11 @@ class GrpcServer:
         credentials: ServerCredentials | None = None,
         insecure: bool = False,
         reflection: bool = True,
-        max_calls: int = 16_384,
-        max_message_bytes: int | None = None,
+        limits: ServerLimits | None = None,
+        compression: bool = False,
         grace_seconds: float = 30.0,
     ) -> None:
         check_whole_number("port", port, 0, 65_535)
-        check_whole_number("max_calls", max_calls, 0)
-        if max_message_bytes is not None:
-            check_whole_number("max_message_bytes", max_message_bytes, 1, MOST_MESSAGE_BYTES)
         check_number("grace_seconds", grace_seconds)
         if unix_socket is None and not host.strip():
             raise InvalidValueError(
@@ -75,7 +85,9 @@ class GrpcServer:
         self._services = tuple(services)
         self._listener: Listener = TcpListener(host, port) if unix_socket is None else UnixListener(unix_socket)
         self._credentials = ServerCredentials() if credentials is None else credentials
-        self._max_message_bytes = max_message_bytes
+        self._tokens = self._credentials.renewed_tokens()
+        self._limits = limits or ServerLimits()
+        self._compression = check_bool("compression", compression)
         self._grace_seconds = grace_seconds
         if not (self._listener.is_private or self._credentials.uses_tls or insecure):
             raise InvalidValueError(
@@ -87,11 +99,13 @@ class GrpcServer:
         self._router = CallRouter(
             services,
             is_allowed=self._is_allowed,
-            max_calls=max_calls,
+            limits=self._limits,
+            caller=self._caller,
             background=background,
             public=[self._health],  # whoever supervises a server need not be able to use it
         )
-        self._facts = ServerFacts(asks_for_token=bool(self._credentials.tokens))
+        self._meter = StallMeter()
+        self._facts = ServerFacts(asks_for_token=bool(self._credentials.tokens), stalls=self._meter.counts)
         for service in services:
             if isinstance(service, ReportsCalls):
                 service.call_counts = self.call_counts
@@ -102,6 +116,12 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
         self._grace_is_over = asyncio.Event()
         self._stopped = asyncio.Event()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Leaves the address to the process that serves, in a forked child of it."""
+        if self._target and not self._stopped.is_set():
+            let_go_of_sockets(self._target)
 
     @property
     def target(self) -> str:
@@ -144,6 +164,7 @@ class GrpcServer:
         self._server = server
         self._target = self._listener.target(port)
         await server.start()
+        self._meter.start()
         _logger.info("Listening at %s", self._target)
 
     async def wait(self) -> None:
@@ -175,6 +196,7 @@ class GrpcServer:
 
     async def _stop(self) -> None:
         await self._wait_idle_or_grace()
+        self._meter.stop()
         try:
             await asyncio.wait_for(self._router.end_calls(), _LAST_SECONDS)
         except asyncio.TimeoutError:
@@ -204,7 +226,7 @@ class GrpcServer:
                 return server.add_secure_port(self._listener.address, server_credentials(self._credentials))
             return server.add_insecure_port(self._listener.address)
         except RuntimeError as error:
-            reason = _why_unusable(self._credentials)
+            reason = self._credentials.why_unusable()
             if reason is not None:
                 raise InvalidValueError(f"{reason}; for the server at {self._listener.address}") from error
             # Somebody has taken the address since it was looked at.
@@ -213,14 +235,35 @@ class GrpcServer:
             ) from error
 
     def _options(self) -> list[tuple[str, int | str]]:
-        options = dict(SERVER_OPTIONS)
-        if self._max_message_bytes is not None:
-            options["grpc.max_receive_message_length"] = self._max_message_bytes
-        return list(options.items())
+        limits = self._limits
+        handshake_ms = math.ceil(limits.handshake_seconds * 1000)
+        options = {
+            **dict(SERVER_OPTIONS),
+            "grpc.max_allowed_incoming_connections": _most_connections(limits),
+            # One more is counted and refused here, and not held back by gRPC; what is beyond that waits at the client.
+            "grpc.max_concurrent_streams": limits.max_calls + limits.max_watches + _SPARE_CALLS,
+            "grpc.server_handshake_timeout_ms": handshake_ms,
+            "grpc.http2.settings_timeout": handshake_ms,
+            "grpc.max_connection_idle_ms": math.ceil(limits.idle_seconds * 1000),
+            "grpc.max_receive_message_length": limits.max_message_bytes,
+        }
+        if self._compression:
+            options[COMPRESSION] = ANY_COMPRESSION
+        # gRPC takes numbers of 32 bits, and for times the largest means any.
+        return [(name, min(v, _MOST_OPTION) if isinstance(v, int) else v) for name, v in options.items()]
 
     def _is_allowed(self, metadata: Metadata) -> bool:
-        allowed = self._credentials.tokens
+        allowed = self._tokens.get()
         return not allowed or token_matches(bearer_token(metadata), allowed)
+
+    def _caller(self, context: Context) -> str:
+        """Names whoever makes a call: by the token if there are several, which tell more than addresses do."""
+        tokens = self._tokens.get()
+        if len(tokens) > 1:
+            token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))
+            if token_matches(token, tokens):
+                return caller_with(token)
+        return NOBODY if self._listener.is_private else caller_at(context.peer())
 
     def __repr__(self) -> str:
         if self._stopped.is_set():
@@ -232,12 +275,14 @@ class GrpcServer:
         return f"<GrpcServer {state}>"
 
 
-def _why_unusable(credentials: ServerCredentials) -> str | None:
-    """Returns what is wrong with certificates that gRPC has refused, which it does without a reason."""
-    if credentials.certificate is None or credentials.private_key is None:
-        return None
-    roots = credentials.client_root_certificates
-    return why_no_pair(credentials.certificate, credentials.private_key) or (roots and why_no_roots(roots)) or None
+def _most_connections(limits: ServerLimits) -> int:
+    """Returns how many connections there may be; each is a descriptor, and a process has other uses for these too."""
+    if resource is None:
+        return limits.max_connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return limits.max_connections
+    return max(1, min(limits.max_connections, descriptors * 3 // 4))
 
 
 def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Service]:

@@ -1,64 +1,106 @@
 """Creates and computes values in the executor of a session, by their payloads where the executor is one of ours."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from fedstack.computations.columns import with_columns
 from fedstack.computations.containers import to_result
 from fedstack.computations.federated_values import check_clients, normalize_argument
-from fedstack.computations.intrinsics import same_without_names
 from fedstack.computations.language import (
     Executor,
     ExecutorValue,
     FunctionType,
     Struct,
+    StructType,
     Type,
     computation_pb2,
 )
+from fedstack.computations.payload_sizes import is_quick
+from fedstack.computations.plan import plans
+from fedstack.computations.type_sizes import count_leaves, struct_depth
+from fedstack.computations.type_structure import contains_sequence, fields_of
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.delegating_executor import DelegatingExecutor
 from fedstack.executors.lazy_executor import LazyExecutor
-from fedstack.executors.lazy_values import KnownValue, LazyValue
+from fedstack.executors.lazy_values import FunctionValue, KnownValue, LazyValue
+from fedstack.executors.off_loop import off_loop
 from fedstack.executors.placed_executor import PlacedExecutor
+from fedstack.executors.progress import ProgressCounts, current_progress
+from fedstack.service.limits import ServiceLimits, check_sizes
+
+_T = TypeVar("_T")
+# So many tensors, or members of a struct, are checked on the loop.
+_FEW_MEMBERS = 1000
 
 
 async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
-    """Creates a value of a payload that fits its type; columns may be lists.
+    """Creates a value of a payload that fits its type.
 
     Raises:
       CardinalityError: If it has values for another number of clients than the executor has.
     """
-    payload = with_columns(payload, type_spec)
     check_clients(payload, type_spec, clients_of(executor))
     if isinstance(executor, LazyExecutor):
         return executor.known(payload, type_spec)
-    return await executor.create_value(to_result(payload, type_spec), type_spec)
+    return await executor.create_value(await off_loop(lambda: to_result(payload, type_spec)), type_spec)
 
 
 async def create_computation(executor: Executor, computation: computation_pb2.Computation) -> ExecutorValue:
     """Creates a function, or what a computation yields."""
-    return await executor.create_value(computation)
+    return await _create(executor, lambda: executor.create_value(computation), plans.knows(computation))
 
 
 async def create_call(executor: Executor, function: ExecutorValue, argument: ExecutorValue | None) -> ExecutorValue:
-    """Calls a function. Names in the argument's type do not matter: peers leave them out, or have others."""
+    """Calls a function; members of the argument are matched as `matched` says."""
+    leaves = count_leaves(function.type_signature) + (0 if argument is None else count_leaves(argument.type_signature))
+    is_traced = not isinstance(function, FunctionValue) or plans.knows(function.computation)
+    return await _create(executor, lambda: _called(executor, function, argument), is_traced and leaves <= _FEW_MEMBERS)
+
+
+async def _called(executor: Executor, function: ExecutorValue, argument: ExecutorValue | None) -> ExecutorValue:
     declared = function.type_signature
-    if isinstance(argument, LazyValue) and isinstance(declared, FunctionType) and declared.parameter is not None:
-        found = argument.type_signature
-        if not declared.parameter.is_assignable_from(found) and same_without_names(declared.parameter, found):
-            argument = argument.retyped(declared.parameter)
+    if argument is not None and isinstance(declared, FunctionType) and declared.parameter is not None:
+        argument = await matched(executor, argument, declared.parameter)
     return await executor.create_call(function, argument)
 
 
-async def create_struct(executor: Executor, members: Sequence[tuple[str, ExecutorValue]]) -> ExecutorValue:
+async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> ExecutorValue:
+    """Puts the members of structs into the order of a type: by name where both have all the same names.
+
+    Where the value has no names, or the type has none, they stay in their order: plain peers leave names out. What has
+    other names than the type is left as it is, for the caller to refuse.
+    """
+    found = value.type_signature
+    if not isinstance(wanted, StructType) or not isinstance(found, StructType) or wanted.is_assignable_from(found):
+        return value
+    fields = fields_of(wanted)
+    names, theirs = [name for name, _ in fields], [name for name, _ in fields_of(found)]
+    positions = list(range(len(theirs)))
+    if None not in names and None not in theirs and set(names) == set(theirs):
+        places = {name: position for position, name in enumerate(theirs)}
+        positions = [places[name] for name in names]
+    elif len(names) != len(theirs) or any(None not in (a, b) and a != b for a, b in zip(names, theirs)):
+        return value
+    members = [await executor.create_selection(value, position) for position in positions]
+    members = [await matched(executor, member, type_spec) for member, (_, type_spec) in zip(members, fields)]
+    return await executor.create_struct(Struct(list(zip(names, members))))
+
+
+async def create_struct(
+    executor: Executor, members: Sequence[tuple[str, ExecutorValue]], limits: ServiceLimits
+) -> ExecutorValue:
     """Packs values into a struct; an empty name is none.
 
     Raises:
+      ResourceLimitError: If it has too many tensors, or structs inside of each other.
       InvalidValueError: If a name comes twice, or is one that the language keeps for itself.
     """
+    # Each struct may have the one before it twice: counted when it is made, before anything walks over it.
+    types = [value.type_signature for _, value in members]
+    check_sizes(limits, sum(map(count_leaves, types)), 1 + max(map(struct_depth, types), default=0))
     try:
-        return await executor.create_struct(Struct([(name or None, value) for name, value in members]))
+        struct = Struct([(name or None, value) for name, value in members])
+        return await _create(executor, lambda: executor.create_struct(struct), len(members) <= _FEW_MEMBERS)
     except FedstackError:
         raise
     except ValueError as error:
@@ -67,8 +109,39 @@ async def create_struct(executor: Executor, members: Sequence[tuple[str, Executo
         ) from error
 
 
-async def compute(value: ExecutorValue) -> object:
-    """Runs what a value needs and returns its payload."""
+async def _create(
+    executor: Executor, create: Callable[[], Coroutine[Any, Any, ExecutorValue]], is_quick: bool
+) -> ExecutorValue:
+    """Creates something; in an executor of ours on a thread if it may take long."""
+    if is_quick or not isinstance(executor, LazyExecutor):
+        return await create()
+    return await off_loop(lambda: _at_once(create()))
+
+
+def _at_once(creation: Coroutine[Any, Any, ExecutorValue]) -> ExecutorValue:
+    """Runs a coroutine that waits for nothing."""
+    try:
+        creation.send(None)
+    except StopIteration as end:
+        return end.value
+    creation.close()
+    raise RuntimeError("Expected a creation that waits for nothing, found one that does")
+
+
+async def written(value: ExecutorValue, payload: object, write: Callable[[object, Type], _T]) -> _T:
+    """Returns what `write` makes of the payload of a value and its type: on a thread if that may take long."""
+    type_spec = value.type_signature
+    if is_quick(payload, type_spec):
+        return write(payload, type_spec)
+    if isinstance(value, LazyValue) and contains_sequence(type_spec):
+        # Streams run code of users: where that runs.
+        return await value.executor.finish(lambda: write(payload, type_spec), type_spec)
+    return await off_loop(lambda: write(payload, type_spec))
+
+
+async def compute(value: ExecutorValue, progress: ProgressCounts) -> object:
+    """Runs what a value needs and returns its payload; in a task of its own."""
+    current_progress.set(progress)
     if isinstance(value, LazyValue):
         return await value.pull()
     return normalize_argument(await value.compute(), value.type_signature, "result")
@@ -115,10 +188,14 @@ class Pull:
     Args:
       value: The value.
       grace_seconds: For how long it goes on when nobody waits.
+
+    Attributes:
+      progress: Knows what runs for it.
     """
 
     def __init__(self, value: ExecutorValue, grace_seconds: float) -> None:
-        self._task = asyncio.ensure_future(compute(value))
+        self.progress = ProgressCounts()
+        self._task = asyncio.ensure_future(compute(value, self.progress))
         self._task.add_done_callback(look_at)
         self._grace = grace_seconds
         self._waiting = 0

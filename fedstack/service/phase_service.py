@@ -1,35 +1,54 @@
 """Runs client phases that came by wire."""
 
 import contextlib
+from collections.abc import Callable
 
 from fedstack.computations.columns import Column
 from fedstack.computations.language import CLIENTS, FederatedType, Type
+from fedstack.computations.payload_sizes import is_quick
+from fedstack.computations.plan import plans
+from fedstack.computations.tasks import Phase
+from fedstack.computations.type_sizes import count_leaves
+from fedstack.computations.type_structure import contains_sequence
 from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.executors.off_loop import LOOP_BYTES, off_loop
 from fedstack.executors.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
 from fedstack.executors.phase_results import write_result
+from fedstack.executors.phase_sink import PhaseResult
 from fedstack.executors.placed_executor import PlacedExecutor, partial_states
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.service.held_values import known_payload, phase_executor
+from fedstack.service.isolated_phase import search_phase
 from fedstack.service.received_frames import ReadAll
 from fedstack.service.service_core import ARRAY_SPARE_BYTES, ServiceCore
 from fedstack.service.sessions import Session, check_new_id
+from fedstack.transport.frames import header_frame
 from fedstack.transport.packing import Packer
+
+# What is written or read of so many clients, or tensors, takes about a millisecond.
+_FEW_CLIENTS = 1000
+_FEW_LEAVES = 200
 
 
 async def run_phase(
-    core: ServiceCore, session: Session, request: PhaseRequest, read_all: ReadAll
-) -> tuple[PhaseResponse, Packer]:
+    core: ServiceCore, session: Session, request: PhaseRequest, header_bytes: int, read_all: ReadAll
+) -> tuple[bytes, Packer]:
     """Runs a phase in the executor of a session.
 
     Args:
       core: The rules.
       session: The session. If it has a number of clients, that is the phase's too.
       request: The phase.
+      header_bytes: The size of that message.
       read_all: Reads the bytes that belong to it.
 
     Returns:
-      What the clients contributed, and the bytes that belong to it.
+      The frame with what the clients contributed, and the bytes that belong to it; nothing of a search for clients that
+      end their process.
     """
+    if request.isolate:
+        await search_phase(core, session, request, read_all)
+        return header_frame(PhaseResponse()), Packer()
     core.check_clients(request.clients)
     check_first_client(request)
     for message in request.input:
@@ -38,18 +57,43 @@ async def run_phase(
     with core.sessions.executor_for(session, request.clients) as stack:
         executor = phase_executor(stack)
         for computation in computations_of(request):
-            await core.admit(computation)
+            await core.admit(computation, header_bytes)
         unpacker = core.unpacker(request.clients)
-        received = read_phase(request, unpacker, lambda value_id: _find_kept(session, value_id))
-        size = sum(message.value.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers))
-        core.check_size(size, len(request.input) * ARRAY_SPARE_BYTES)
+
+        def receive() -> ReceivedPhase:
+            received = read_phase(request, unpacker, lambda value_id: _find_kept(session, value_id))
+            size = sum(message.value.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers))
+            core.check_size(size, len(request.input) * ARRAY_SPARE_BYTES)
+            return received
+
+        # A short program may have many steps, and a short message many clients.
+        is_short = header_bytes <= LOOP_BYTES and request.clients <= _FEW_CLIENTS
+        is_known = is_short and all(map(plans.knows_content, computations_of(request)))
+        received = receive() if is_known else await off_loop(receive)
         await read_all(unpacker)
         phase, arguments, clients = received.phase, received.arguments, received.clients
         result = await executor.run_phase(phase, received.inputs, arguments, clients)
-        packer = Packer(core.limits.chunking.large_bytes)
-        response = write_result(phase, partial_states(phase, arguments), result, packer)
-        response.kept.extend(_keep(session, executor, request, received))
-        return response, packer
+        packer = core.packer(session)
+        kept = _keep(session, executor, request, received)
+
+        def write() -> bytes:
+            response = write_result(phase, partial_states(phase, arguments), result, packer)
+            response.kept.extend(kept)
+            return header_frame(response)
+
+        return await _written(executor, phase, result, write), packer
+
+
+async def _written(executor: PlacedExecutor, phase: Phase, result: PhaseResult, write: Callable[[], bytes]) -> bytes:
+    """Writes a result: on a thread if that may take long, on one for code of users if there are streams in it."""
+    streamed = next((member for _, member in phase.held if contains_sequence(member)), None)
+    if streamed is not None:
+        return await executor.finish(write, streamed)
+    held = [(column, FederatedType(member, CLIENTS)) for column, (_, member) in zip(result.columns, phase.held)]
+    folded = sum(count_leaves(fold.member) for fold in phase.folds)
+    if folded <= _FEW_LEAVES and all(is_quick(column, type_spec) for column, type_spec in held):
+        return write()
+    return await off_loop(write)
 
 
 def _find_kept(session: Session, value_id: str) -> tuple[Column, Type]:

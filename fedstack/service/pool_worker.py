@@ -14,8 +14,7 @@ from fedstack._version import __version__
 from fedstack.service.command_line import serve_command
 from fedstack.service.command_line.command import run_command_line
 
-TOKEN_FILE = "token"
-SOCKETS = "*.sock"
+_FILES = "*.token", "*.sock"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +43,7 @@ def _parent_is_gone() -> bool:
 
 def _remove(folder: Path) -> None:
     """Removes what a pool puts into its folder, and then that: the pool's other workers end as well."""
-    for path in [folder / TOKEN_FILE, *folder.glob(SOCKETS)]:
+    for path in [path for pattern in _FILES for path in folder.glob(pattern)]:
         with contextlib.suppress(OSError):
             path.unlink()
     with contextlib.suppress(OSError):

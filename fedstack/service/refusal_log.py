@@ -1,16 +1,14 @@
 """Logs who was refused, and not so often that whoever is can fill a disk."""
 
 import logging
-import re
 import time
 from collections.abc import Callable
-from urllib.parse import unquote
+
+from fedstack.service.callers import host_of
 
 _logger = logging.getLogger(__name__)
 _SECONDS = 60.0
 _MOST_PEERS = 1000
-# What gRPC calls a peer ends in the port that it dials from, and each connection has another one.
-_PORT = re.compile(r"(?<=[\d\]]):\d+$")
 
 
 class RefusalLog:
@@ -32,7 +30,7 @@ class RefusalLog:
           peer: Who called, as gRPC says it: `ipv4:10.0.0.1:50000`.
           had_token: Whether it brought any token. The token itself is not logged: it may be nearly right.
         """
-        host = _PORT.sub("", unquote(peer))
+        host = host_of(peer)
         now = self._clock()
         since = self._since.get(host)
         if since is not None and now - since < _SECONDS:

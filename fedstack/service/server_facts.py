@@ -4,17 +4,27 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from fedstack.service.stall_meter import StallCounts
+
 
 class ServerFacts:
     """What there is to report of a server.
 
     Args:
       asks_for_token: Whether calls must bring a token.
+      stalls: How often its loop stood still.
       clock: Tells the time in seconds.
     """
 
-    def __init__(self, *, asks_for_token: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        asks_for_token: bool,
+        stalls: StallCounts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.asks_for_token = asks_for_token
+        self.stalls = stalls or StallCounts()
         self._clock = clock
         self._end: float | None = None
 

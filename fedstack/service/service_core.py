@@ -11,20 +11,32 @@ from fedstack.computations.language import (
     CLIENTS,
     CardinalitiesType,
     ExecutorFactory,
+    Type,
     computation_pb2,
     get_context_stack,
 )
 from fedstack.computations.leaf_runtimes import LoadedLeaves, prepared_leaves, runs_for_others
+from fedstack.computations.name_sizes import count_name_bytes
 from fedstack.computations.trace import step_limit
 from fedstack.computations.travel import check_received, leaves_to_load
-from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
+from fedstack.computations.type_memory import let_go_of_types, recent_types
+from fedstack.computations.type_sizes import count_leaves, least_leaves, struct_depth
+from fedstack.computations.type_structure import type_from_proto
+from fedstack.errors import ClosedError, WorkerUnavailableError
+from fedstack.executors.abandoned_work import AbandonedWork, abandoned_work
 from fedstack.executors.contexts import SyncExecutionContext
 from fedstack.executors.invocation import telling_path
-from fedstack.executors.leaf_threads import LeafThreads, leaf_environment
+from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.off_loop import sized
+from fedstack.executors.thread_pool import leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.limits import ServiceLimits
+from fedstack.service.held_values import Pull
+from fedstack.service.limits import ServiceLimits, check_sizes, exceeded
+from fedstack.service.running_work import RunningWork
 from fedstack.service.sessions import Clock, Session, SessionTable
-from fedstack.transport.packing import Unpacker
+from fedstack.transport.executor_stub import ELEMENTS
+from fedstack.transport.packing import Packer
+from fedstack.transport.unpacking import Unpacker
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0
@@ -47,6 +59,7 @@ class ServiceCore:
     def __init__(
         self, factory: ExecutorFactory, limits: ServiceLimits, policy: CarrierPolicy, clock: Clock = time.monotonic
     ) -> None:
+        let_go_of_types()
         self.factory = factory
         self.limits = limits
         self.policy = policy
@@ -54,8 +67,14 @@ class ServiceCore:
         self.started = clock()
         self.sessions = SessionTable(factory, limits, clock)
         self._inside_leaves = SyncExecutionContext(factory)  # for computations that are called in leaf functions
+        self.isolated = asyncio.Semaphore(limits.max_isolated)  # for child processes
         self._leaves = LoadedLeaves()
         self._loading = LeafThreads(_LOADING_THREADS)
+        self.abandoned = AbandonedWork(
+            limits.max_abandoned,
+            lambda found: exceeded(limits, "max_abandoned", found, "wait until some of them end"),
+        )
+        self.running = RunningWork()
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
         self._closed = False
@@ -114,20 +133,39 @@ class ServiceCore:
         """Ends a session, if there is one."""
         self.sessions.end(executor.id, "its client has ended it")
 
-    async def admit(self, computation: computation_pb2.Computation) -> None:
+    async def admit(self, computation: computation_pb2.Computation, size: int) -> None:
         """Checks what a computation brings, and loads that on a thread: it may import anything, and others wait.
 
         What cannot be loaded is refused when it is used.
-        """
-        check_received(computation, self.policy)
-        leaves = leaves_to_load(computation, self._leaves)
-        if leaves:
-            await self._loading.run(lambda: self._load(leaves))
 
-    def _load(self, leaves: Sequence[computation_pb2.Computation]) -> None:
-        service_policy.set(self.policy)  # a thread has the caller's variables, and its own from here on
-        for leaf in leaves:
-            self._leaves.prepare(leaf)
+        Args:
+          computation: The computation.
+          size: Its bytes, or those of a message that it is in.
+        """
+        leaves = await sized(size, lambda: self._checked(computation))
+        if leaves:
+            await asyncio.ensure_future(self._load(leaves))
+
+    def _checked(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
+        """Returns what is to be loaded of a computation, after a look at all that it brings."""
+        self._check_names(computation)
+        self.read_type(computation.type)
+        check_received(computation, self.policy)
+        return leaves_to_load(computation, self._leaves)
+
+    async def _load(self, leaves: Sequence[computation_pb2.Computation]) -> None:
+        self._set_policy()  # of this task only
+        await self._loading.run(lambda: [self._leaves.prepare(leaf) for leaf in leaves])
+
+    def pull(self, session: Session, value_id: str) -> Pull:
+        """Starts to compute a value, or joins in; in what `run` runs.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        pull = session.pull(value_id)
+        self.running.watch(pull.progress, session.id)
+        return pull
 
     def check_clients(self, clients: int) -> None:
         """Checks the number of clients of a session or phase.
@@ -136,10 +174,7 @@ class ServiceCore:
           ResourceLimitError: If it is larger than a client may ask for.
         """
         if clients > self.limits.max_clients:
-            raise ResourceLimitError(
-                f"Expected at most {self.limits.max_clients} clients in a session or phase, found {clients}; use more "
-                "workers, or start the worker with a larger --max-clients"
-            )
+            raise exceeded(self.limits, "max_clients", clients, "use more workers")
 
     def check_size(self, size: int, spare: int = 0) -> None:
         """Checks the size of a value or phase.
@@ -152,14 +187,45 @@ class ServiceCore:
           ResourceLimitError: If it is larger than a client may send.
         """
         if size - spare > self.limits.max_value_bytes:
-            raise ResourceLimitError(
-                f"Expected at most {self.limits.max_value_bytes} bytes in a value or phase, found about {size}; send "
-                "less at once, or start the worker with a larger --max-value-bytes"
-            )
+            raise exceeded(self.limits, "max_value_bytes", f"about {size}", "send less at once")
+
+    def check_type(self, type_spec: Type) -> None:
+        """Checks the type of what a client sends.
+
+        Raises:
+          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+        """
+        check_sizes(self.limits, count_leaves(type_spec), struct_depth(type_spec))
+        self._check_names(type_spec.to_proto())
+
+    def read_type(self, proto: computation_pb2.Type) -> Type:
+        """Returns the type that a client sends.
+
+        Raises:
+          InvalidComputationError: If the proto describes no type.
+          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
+        """
+        self._check_names(proto)
+        check_sizes(self.limits, least_leaves(proto, self.limits.max_leaves), 0)  # to make a large one takes long
+        type_spec = type_from_proto(proto)
+        check_sizes(self.limits, count_leaves(type_spec), struct_depth(type_spec))
+        return type_spec
+
+    def _check_names(self, message: computation_pb2.Type | computation_pb2.Computation) -> None:
+        size = message.ByteSize()
+        recent_types.received(size)
+        if size > self.limits.max_name_bytes:  # a small message has no more of them
+            found = count_name_bytes(message, self.limits.max_name_bytes)
+            if found > self.limits.max_name_bytes:
+                raise exceeded(self.limits, "max_name_bytes", found, "give shorter names")
 
     def unpacker(self, clients: int | None = None) -> Unpacker:
         """Returns what unpacks one message, within the limits."""
         return Unpacker(max_bytes=self.limits.max_value_bytes, clients=clients)
+
+    def packer(self, session: Session) -> Packer:
+        """Returns what packs one message for the client of a session."""
+        return Packer(self.limits.chunking.large_bytes, elements=ELEMENTS in session.features)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs work for a session: under its lease, under this service's policy, until the session ends."""
@@ -170,12 +236,16 @@ class ServiceCore:
             work.close()  # it may have been cancelled before it began
 
     async def _under_policy(self, work: Coroutine[Any, Any, _T]) -> _T:
-        # This is a task of its own, so what is set here concerns nobody else.
-        service_policy.set(self.policy)
-        runs_for_others.set(True)
+        self._set_policy()  # of this task only, as all that is set here
         prepared_leaves.set(self._leaves)
         leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
         return await work
+
+    def _set_policy(self) -> None:
+        """Says for the current task, and for the threads that work for it, that this is work of clients."""
+        service_policy.set(self.policy)
+        runs_for_others.set(True)
+        abandoned_work.set(self.abandoned)
 
     async def _sweep(self) -> None:
         """Ends sessions whose leases run out, as long as there are any."""

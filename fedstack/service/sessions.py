@@ -13,10 +13,12 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
 from fedstack.computations.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
-from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, StaleSessionError
+from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.service.callers import current_caller
+from fedstack.service.fair_shares import FairShares
 from fedstack.service.held_values import Pull, clients_of
-from fedstack.service.limits import ServiceLimits
+from fedstack.service.limits import ServiceLimits, exceeded
 from fedstack.transport.leases import Leases
 from fedstack.transport.status import Code, StatusError
 
@@ -48,6 +50,8 @@ class Session:
       clients: Its number of clients; of one that takes phases of any number, that of the last phase.
       takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
       bytes: How much its client has put into it.
+      features: What its client can do beyond the first release with extensions.
+      caller: Who has opened it, where that can be told.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class Session:
         self.clients = clients
         self.takes_any_number = takes_any_number
         self.bytes = 0
+        self.features: frozenset[str] = frozenset()
+        self.caller = current_caller.get()
         self.ended = ""
         self._limits = limits
         self._close = close
@@ -112,14 +118,9 @@ class Session:
           ResourceLimitError: If there is not.
         """
         if len(self._values) >= self._limits.max_values:
-            raise ResourceLimitError(
-                f"Expected at most {self._limits.max_values} values in a session, found one more; let go of some"
-            )
+            raise exceeded(self._limits, "max_values", advice="let go of some")
         if self.bytes + size > self._limits.max_session_bytes:
-            raise ResourceLimitError(
-                f"Expected at most {self._limits.max_session_bytes} bytes of values in a session, found "
-                f"{self.bytes + size}; let go of some"
-            )
+            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "let go of some")
 
     def remove(self, value_id: str) -> bool:
         """Lets go of a value; tells whether there was one."""
@@ -200,6 +201,7 @@ class SessionTable:
         self._limits = limits
         self._sessions: dict[str, Session] = {}
         self._leases: Leases[str] = Leases(max_leases=limits.max_sessions, clock=clock)
+        self._shares = FairShares(limits.max_sessions, clock=clock)
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
@@ -208,27 +210,42 @@ class SessionTable:
         return len(self._sessions)
 
     def open(self, cardinalities: CardinalitiesType, clients: int, lease_seconds: float) -> Session:
-        """Opens a session.
+        """Opens a session, for whoever's call runs.
 
         Raises:
-          ResourceLimitError: If there are too many.
+          ResourceLimitError: If there are too many, or its client has its share of them.
         """
-        executor, close = self._executor(cardinalities)
+        caller = current_caller.get()
+        if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
+            raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, let them run out")
+        try:
+            executor, close = self._executor(cardinalities)
+        except BaseException:
+            self._shares.give_back(caller)
+            raise
+
+        def end() -> None:
+            self._shares.give_back(caller)
+            close()
+
         found = clients_of(executor)  # a factory may have a default
         any_number = CLIENTS not in cardinalities and isinstance(self._factory, ResourceManagingExecutorFactory)
         clients = clients if found is None else found
-        session = Session(executor, clients, self._limits, close, takes_any_number=any_number)
-        try:
-            self._leases.open(session.id, lease_seconds)
-        except ResourceLimitError:
-            session.end("there was no room for it")
-            most = self._limits.max_sessions
-            raise ResourceLimitError(
-                f"Expected at most {most} session{'s' * (most != 1)} at a time, found one more asked for; end others, "
-                "let them run out, or start the worker with a larger --max-sessions"
-            ) from None
+        session = Session(executor, clients, self._limits, end, takes_any_number=any_number)
+        self._leases.open(session.id, lease_seconds)
         self._sessions[session.id] = session
         return session
+
+    def _make_room(self, caller: str) -> bool:
+        """Ends a session that does nothing, of a client that has more than its share; tells whether there is one."""
+        debtor = self._shares.debtor(caller)
+        idle = [session for session in self if debtor is not None and session.caller == debtor and not session.running]
+        if not idle:
+            return False
+        longest = max(idle, key=lambda session: self._leases.idle_seconds(session.id))
+        _logger.info("Session %s ended: others wait, and its client has more than half of all", longest.id[:8])
+        self.end(longest.id, "others wait for one, and its client had more than half of all")
+        return True
 
     def _executor(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
         factory = self._factory

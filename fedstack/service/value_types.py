@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from fedstack.computations.arrays import dtype_of_number
+from fedstack.computations.graph import declared_type
 from fedstack.computations.language import (
     CLIENTS,
     SERVER,
@@ -13,11 +14,24 @@ from fedstack.computations.language import (
     Type,
     array_pb2,
 )
+from fedstack.computations.texts import name_text
 from fedstack.computations.type_structure import type_from_proto
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.proto.executor_pb2 import Value
 
 _MOST_SHOWN = 65
+
+
+def count_members(value: Value, most: int) -> int:
+    """Returns how many values are in a struct, in structs in it, and so on; stops counting above `most`."""
+    found = 0
+    waiting = [value]
+    while waiting and found <= most:
+        elements = waiting.pop().struct.element
+        found += len(elements)
+        if found <= most:
+            waiting += [element.value for element in elements if element.value.WhichOneof("kind") == "struct"]
+    return found
 
 
 def type_of_value(value: Value, path: str = "value") -> Type:
@@ -31,7 +45,7 @@ def type_of_value(value: Value, path: str = "value") -> Type:
     if kind == "array":
         return _type_of_array(value.array, path)
     if kind == "computation":
-        return type_from_proto(value.computation.type)
+        return declared_type(value.computation)
     if kind == "struct":
         members = [(e.name, type_of_value(e.value, f"{path}[{i}]")) for i, e in enumerate(value.struct.element)]
         return _allowed(lambda: StructType([(name, member) if name else member for name, member in members]), path)
@@ -103,12 +117,15 @@ def _type_of_federated(federated: Value.Federated, path: str) -> Type:
     placement = placements.get(declared.placement.value.uri)
     if placement is None:
         raise InvalidValueError(
-            f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found {declared.placement.value.uri!r}; at {path}"
+            f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found "
+            f"{name_text(declared.placement.value.uri)!r}; at {path}"
         )
+    if placement is SERVER and not declared.all_equal:  # no worker before has taken it, so no client sends it
+        raise InvalidValueError(f"Expected a value at {SERVER.uri} that is all-equal, found one that is not; at {path}")
     if declared.HasField("member"):
         member = type_from_proto(declared.member)
     elif federated.value:
         member = type_of_value(federated.value[0], path)
     else:
         raise InvalidValueError(f"Expected a federated value that tells its member type, found none; at {path}")
-    return _allowed(lambda: FederatedType(member, placement, declared.all_equal or placement is SERVER), path)
+    return _allowed(lambda: FederatedType(member, placement, declared.all_equal), path)

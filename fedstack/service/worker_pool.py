@@ -1,30 +1,23 @@
 """Starts worker processes on this machine, for as long as they are wanted."""
 
-import contextlib
 import os
-import re
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedstack.computations.number_checks import check_whole_number
-from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.computations.number_checks import check_bool, check_whole_number
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.leaf_threads import CORES
-from fedstack.service.pool_worker import TOKEN_FILE
+from fedstack.service.pool_process import PoolProcess, ProcessOptions, Restarts
 from fedstack.transport.credentials import ClientCredentials
 
-_READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
-_LINES_KEPT = 40
 _ENDING_SECONDS = 5.0
 _MOST_WORKERS = 64
 _MOST_WORKERS_PER_CORE = 8
@@ -45,32 +38,39 @@ class WorkerPool:
     """Worker processes, and what to dial them with; made by `local_worker_pool`.
 
     They end with `close()`, when nobody refers to the pool or to a context over it any more, and with this process,
-    however it ends: each waits for the end of its standard input, which this process holds open.
+    however it ends: each waits for the end of its standard input, which this process holds open. One that ends before
+    is started anew at its address, unless the pool was made without that.
 
     Attributes:
       targets: The addresses, one for each worker.
       credentials: What they want to be dialled with.
     """
 
-    def __init__(self, workers: Sequence["_Worker"], credentials: ClientCredentials, folder: Path) -> None:
+    def __init__(self, workers: Sequence[PoolProcess], credentials: ClientCredentials, folder: Path) -> None:
         self.targets = tuple(worker.target for worker in workers)
         self.credentials = credentials
         self._workers = workers
         self._folder = folder
         self._closed = False
+        self._owner = os.getpid()
         # At the end of the process the system closes their standard input, whatever else goes wrong.
         weakref.finalize(self, _let_go, workers).atexit = False
         # Workers remove it too; but they may all have been killed.
-        weakref.finalize(self, _remove, folder, os.getpid())
+        weakref.finalize(self, _remove, folder, self._owner)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The ids of the processes."""
+        """The ids of the processes, in the order of the targets; for a worker that is away, that of its last one."""
         return tuple(worker.process.pid for worker in self._workers)
 
     def close(self) -> None:
-        """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent."""
+        """Ends the workers, whatever they are doing, and returns when they have ended. Idempotent.
+
+        In a forked child it leaves them alone: they are its parent's.
+        """
         self._closed = True
+        if os.getpid() != self._owner:
+            return
         try:
             # Before the end of the workers: as long as one is there, it does what Ctrl-C keeps us from.
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -81,19 +81,15 @@ class WorkerPool:
     def loss_of(self, target: str) -> FedstackError | None:
         """Returns the error to raise for a worker that has ended, and `None` for one that runs.
 
+        If the worker is being started anew, the error says that it `comes_back`.
+
         Args:
           target: Its address.
         """
         if self._closed:
             return _closed_error()
         worker = next((worker for worker in self._workers if worker.target == target), None)
-        code = None if worker is None else worker.process.poll()
-        if worker is None or code is None:
-            return None
-        cause = f"the worker process with pid {worker.process.pid} ended with code {code}"
-        error = WorkerUnavailableError(f"Expected the worker at {target} to run, found that {cause}; start a new pool")
-        error.causes = {target: cause}
-        return error
+        return None if worker is None else worker.loss()
 
     def __enter__(self) -> "WorkerPool":
         if self._closed:
@@ -106,8 +102,10 @@ class WorkerPool:
         self.close()
 
     def __repr__(self) -> str:
-        alive = sum(worker.process.poll() is None for worker in self._workers)
-        return f"<WorkerPool of {len(self._workers)} processes, {alive} of them alive>"
+        alive = sum(worker.is_alive for worker in self._workers)
+        away = sum(worker.comes_back and worker.loss() is not None for worker in self._workers)
+        anew = f", {away} being started anew" if away else ""
+        return f"<WorkerPool of {len(self._workers)} processes, {alive} of them alive{anew}>"
 
 
 def _closed_error() -> ClosedError:
@@ -121,6 +119,7 @@ def local_worker_pool(
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     startup_seconds: float = 60.0,
+    respawn: bool = True,
 ) -> WorkerPool:
     """Starts worker processes and returns when all of them can be dialled.
 
@@ -135,6 +134,8 @@ def local_worker_pool(
       environment: More environment variables for the workers. By default each may use its share of the cores for linear
         algebra; `OMP_NUM_THREADS` and the like say otherwise.
       startup_seconds: How long they may take to start.
+      respawn: Whether workers that end before they are asked to are started anew, at their addresses: after a pause
+        that grows, and at most ten within a minute, or three for each worker if that is more.
 
     Raises:
       InvalidValueError: If there is to be no worker, or more than this machine can be meant to have.
@@ -147,22 +148,25 @@ def local_worker_pool(
             "core is most often best"
         )
     folder = Path(tempfile.mkdtemp(prefix="fedstack-"))
-    token_file = folder / TOKEN_FILE
     token = secrets.token_urlsafe(32)
-    workers: list[_Worker] = []
+    restarts = Restarts(n) if check_bool("respawn", respawn) else None
+    workers: list[PoolProcess] = []
     try:
-        with open(os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(token)
         variables = _environment(n, environment or {})
-        command = [sys.executable, "-m", "fedstack.service.pool_worker", str(folder), "--token-file", str(token_file)]
+        command = [sys.executable, "-m", "fedstack.service.pool_worker", str(folder)]
         command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
         for number in range(n):
-            workers.append(_Worker(number, [*command, *_listen_options(folder, number)], variables))
+            process = ProcessOptions(
+                command=command,
+                listen=_listen_options(folder, number),
+                environment=variables,
+                token=token,
+                token_file=folder / f"{number}.token",
+            )
+            workers.append(PoolProcess(number, process, restarts))
         deadline = time.monotonic() + startup_seconds
         for worker in workers:
             worker.wait_ready(deadline, startup_seconds)
-        # They have read it, and nobody else should.
-        token_file.unlink()
         return WorkerPool(workers, ClientCredentials(token=token), folder)
     except BaseException:
         try:
@@ -192,77 +196,7 @@ def _environment(n: int, more: Mapping[str, str]) -> dict[str, str]:
     return {**variables, **more}
 
 
-class _Worker:
-    """One process, and a thread that reads what it says and says it again here; the thread does not refer to pools."""
-
-    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.target = ""
-        self._number = number
-        self._said: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._ready_or_ended = threading.Event()
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            encoding="utf-8",
-            errors="replace",
-            # Ctrl-C is for this process, which may want to go on.
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        )
-        self._reader = threading.Thread(target=self._read, name=f"fedstack-worker-{number}", daemon=True)
-        self._reader.start()
-
-    def wait_ready(self, deadline: float, seconds: float) -> None:
-        """Returns when the worker can be dialled.
-
-        Raises:
-          WorkerUnavailableError: If it has ended, or cannot be dialled by the deadline.
-        """
-        self._ready_or_ended.wait(max(0.0, deadline - time.monotonic()))
-        if self.target:
-            return
-        if self._ready_or_ended.is_set():
-            found = f"that it ended with code {self.process.wait()}"
-        else:
-            found = f"that it takes longer than {seconds:g} s"
-        said = ":" + "".join(f"\n  {line.rstrip()}" for line in self._said) if self._said else " nothing"
-        raise WorkerUnavailableError(f"Expected worker {self._number} to start, found {found}; it said{said}")
-
-    def ask_to_end(self) -> None:
-        """Lets the worker see the end of its standard input."""
-        with contextlib.suppress(OSError):
-            if self.process.stdin is not None:
-                self.process.stdin.close()
-
-    def end(self, deadline: float) -> None:
-        """Returns when the worker has ended, by force after the deadline."""
-        try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join(_ENDING_SECONDS)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                found = None if self.target else _READY.match(line)
-                if found:
-                    self.target = found["target"]
-                    self._ready_or_ended.set()
-                    continue
-                self._said.append(line)
-                if self.target:
-                    sys.stderr.write(line)
-        self._ready_or_ended.set()
-        self.process.wait()  # else one that ends by itself would stay a zombie
-
-
-def _let_go(workers: Sequence[_Worker]) -> None:
+def _let_go(workers: Sequence[PoolProcess]) -> None:
     """Lets workers end that nobody wants any more, and does not wait for it: a finalizer."""
     for worker in workers:
         worker.ask_to_end()
@@ -274,7 +208,7 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end(workers: Sequence[_Worker]) -> None:
+def _end(workers: Sequence[PoolProcess]) -> None:
     for worker in workers:
         worker.ask_to_end()
     deadline = time.monotonic() + _ENDING_SECONDS

@@ -67,9 +67,9 @@ async def a_leaf_must_return_what_it_declares(runner: Runner) -> None:
     def forgetful(x: Any) -> Any:
         return None
 
-    @python_computation([np.int32], np.float32)
+    @python_computation([np.int32], (np.float32, [1]))
     def too_wide(x: Any) -> Any:
-        return np.float64(x)
+        return np.array([x], np.float64)
 
     for leaf, fragments in [
         (misshapen, ("'misshapen'", ".b", "[2]", "[3]")),

@@ -21,6 +21,7 @@ from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.bulk import BulkExecutor
 from fedstack.executors.client_blocks import Sink
 from fedstack.executors.leaf_threads import LeafThreads
+from fedstack.executors.side_by_side import gather
 from fedstack.executors.sync_driver import need_event_loop
 from fedstack.executors.wrapper_executor import WrapperExecutor
 from fedstack.testing.tracing_executor import check_executor_below
@@ -195,14 +196,7 @@ class FaultInjectingExecutor(WrapperExecutor):
                 own = [column.slice(position, position + 1) for column in inputs]
                 await self.target.run_clients(program, own, range(fault.client, fault.client + 1), sink)
 
-        tasks = [asyncio.create_task(run(position, fault)) for position, fault in enumerate(faults)]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        await gather([run(position, fault) for position, fault in enumerate(faults)])
 
     def __repr__(self) -> str:
         return f"<FaultInjectingExecutor of {self.plan!r} over {self.target!r}>"

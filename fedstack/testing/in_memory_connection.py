@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 
+from fedstack.computations.own_frames import without_frames
 from fedstack.errors import ClosedError, RemoteError
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod, UploadMethod
 from fedstack.transport.status import code_of, details_of, error_from_status, message_of
@@ -74,6 +75,7 @@ class InMemoryConnection:
             yield
         except Exception as error:
             received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
+            without_frames(error)  # as a server does
         if received is not None:
             try:
                 raise received from received.__cause__

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from fedstack.computations.language import StructType, TensorType, Type
+from fedstack.computations.language import SequenceType, StructType, TensorType, Type
 from fedstack.computations.python_computation import python_computation
 from fedstack.testing.computation_builder import at_clients, at_server, computation, intrinsic, struct
 from fedstack.testing.expectations import expect, expect_error, expect_same, expect_same_bits
@@ -127,6 +127,44 @@ async def python_numbers_are_rounded_to_their_dtype(runner: Runner) -> None:
         expect_same_bits(await runner.run(identity(np.float16), value), np.float16(expected))
     expect_same_bits(await runner.run(identity(np.complex64), complex(0.1, 1e-60)), np.complex64(np.float32(0.1)))
     await expect_error(runner.run(identity(np.float16), 65520.0), TypeError, "float16", "65520.0")
+
+
+@promise_of_both(intrinsics=["federated_map"])
+async def wide_scalars_of_leaves_are_rounded_like_pythons(runner: Runner) -> None:
+    """A leaf may return a float64 or complex128 scalar of NumPy's, as ratios are, where less precision is declared."""
+    narrow = StructType([("f", np.float32), ("h", np.float16), ("b", BFLOAT16), ("c", np.complex64)])
+    ratios = StructType([("mean", narrow), ("list", SequenceType(np.float32))])
+
+    @python_computation([np.float64, np.int32], ratios)
+    def ratio(x: Any, n: Any) -> Any:
+        quotient = x / n
+        mean = {"f": quotient, "h": quotient, "b": quotient, "c": np.complex128(quotient)}
+        return {"mean": mean, "list": [quotient, quotient]}
+
+    third = 1 / 3
+    mean = {"f": np.float32(third), "h": np.float16(third), "b": BFLOAT16(third), "c": np.complex64(third)}
+    expected = {"mean": mean, "list": [np.float32(third)] * 2}
+    expect_same(await runner.run(ratio, 1.0, 3), expected)
+    pair = StructType([np.float64, np.int32])
+    mapped = computation(lambda x: intrinsic("federated_map", ratio, x), at_clients(pair))
+    expect_same(await runner.run(mapped, [(1.0, 3)] * 3), [expected] * 3)
+
+    @python_computation([np.float64], (np.float32, [2]))
+    def wide_array(x: Any) -> Any:
+        return np.full(2, x)
+
+    @python_computation([np.float64], np.float32)
+    def wide_scalar(x: Any) -> Any:
+        return x
+
+    @python_computation([np.float64], np.int32)
+    def no_integer(x: Any) -> Any:
+        return x
+
+    await expect_error(runner.run(wide_array, 1.0), TypeError, "float32[2]", "float64[2]")
+    await expect_error(runner.run(wide_scalar, 1e300), TypeError, "float32", "1e+300")
+    await expect_error(runner.run(no_integer, 1.0), TypeError, "int32", "float64")
+    await expect_error(runner.run(identity(np.float32), np.float64(0.5)), TypeError, "float32", "float64")
 
 
 @promise_of_both(intrinsics=["federated_map", "federated_sum"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fedstack.computations.language import CLIENTS
 from fedstack.computations.python_computation import python_computation
 from fedstack.errors import ClosedError
-from fedstack.executors.contexts import use_context
+from fedstack.executors.contexts import AsyncExecutionContext, use_context
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic
 from fedstack.testing.expectations import expect_error, expect_same
 from fedstack.testing.leaves import double
@@ -52,6 +53,17 @@ async def cleaning_up_closes_the_executor(subject: StackSubject) -> None:
 @promise_of_stacks(needs=["same process"])
 async def cleaning_up_spares_who_is_at_work(subject: StackSubject) -> None:
     """Cleaning up while an invocation runs lets it finish."""
+    await _finishes_after(subject, lambda context: context.executor_factory.clean_up_executor({CLIENTS: 2}))
+
+
+@promise_of_stacks(needs=["same process"])
+async def closing_spares_who_is_at_work(subject: StackSubject) -> None:
+    """Closing a context while an invocation runs lets it finish."""
+    await _finishes_after(subject, AsyncExecutionContext.close)
+
+
+async def _finishes_after(subject: StackSubject, end: Callable[[AsyncExecutionContext], None]) -> None:
+    """Checks that an invocation goes on that is running when something happens to its context."""
     started, released = threading.Event(), threading.Event()
 
     @python_computation([np.int32], np.int32)
@@ -66,7 +78,7 @@ async def cleaning_up_spares_who_is_at_work(subject: StackSubject) -> None:
         called = made([1, 2])
     running = asyncio.create_task(called)
     await until_set(started, running)
-    context.executor_factory.clean_up_executor({CLIENTS: 2})
+    end(context)
     released.set()
     expect_same(await running, [np.int32(1), np.int32(2)])
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import Any, cast
 
 from fedstack.computations.language import RetryableError
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.connection import Channel
+from fedstack.transport.daemon_threads import start_daemon
 from fedstack.transport.forks import grpc_use
 from fedstack.transport.grpc_connection import error_of_call, failure_of_asking
 from fedstack.transport.grpc_module import grpc
@@ -126,7 +126,10 @@ class ChannelConnection:
             yield
         except grpc.RpcError as failure:
             error = error_of_call(failure, self._address)
-            raise error from error.__cause__  # the peer's traceback, and not ours
+            try:
+                raise error from error.__cause__  # the peer's traceback, and not ours
+            finally:
+                del error
         except ValueError as failure:  # how a channel says that its owner has closed it
             raise WorkerUnavailableError(f"Expected an open channel to {self._address}, found: {failure}") from failure
 
@@ -148,7 +151,11 @@ class _Messages:
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(_MAX_UNREAD)
         self._closed = False
-        threading.Thread(target=self._read, name="fedstack-channel", daemon=True).start()
+        try:
+            start_daemon(self._read, name="fedstack-channel")
+        except BaseException:
+            call.cancel()
+            raise
 
     async def next(self) -> bytes | None:
         """Returns the next message, and `None` after the last one."""

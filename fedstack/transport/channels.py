@@ -7,6 +7,7 @@ be within what servers permit (right):
 | --- | --- |
 | pings every 30 s, waits 20 s for the answer | takes a ping every 10 s, and never counts those that come too early |
 | pings without calls | permits it |
+| closes a connection after 240 s without a call | does so after an hour |
 | at most two pings while it sends nothing (gRPC's default) | |
 
 The last row is for servers of other origin, which hang up at the third: in a long call the client only listens. From
@@ -30,12 +31,20 @@ Options: TypeAlias = tuple[tuple[str, int | str], ...]
 KEEPALIVE_SECONDS = 30
 KEEPALIVE_TIMEOUT_SECONDS = 20
 MIN_PING_INTERVAL_SECONDS = 10
+CLIENT_IDLE_SECONDS = 240
 MAX_METADATA_BYTES = 64 * 1024
 _FIRST_RECONNECT_SECONDS = 0.1
 _LONGEST_RECONNECT_SECONDS = 5
 _MAX_PENDING_REQUESTS = 100_000
 
+# A bit for each way of compressing, the first for none. gRPC refuses what is compressed in another way, and does not
+# unfold it: a megabyte may be a gigabyte then.
+COMPRESSION = "grpc.compression_enabled_algorithms_bitset"
+NO_COMPRESSION = 1
+ANY_COMPRESSION = 0b111
+
 _BOTH: Options = (
+    (COMPRESSION, NO_COMPRESSION),
     # Sizes are limited where their cost is known: by frames, packers and services.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -47,6 +56,9 @@ _BOTH: Options = (
 
 CLIENT_OPTIONS: Options = (
     *_BOTH,
+    # Shorter than what servers allow: a call that is made just when a server closes an idle connection may be lost. One
+    # that is made when the client does is not.
+    ("grpc.client_idle_timeout_ms", CLIENT_IDLE_SECONDS * 1000),
     # gRPC's own goes up to two minutes: too long for a server that was only started anew.
     ("grpc.initial_reconnect_backoff_ms", int(_FIRST_RECONNECT_SECONDS * 1000)),
     ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_SECONDS * 1000),

@@ -4,10 +4,11 @@ A token travels with each call, as `authorization: Bearer ...`. Neither tokens n
 message.
 """
 
+import asyncio
 import hmac
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -15,6 +16,8 @@ import attrs
 
 from fedstack.computations.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.transport.file_watch import FileWatch, Renewed
+from fedstack.transport.key_pairs import why_no_pair, why_no_roots
 
 if TYPE_CHECKING:
     import grpc
@@ -111,6 +114,19 @@ def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
     return tuple(tokens)
 
 
+@attrs.frozen
+class CredentialFiles:
+    """Where the credentials of a server were read from.
+
+    Attributes:
+      certificates: The files of its certificate and key, and of the authorities of its clients if there is one.
+      tokens: The file of the tokens.
+    """
+
+    certificates: FileWatch | None = None
+    tokens: FileWatch | None = None
+
+
 @attrs.frozen(kw_only=True, repr=False)
 class ServerCredentials:
     """What a server proves itself with, and what it asks of clients.
@@ -121,12 +137,14 @@ class ServerCredentials:
       client_root_certificates: Certificates (PEM) of the authorities that clients are trusted by; with them, every
         client must show a certificate.
       tokens: Each call must bring one of them; with none, no token is asked for.
+      files: Where they were read from; a server reads them again when they change.
     """
 
     certificate: bytes | None = None
     private_key: bytes | None = None
     client_root_certificates: bytes | None = None
     tokens: tuple[str, ...] = attrs.field(default=(), converter=_tokens)
+    files: CredentialFiles | None = attrs.field(default=None, eq=False)
 
     def __attrs_post_init__(self) -> None:
         _check_pair(self.certificate, self.private_key)
@@ -153,12 +171,53 @@ class ServerCredentials:
         Raises:
           InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
         """
+        pem = [file for file in (certificate, private_key, client_root_certificates) if file is not None]
+        # These look at the files before they are read, so that no change is missed.
+        files = CredentialFiles(
+            certificates=FileWatch(pem) if pem else None,
+            tokens=None if token_file is None else FileWatch([token_file]),
+        )
         return cls(
             certificate=_read_pem(certificate, "CERTIFICATE"),
             private_key=_read_pem(private_key, "PRIVATE KEY"),
             client_root_certificates=_read_pem(client_root_certificates, "CERTIFICATE"),
             tokens=() if token_file is None else read_tokens(token_file),
+            files=files,
         )
+
+    def renewed_tokens(self) -> Renewed[tuple[str, ...]]:
+        """Returns the tokens, which change when their file does."""
+        watch = self.files.tokens if self.files is not None else None
+        return Renewed(self.tokens, watch, lambda: read_tokens(watch.files[0] if watch is not None else ""))
+
+    def renewed_certificates(self, run: Callable[[Callable[[], None]], object]) -> "Renewed[ServerCredentials]":
+        """Returns these without the tokens; the certificates and the key change when their files do.
+
+        New ones count only if they fit each other: until all of the files are new, the old ones do.
+
+        Args:
+          run: Runs what tells of that, on a thread of Python's.
+        """
+        watch = self.files.certificates if self.files is not None else None
+
+        def read() -> ServerCredentials:
+            certificate, key, *roots = watch.files if watch is not None else ("", "")
+            found = ServerCredentials.from_files(
+                certificate=certificate, private_key=key, client_root_certificates=roots[0] if roots else None
+            )
+            reason = found.why_unusable()
+            if reason is not None:
+                raise InvalidValueError(reason)
+            return found
+
+        return Renewed(attrs.evolve(self, tokens=()), watch, read, run)
+
+    def why_unusable(self) -> str | None:
+        """Returns what is wrong with certificates or keys, which gRPC refuses without a reason."""
+        if self.certificate is None or self.private_key is None:
+            return None
+        roots = self.client_root_certificates
+        return why_no_pair(self.certificate, self.private_key) or (roots and why_no_roots(roots)) or None
 
     @property
     def uses_tls(self) -> bool:
@@ -184,15 +243,36 @@ def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredenti
 
 
 def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredentials":
-    """Returns gRPC's credentials for serving with TLS; clients must show a certificate if there are roots for them."""
+    """Returns gRPC's credentials for serving with TLS; clients must show a certificate if there are roots for them.
+
+    To be called on the server's event loop. gRPC asks for new certificates at each handshake, on threads of its own.
+    """
     from fedstack.transport.grpc_module import grpc  # a local run needs none
 
     if credentials.certificate is None or credentials.private_key is None:
         raise InvalidValueError("Expected a certificate and its key for TLS, found none")
-    return grpc.ssl_server_credentials(
-        [(credentials.private_key, credentials.certificate)],
-        credentials.client_root_certificates,
-        require_client_auth=credentials.client_root_certificates is not None,
+    source = credentials.renewed_certificates(asyncio.get_running_loop().call_soon_threadsafe)
+    known = source.get()
+
+    def fetch() -> "grpc.ServerCertificateConfiguration | None":
+        """Returns new certificates, for the handshake that is to be made; `None` for those that gRPC has."""
+        nonlocal known
+        found = source.get()
+        if found is known:
+            return None
+        known = found
+        return configuration(found)
+
+    def configuration(found: ServerCredentials) -> "grpc.ServerCertificateConfiguration":
+        assert found.private_key is not None
+        assert found.certificate is not None
+        pairs = [(found.private_key, found.certificate)]
+        return grpc.ssl_server_certificate_configuration(pairs, found.client_root_certificates)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(known),
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),  # its stub does not know of None
+        require_client_authentication=known.client_root_certificates is not None,
     )
 
 

@@ -10,13 +10,13 @@ import logging
 import os
 import socket
 import ssl
-import threading
 from pathlib import Path
 
 import attrs
 
-from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailableError
+from fedstack.errors import AuthenticationError, FedstackError, ResourceLimitError, WorkerUnavailableError
 from fedstack.transport.credentials import ClientCredentials
+from fedstack.transport.daemon_threads import start_daemon
 from fedstack.transport.greetings import (
     Address,
     SilentError,
@@ -103,7 +103,11 @@ async def diagnosis_of(
         with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
             loop.call_soon_threadsafe(finish, found)
 
-    threading.Thread(target=work, name="fedstack-diagnosis", daemon=True).start()
+    try:
+        start_daemon(work, name="fedstack-diagnosis")
+    except ResourceLimitError:  # it is about a failure that there is already
+        _logger.debug("Cannot look for what is wrong at %s", target, exc_info=True)
+        return None
     return await waiter
 
 

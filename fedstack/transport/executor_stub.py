@@ -26,6 +26,11 @@ from fedstack.transport.frames import Chunking
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
+# What this release can do beyond the first one with extensions: both sides say so.
+ELEMENTS = "elements"
+LOAD = "load"
+ISOLATE = "isolate"
+FEATURES = (ELEMENTS, LOAD, ISOLATE)
 CONTROL_SECONDS = 10.0
 _GOODBYE_SECONDS = 5.0
 
@@ -74,6 +79,12 @@ class ExecutorStub:
         """The peer's address."""
         return self.connection.address
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer is known to have ended, and not to come back."""
+        loss = self.loss()
+        return loss is not None and not (isinstance(loss, WorkerUnavailableError) and loss.comes_back)
+
     async def handshake(self) -> extended.HandshakeResponse | None:
         """Returns what the peer is, or `None` if it has the plain executor service only.
 
@@ -118,7 +129,13 @@ class ExecutorStub:
             ) from error
 
     async def create_value(self, request: plain.CreateValueRequest) -> plain.CreateValueResponse:
-        """Creates a value."""
+        """Creates a value; one that is a computation however long it takes the peer to load that, as `compute` does.
+
+        Raises:
+          DeadlineExceededError: If it does not answer, or not any more.
+        """
+        if request.value.HasField("computation"):
+            return await self._watched("CreateValue", request, plain.CreateValueResponse())
         return await self._plain("CreateValue", request, plain.CreateValueResponse())
 
     async def create_call(self, request: plain.CreateCallRequest) -> plain.CreateCallResponse:
@@ -139,14 +156,17 @@ class ExecutorStub:
         Raises:
           DeadlineExceededError: If it does not answer any more.
         """
-        path = f"/{EXECUTOR_GROUP}/Compute"
+        return await self._watched("Compute", request, plain.ComputeResponse())
+
+    async def _watched(self, method: str, request: Message, response: _M) -> _M:
+        path = f"/{EXECUTOR_GROUP}/{method}"
         call = asyncio.ensure_future(self.connection.unary(path, request.SerializeToString(), None))
         watch = asyncio.ensure_future(self._watch_health())
         try:
             await asyncio.wait([call, watch], return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
                 watch.result()
-            return self._parsed(await call, plain.ComputeResponse(), path)
+            return self._parsed(await call, response, path)
         finally:
             call.cancel()
             watch.cancel()
@@ -182,6 +202,14 @@ class ExecutorStub:
     async def create(self, request: extended.CreateRequest) -> None:
         """Creates values under chosen ids."""
         await self._extended("Create", request, extended.CreateResponse())
+
+    def load(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Creates values as `create` does, however long it takes the peer to load them; yields frames.
+
+        Args:
+          request: A `CreateRequest`.
+        """
+        return self.connection.exchange(f"/{EXTENSIONS}/Load", [request])
 
     async def compute_now(self, request: extended.ComputeNowRequest) -> extended.ComputeNowResponse:
         """Computes a value if that is soon done."""

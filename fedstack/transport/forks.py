@@ -1,8 +1,11 @@
 """Knows whether this process is a copy of one that uses gRPC: such a copy has gRPC's memory, and not its threads."""
 
+import logging
 import os
 
 from fedstack.errors import ClosedError
+
+_logger = logging.getLogger(__name__)
 
 
 class GrpcUse:
@@ -10,6 +13,7 @@ class GrpcUse:
 
     def __init__(self) -> None:
         self._process: int | None = None
+        self._warned = False
 
     def begin(self) -> None:
         """Takes note that this process uses gRPC from now on.
@@ -31,6 +35,25 @@ class GrpcUse:
                 f"Expected a process that may use gRPC, found one forked (os.fork) from process {self._process}, which "
                 "uses it already, and it does not survive a fork; start processes with multiprocessing's 'spawn', or "
                 "fork before anything is dialled or served and make contexts in the child"
+            )
+
+    def expect_fork_support(self, variable: str) -> None:
+        """Lets the first fork warn: gRPC was imported before anybody could switch its fork support off.
+
+        Args:
+          variable: The environment variable that switches it off.
+        """
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=lambda: self._warn_once(variable))
+
+    def _warn_once(self, variable: str) -> None:
+        if self._process == os.getpid() and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "Expected gRPC's fork support to be off in a process that forks while it uses gRPC, found it on, since "
+                "grpc was imported before fedstack could switch it off: children may crash and connections break; set "
+                "%s=0 in the environment before grpc is imported",
+                variable,
             )
 
     def __repr__(self) -> str:

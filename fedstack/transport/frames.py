@@ -4,6 +4,7 @@ Data frames are written and read by hand, as protobuf would, because protobuf co
 they are copied once, into the message that gRPC gets, and on the way in once, from it into the array.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
@@ -11,6 +12,7 @@ import attrs
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.number_checks import check_whole_number
+from fedstack.computations.texts import printable, shortened
 from fedstack.errors import InvalidValueError
 from fedstack.proto import extensions_pb2
 from fedstack.transport.segments import Rows, Segment
@@ -18,6 +20,8 @@ from fedstack.transport.segments import Rows, Segment
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
 CHUNK_BYTES = 1024 * 1024
 _MOST_BYTES = 1 << 30  # a message has at most 2 GiB
+_MAX_NAME_BYTES = 200
+_MOST_WORK = 100  # of a peer that tells more than it should
 
 
 def _at_least(least: int) -> Callable[[object, "attrs.Attribute[int]", int], None]:
@@ -68,12 +72,40 @@ class Data:
 
 
 @attrs.frozen
+class Work:
+    """A function that runs, or has been running when a peer last told.
+
+    Attributes:
+      first_client: The first client that it runs for, counted over the whole federation.
+      clients: For how many clients it runs, one after the other; 0 for work at the server.
+      function: Its name; of several that run in turn, all names.
+      seconds: For how long it has run.
+    """
+
+    first_client: int
+    clients: int
+    function: str
+    seconds: float
+
+    def write(self, message: extensions_pb2.Work) -> None:
+        """Fills in the message for it."""
+        message.first_client, message.clients = self.first_client, self.clients
+        message.function, message.seconds = _named(self.function), self.seconds
+
+
+@attrs.frozen
 class Heartbeat:
-    """A sign of life, with numbers of clients of the phase that runs."""
+    """A sign of life, with numbers of clients of the phase that runs, and what runs: the longest first."""
 
     done: int = 0
     running: int = 0
     failed: int = 0
+    work: tuple[Work, ...] = ()
+
+
+def _named(name: str) -> str:
+    """Returns the name of a function in a form that every message can carry."""
+    return shortened(printable(name[:_MAX_NAME_BYTES]), _MAX_NAME_BYTES)
 
 
 def header_frame(message: Message) -> bytes:
@@ -82,10 +114,12 @@ def header_frame(message: Message) -> bytes:
     return b"".join((_HEADER_TAG, _length(len(content)), content))
 
 
-def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0) -> bytes:
-    """Returns the frame that says that the server is at work, and with how many clients."""
-    frame = extensions_pb2.Frame(heartbeat=extensions_pb2.Heartbeat(done=done, running=running, failed=failed))
-    return frame.SerializeToString()
+def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[Work] = ()) -> bytes:
+    """Returns the frame that says that the server is at work, with how many clients, and on what."""
+    heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
+    for piece in work:
+        piece.write(heartbeat.work.add())
+    return extensions_pb2.Frame(heartbeat=heartbeat).SerializeToString()
 
 
 def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
@@ -171,7 +205,9 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     if kind == "data":
         return Data(memoryview(parsed.data))
     if kind == "heartbeat":
-        return Heartbeat(parsed.heartbeat.done, parsed.heartbeat.running, parsed.heartbeat.failed)
+        beat = parsed.heartbeat
+        work = (Work(w.first_client, w.clients, w.function, w.seconds) for w in itertools.islice(beat.work, _MOST_WORK))
+        return Heartbeat(beat.done, beat.running, beat.failed, tuple(work))
     raise InvalidValueError(
         f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes without; the peer may be newer"
     )

@@ -15,7 +15,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.transport.call_turns import CallTurns
-from fedstack.transport.channels import open_channel
+from fedstack.transport.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
 from fedstack.transport.connection import Connection
 from fedstack.transport.credentials import TOKEN_REFUSED, ClientCredentials
 from fedstack.transport.diagnosis import ARGUMENTS, DEFAULT_PATIENCE, Patience, Words, diagnosis_of, token_refused
@@ -50,6 +50,7 @@ class GrpcConnection:
       max_calls: The most calls in flight; more wait here.
       words: What errors call the parts of the credentials.
       patience: How long to look for what is wrong.
+      compression: Whether to take compressed messages. A peer is told, but some compress whatever they are told.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class GrpcConnection:
         max_calls: int = _MAX_CALLS,
         words: Words = ARGUMENTS,
         patience: Patience = DEFAULT_PATIENCE,
+        compression: bool = False,
     ) -> None:
         self._target = target
+        self._options: Options = ((COMPRESSION, ANY_COMPRESSION),) if compression else ()
         self._credentials = credentials or ClientCredentials()
         self._metadata = self._credentials.metadata
         self._words = words
@@ -87,7 +90,11 @@ class GrpcConnection:
         if self._channel is None:
             # What gRPC begins with the first channel of a process keeps the context variables for good.
             self._channel = contextvars.Context().run(
-                open_channel, self._target, self._credentials, plaintext_advice=self._words.plaintext_token
+                open_channel,
+                self._target,
+                self._credentials,
+                plaintext_advice=self._words.plaintext_token,
+                options=self._options,
             )
         return self._channel
 
@@ -234,7 +241,10 @@ class GrpcConnection:
             if failure.code() is grpc.StatusCode.UNAUTHENTICATED and failure.details() == TOKEN_REFUSED:
                 raise self._token_refused from None
             error = error_of_call(failure, self.address)
-            raise error from error.__cause__  # the peer's traceback, and not ours
+            try:
+                raise error from error.__cause__  # the peer's traceback, and not ours
+            finally:
+                del error
 
     async def close(self) -> None:
         self._closed = True
@@ -319,6 +329,8 @@ async def _status_of_peer(call: Any) -> AsyncGenerator[None, None]:
             await asyncio.sleep(_LOOK_SECONDS)
             failure = await _failure_of(call)
         raise failure from None
+    finally:
+        noted.clear()  # the error has frames, which have the call, which has this
 
 
 async def _failure_of(call: Any) -> grpc.aio.AioRpcError:

@@ -8,11 +8,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from fedstack.computations.after_fork import renew_after_fork
+from fedstack.computations.own_frames import without_frames
+from fedstack.transport.daemon_threads import start_loop
 from fedstack.transport.forks import grpc_use
 
 _T = TypeVar("_T")
@@ -25,6 +27,11 @@ class IoLoop:
     """An event loop on a daemon thread. It is never stopped: it costs nothing while it has nothing to do."""
 
     def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Begins without a loop: in a forked child the thread of its parent's is not there."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -34,12 +41,12 @@ class IoLoop:
 
         Raises:
           ClosedError: If this process was forked from one that uses gRPC.
+          ResourceLimitError: If its thread cannot be started.
         """
         grpc_use.check()
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name=THREAD_NAME, daemon=True).start()
+                self._loop = start_loop(lambda loop: loop.run_forever(), name=THREAD_NAME)
             return self._loop
 
     def is_current(self) -> bool:
@@ -71,6 +78,7 @@ class IoLoop:
             if not outcome.done():
                 loop.call_soon_threadsafe(lambda: started[0].cancel())
                 await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
+            outcome.add_done_callback(_let_go)
             raise
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
@@ -91,6 +99,8 @@ class IoLoop:
         except BaseException:
             future.cancel()
             raise
+        finally:
+            del future  # it has the error, whose frames have this one
 
     def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Starts a coroutine on the loop and does not wait for it; it must not raise."""
@@ -118,11 +128,6 @@ class IoLoop:
             else:
                 self.start(coroutine)
 
-    def forget(self) -> None:
-        """Makes a new loop when one is needed: the thread of this one is not in this process (after a fork)."""
-        self._lock = threading.Lock()
-        self._loop = None
-
 
 def _copy(task: "asyncio.Task[_T]", outcome: "concurrent.futures.Future[_T]") -> None:
     """Copies the outcome of a task that has ended."""
@@ -135,6 +140,13 @@ def _copy(task: "asyncio.Task[_T]", outcome: "concurrent.futures.Future[_T]") ->
         outcome.set_result(task.result())
 
 
+def _let_go(outcome: "concurrent.futures.Future[Any]") -> None:
+    """Lets go of what an error has that nobody gets to know."""
+    error = None if outcome.cancelled() else outcome.exception()
+    if error is not None:
+        without_frames(error)
+
+
 def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
     """Starts a task on the running loop that may outlive who starts it.
 
@@ -145,6 +157,3 @@ def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
 
 
 io_loop = IoLoop()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=io_loop.forget)

@@ -99,6 +99,11 @@ class Leases(Generic[_Key]):
         lease = self._leases.get(key)
         return 0.0 if lease is None else self._seconds_left(lease)
 
+    def idle_seconds(self, key: _Key) -> float:
+        """Returns for how long a lease has not been renewed: 0 while it is held, or if there is none."""
+        lease = self._leases.get(key)
+        return 0.0 if lease is None or lease.holds else lease.seconds - (lease.end - self._clock())
+
     def _alive(self, key: _Key) -> _Lease | None:
         lease = self._leases.get(key)
         return None if lease is None or self._seconds_left(lease) == 0 else lease

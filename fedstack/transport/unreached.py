@@ -34,7 +34,7 @@ NO_SOCKET = Reason("there is no such socket", "start one with `fedstack serve --
 NO_HOST = Reason("there is no host of that name", "correct the name")
 _NO_WAY = Reason("there is no way to it from here", "correct the address, and look for a firewall in between")
 NO_ANSWER = Reason("it does not answer", "see whether it is busy, and look for a firewall in between")
-_BROKEN_OFF = Reason("the connection broke off", "see whether it still runs")
+BROKEN_OFF = Reason("the connection broke off", "see whether it still runs")
 _HANGS_UP = Reason("it hangs up at once", "see whether it talks gRPC, and which credentials it asks for")
 _OTHER_LANGUAGE = Reason("it talks something else than gRPC", "correct host and port")
 _NO_TLS = Reason("it does not talk TLS", "correct the address, or dial without TLS", AuthenticationError)
@@ -70,7 +70,7 @@ _REASONS = (
     (re.compile(r"http1|missing expected", re.IGNORECASE), _OTHER_LANGUAGE),
     (re.compile(r"time(d )?out", re.IGNORECASE), NO_ANSWER),
     (re.compile(r"failed to connect.*(closed|reset|end of tcp)", re.IGNORECASE | re.DOTALL), _HANGS_UP),
-    (re.compile(r"closed|reset|broken pipe|recvmsg|sendmsg|goaway|end of tcp", re.IGNORECASE), _BROKEN_OFF),
+    (re.compile(r"closed|reset|broken pipe|recvmsg|sendmsg|goaway|end of tcp", re.IGNORECASE), BROKEN_OFF),
 )
 # How messages begin that are gRPC's own; all others are what a peer says.
 _OWN = re.compile(

@@ -498,7 +498,6 @@ def test_a_runtime_that_somebody_registers_runs_leaves_of_its_kind(fedstack_cont
     assert run(7) == 70
     mapped = fl.federated_computation(lambda x: fl.federated_map(run, x), fl.FederatedType(INT, fl.CLIENTS))
     assert mapped([1, 2]) == [10, 20]
-    leaf_runtimes._find_runtime.cache_clear()
 
 
 @pytest.mark.parametrize(

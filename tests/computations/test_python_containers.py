@@ -104,6 +104,14 @@ def test_only_classes_of_fields_in_allowed_modules_are_taken(name, expected):
         from_message(PythonContainer(type=name), check)
 
 
+@pytest.mark.parametrize("member", [[], [PythonContainer(), PythonContainer()]])
+def test_members_without_containers_may_be_left_out(member):
+    message = PythonContainer(member=[PythonContainer(type="dict", member=member)])
+    parameter = fl.SequenceType(fl.StructType([("b", np.int32), ("a", fl.StructType([("c", np.int32)]))]))
+    dressed = with_containers(parameter, from_message(message, anything_goes))
+    assert containers_in(dressed) == ["sequence", [dict, None, [None, None]]]
+
+
 @pytest.mark.parametrize(
     ("spec", "containers"),
     [

@@ -69,6 +69,40 @@ def sequences(xs):
     return fl.federated_sum(fl.sequence_sum(fl.sequence_map(double, xs)))
 
 
+OPEN = fl.TensorType(np.float32, [None])
+FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
+
+
+@fedstack.python_computation([OPEN, np.float32], OPEN)
+def append(a, x):
+    return np.append(a, x)
+
+
+@fedstack.python_computation([OPEN, OPEN], OPEN)
+def join(a, b):
+    return np.concatenate([a, b])
+
+
+@fedstack.python_computation([OPEN], np.float32)
+def total(a):
+    return a.sum()
+
+
+def collected(xs, report):
+    zero = np.zeros(0, np.float32)  # its type has no elements, the accumulator's any number of them
+    return fl.federated_aggregate(xs, zero, append, join, report)
+
+
+@fl.federated_computation(FLOATS)
+def collect(xs):
+    return collected(xs, inner(lambda a: total(a), OPEN))
+
+
+@fl.federated_computation(FLOATS, np.float32)
+def collect_captures(xs, k):
+    return collected(xs, inner(lambda a: total(append(a, k)), OPEN))
+
+
 CASES = [
     (map_capture, ([1, 2], 3)),
     (aggregate_captures, ([1, 2], 3)),
@@ -76,6 +110,8 @@ CASES = [
     (server_eval_captures, ([1, 2], 3)),
     (struct_result, ([1, 2], 3)),
     (select_captures, ([[1, 2], [3, 3]], 5)),
+    (collect, ([1.0, 2.0],)),
+    (collect_captures, ([1.0, 2.0], 3.0)),
     (sequences, ([[1, 2], [3]],)),
 ]
 

@@ -250,6 +250,34 @@ def test_a_function_from_a_carrier_that_nobody_knows_is_refused_by_the_name_of_i
         from_proto(computation_pb2.Computation.FromString(data))(1)
 
 
+@pytest.mark.parametrize("kind", ["data", "xla", "tensorflow"])
+def test_a_block_without_content_is_an_invalid_computation(kind):
+    proto = computation_pb2.Computation(type=double.type_signature.to_proto())
+    getattr(proto, kind).SetInParent()
+    with pytest.raises(InvalidComputationError, match=f"found a {kind} without any"):
+        from_proto(proto)(1)
+
+
+@pytest.mark.parametrize("type_spec", [None, computation_pb2.FunctionType(parameter=INTS.to_proto())])
+def test_an_intrinsic_without_its_whole_type_is_refused_by_name(type_spec):
+    untyped = computation_pb2.Type() if type_spec is None else computation_pb2.Type(function=type_spec)
+    intrinsic = computation_pb2.Computation(type=untyped, intrinsic=computation_pb2.Intrinsic(uri="federated_sum"))
+    body = computation_pb2.Computation(
+        type=fl.FederatedType(np.int32, fl.SERVER).to_proto(),
+        call=computation_pb2.Call(
+            function=intrinsic,
+            argument=computation_pb2.Computation(type=INTS.to_proto(), reference=computation_pb2.Reference(name="x")),
+        ),
+    )
+    called = computation_pb2.Computation(
+        type=total.type_signature.to_proto(), **{"lambda": computation_pb2.Lambda(parameter_name="x", result=body)}
+    )
+    with pytest.raises(
+        InvalidComputationError, match="Expected a type.*; as the type of the intrinsic 'federated_sum'"
+    ):
+        from_proto(called)([1])
+
+
 def test_an_intrinsic_that_lies_about_its_type_is_refused():
     function_type = fl.FunctionType(INTS, fl.FederatedType(np.float32, fl.SERVER))
     intrinsic = computation_pb2.Computation(

@@ -1,14 +1,38 @@
 """The pool of leaf threads."""
 
 import asyncio
+import contextvars
+import gc
 import threading
+import time
+import weakref
 
+import federated_language as fl
+import numpy as np
 import pytest
 
-from fedstack.errors import ClosedError
+import fedstack
+from fedstack.computations.leaf_runtimes import runs_for_others
+from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors import AsyncExecutionContext
+from fedstack.executors.abandoned_work import AbandonedWork, abandoned_work
 from fedstack.executors.leaf_threads import LeafThreads, run_inline
+from fedstack.executors.thread_pool import count_threads, waiting
 
 LIMIT = 10.0
+
+
+class Held:
+    """Work that waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.end = threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.end.wait(LIMIT)
+        return "held"
 
 
 def test_as_many_pieces_of_work_run_at_once_as_there_are_threads():
@@ -106,4 +130,306 @@ async def test_work_runs_on_the_callers_thread_where_that_is_allowed():
     with run_inline():
         assert await threads.run(threading.get_ident) == threading.get_ident()
     assert await threads.run(threading.get_ident) != threading.get_ident()
+    threads.close()
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("can't start new thread"), MemoryError()], ids=repr)
+def test_work_for_which_no_thread_can_be_started_fails_and_works_when_there_is_room_again(thread_starts, failure):
+    threads = LeafThreads(2)
+    thread_starts.failure = failure
+    for _ in range(5):
+        future = threads.submit(lambda: "done")
+        with pytest.raises(ResourceLimitError, match=r"start another thread, found that it does not: .*ulimit -u"):
+            future.result(LIMIT)
+    assert repr(threads) == "<LeafThreads 0 threads, at most 2>"
+    thread_starts.left = 2
+    barrier = threading.Barrier(2)
+    both = [threads.submit(lambda: barrier.wait(LIMIT)) for _ in range(2)]
+    assert sorted(future.result(LIMIT) for future in both) == [0, 1]
+    threads.close()
+
+
+def test_work_of_another_process_for_which_no_thread_can_be_started_may_be_tried_elsewhere(thread_starts):
+    threads = LeafThreads(2)
+    context = contextvars.copy_context()
+    context.run(runs_for_others.set, True)
+    future = context.run(threads.submit, lambda: "done")
+    with pytest.raises(WorkerUnavailableError, match="start another thread.*try again, or at another worker"):
+        future.result(LIMIT)
+    threads.close()
+
+
+def test_work_waits_for_the_threads_that_there_are_where_no_more_can_be_started(thread_starts):
+    threads = LeafThreads(8)
+    thread_starts.left, held = 1, Held()
+    first = threads.submit(held)
+    assert held.begun.wait(LIMIT)
+    others = [threads.submit(threading.get_ident) for _ in range(20)]
+    assert not any(other.done() for other in others)
+    held.end.set()
+    assert len({other.result(LIMIT) for other in others}) == 1
+    assert first.result(LIMIT) == "held"
+    threads.close()
+
+
+def test_a_thread_that_only_waits_is_none_that_work_can_wait_for(thread_starts):
+    threads = LeafThreads(1)
+    thread_starts.left = 1
+
+    def outer():
+        inner = threads.submit(lambda: "inner")  # is in the queue before this waits for it
+        with waiting():
+            return inner.result(LIMIT)
+
+    with pytest.raises(ResourceLimitError, match="start another thread"):
+        threads.submit(outer).result(LIMIT)
+    thread_starts.left = 1
+    assert threads.submit(outer).result(LIMIT) == "inner"
+    threads.close()
+
+
+async def test_a_thread_of_cancelled_work_is_none_that_work_can_wait_for(thread_starts):
+    threads = LeafThreads(1)
+    thread_starts.left, held = 1, Held()
+    cancelled = asyncio.ensure_future(threads.run(held))
+    await asyncio.to_thread(held.begun.wait, LIMIT)
+    queued = threads.submit(lambda: "queued")
+    assert not queued.done()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    with pytest.raises(ResourceLimitError, match="start another thread"):
+        queued.result(LIMIT)
+    held.end.set()
+    threads.close()
+
+
+async def test_work_that_waits_and_is_cancelled_gives_room_once(thread_starts):
+    threads = LeafThreads(1)
+    thread_starts.left = 10
+    nested, begun, end = Held(), threading.Event(), threading.Event()
+
+    def outer():
+        with waiting():
+            begun.set()
+            assert end.wait(LIMIT)
+
+    cancelled = asyncio.ensure_future(threads.run(outer))
+    await asyncio.to_thread(begun.wait, LIMIT)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    first, second = threads.submit(nested), threads.submit(lambda: "second")
+    assert nested.begun.wait(LIMIT)
+    assert not second.done()
+    nested.end.set()
+    assert (first.result(LIMIT), second.result(LIMIT)) == ("held", "second")
+    end.set()
+    threads.close()
+
+
+def test_a_thread_that_begins_although_its_start_failed_ends_at_once(monkeypatch):
+    threads = LeafThreads(1, idle_seconds=0.01)
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start_and_fail(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_and_fail)
+        future = threads.submit(lambda: "done")
+        outcome = future.exception(LIMIT)
+    started[0].join(LIMIT)
+    assert not started[0].is_alive()
+    assert repr(threads) == "<LeafThreads 0 threads, at most 1>"
+    # It may have been quick, and done the work.
+    assert isinstance(outcome, ResourceLimitError) or future.result() == "done"
+    assert threads.submit(lambda: "done").result(LIMIT) == "done"
+    threads.close()
+
+
+async def test_a_computation_says_that_no_thread_can_be_started_and_works_when_there_is_room_again(thread_starts):
+    @fedstack.python_computation([np.int32], np.int32)
+    def double(x):
+        return x + x
+
+    thread_starts.left = 1  # for the context
+    with fedstack.create_async_local_execution_context(max_threads=2) as context, fedstack.use_context(context):
+        assert isinstance(context, AsyncExecutionContext)
+        thread_starts.left = 0
+        for _ in range(3):
+            with pytest.raises(ResourceLimitError, match="start another thread"):
+                await double(1)
+        thread_starts.left = 4
+        assert await double(1) == 2
+
+
+def test_a_phase_for_which_no_helper_can_be_started_runs_without(thread_starts):
+    @fedstack.python_computation([np.int32], np.int32)
+    def doze(x):
+        threading.Event().wait(0.002)
+        return x + x
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def doze_all(values):
+        return fl.federated_map(doze, values)
+
+    with fedstack.create_sync_local_execution_context() as context, fedstack.use_context(context):
+        for _ in range(2):
+            assert doze_all(list(range(20))) == list(range(0, 40, 2))
+
+
+def refusal(found: int) -> Exception:
+    return ResourceLimitError(f"found {found}")
+
+
+async def test_cancelled_work_has_threads_of_its_own_up_to_a_limit_and_new_work_is_refused_beyond_it():
+    threads = LeafThreads(2)
+    abandoned = AbandonedWork(3, refusal)
+    abandoned_work.set(abandoned)
+    every = [Held() for _ in range(5)]
+    for number, held in enumerate(every):
+        assert await asyncio.wait_for(threads.run(lambda: "done"), LIMIT) == "done", number
+        cancelled = asyncio.ensure_future(threads.run(held))
+        await asyncio.to_thread(held.begun.wait, LIMIT)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert abandoned.count == number + 1
+    assert repr(threads) == "<LeafThreads 5 threads, at most 2>"
+    for _ in range(10):
+        with pytest.raises(ResourceLimitError, match="found 5"):
+            await threads.run(lambda: "refused")
+    every[0].end.set()
+    await until(lambda: abandoned.count == 4)
+    assert await asyncio.wait_for(threads.run(lambda: "done"), LIMIT) == "done"
+    for held in every:
+        held.end.set()
+    await until(lambda: abandoned.count == 0)
+    threads.close()
+
+
+async def until(look) -> None:
+    """Returns when something has become true that threads bring about."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + LIMIT
+        while not look():
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.001)
+
+    await asyncio.to_thread(wait)
+
+
+async def test_what_waits_in_the_queue_is_refused_when_the_last_thread_is_given_up():
+    threads = LeafThreads(1)
+    abandoned_work.set(AbandonedWork(1, refusal))
+    every = [Held(), Held()]
+    running = [asyncio.ensure_future(threads.run(held)) for held in every]
+    queued = asyncio.ensure_future(threads.run(lambda: "queued"))
+    for held, cancelled in zip(every, running):
+        await asyncio.to_thread(held.begun.wait, LIMIT)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    with pytest.raises(ResourceLimitError, match="found 2"):
+        await asyncio.wait_for(queued, LIMIT)
+    for held in every:
+        held.end.set()
+    threads.close()
+
+
+async def test_when_cancelled_work_ends_a_pool_has_no_more_threads_than_it_may_have():
+    threads = LeafThreads(1)
+    every = [Held() for _ in range(6)]
+    for held in every:
+        cancelled = asyncio.ensure_future(threads.run(held))
+        await asyncio.to_thread(held.begun.wait, LIMIT)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    for held in every:
+        held.end.set()
+    await until(lambda: repr(threads) == "<LeafThreads 1 threads, at most 1>")
+    assert await asyncio.wait_for(threads.run(lambda: "done"), LIMIT) == "done"
+    threads.close()
+
+
+async def test_work_that_is_cancelled_before_it_begins_is_let_go_of_at_once():
+    threads = LeafThreads(1)
+    held = Held()
+    running = asyncio.ensure_future(threads.run(held))
+    await asyncio.to_thread(held.begun.wait, LIMIT)
+    array = np.zeros(8)
+    kept = weakref.ref(array)
+    waits = asyncio.ensure_future(threads.run(lambda array=array: array.sum()))
+    del array
+    await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    del waits
+    await asyncio.sleep(0)  # the loop lets go of the task
+    gc.collect()
+    assert kept() is None
+    held.end.set()
+    assert await running == "held"
+    threads.close()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_helpers_of_a_phase_that_nobody_waits_for_are_given_up_with_it(monkeypatch, how):
+    monkeypatch.setattr("fedstack.executors.client_blocks.CORES", 4)  # so many threads join, whatever they do
+    begun, end, failing = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def hang(x):
+        begun.release()
+        if x == 0:
+            assert failing.wait(LIMIT)
+            raise ValueError("failed")
+        assert end.wait(LIMIT)
+        return x
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def hang_all(values):
+        return fl.federated_map(hang, values)
+
+    context = fedstack.create_async_local_execution_context(max_threads=4)
+    with context, fedstack.use_context(context):
+        running = asyncio.ensure_future(hang_all(list(range(4))))
+        for _ in range(4):
+            assert await asyncio.to_thread(begun.acquire, timeout=LIMIT)
+        if how == "cancelled":
+            running.cancel()
+        else:
+            failing.set()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else fedstack.FedstackError):
+            await asyncio.wait_for(running, LIMIT)
+        barrier = threading.Barrier(4)
+
+        @fedstack.python_computation([np.int32], np.int32)
+        def meet(x):
+            return np.int32(barrier.wait(LIMIT))
+
+        found = await asyncio.wait_for(asyncio.gather(*(meet(number) for number in range(4))), LIMIT)
+        assert sorted(found) == [0, 1, 2, 3]
+        failing.set()
+        end.set()
+
+
+def test_threads_of_all_pools_are_counted():
+    threads, held = LeafThreads(4), Held()
+    before, busy_before = count_threads()
+    future = threads.submit(held)
+    assert held.begun.wait(LIMIT)
+    now, busy_now = count_threads()
+    assert now > 0
+    assert now - before <= 1
+    assert busy_now - busy_before <= 1
+    held.end.set()
+    assert future.result(LIMIT) == "held"
     threads.close()

@@ -13,6 +13,7 @@ import fedstack
 from fedstack.errors import LeafError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors import extended_session
 from fedstack.executors.pending_creations import Creation, PendingCreations
+from fedstack.transport.executor_stub import ExecutorStub
 
 INT = fl.TensorType(np.int32)
 
@@ -168,11 +169,23 @@ async def sum_of(executor, x, y):
 
 async def test_value_and_call_and_compute_are_one_call_to_the_peer(executor, connection):
     called = await sum_of(executor, 1, 2)
-    assert connection.methods == ["OpenSession", "Create"]  # the function, which may be large or not allowed
+    assert connection.methods == ["OpenSession", "Load"]  # the function, which may be large or not allowed
     assert await called.compute() == 3
-    assert connection.methods == ["OpenSession", "Create", "ComputeNow"]
+    assert connection.methods == ["OpenSession", "Load", "ComputeNow"]
     (compute,) = connection.of("ComputeNow")
     assert [creation.WhichOneof("kind") for creation in compute.request.creation] == ["value", "call"]
+
+
+async def test_a_peer_of_an_older_release_gets_functions_with_its_other_creations(executor, connection, monkeypatch):
+    async def handshake(stub):
+        peer = await current(stub)
+        peer.ClearField("features")
+        return peer
+
+    current = ExecutorStub.handshake
+    monkeypatch.setattr(ExecutorStub, "handshake", handshake)
+    assert await (await sum_of(executor, 1, 2)).compute() == 3
+    assert connection.methods == ["OpenSession", "Create", "ComputeNow"]
 
 
 async def test_structs_and_selections_are_kept_back_too(executor, connection):
@@ -212,7 +225,7 @@ async def test_dropped_values_are_disposed_of_if_the_peer_has_them_and_forgotten
     await eventually(lambda: service.status().values == 0)
     disposed = [ref.id for call in connection.of("Dispose") for ref in call.request.value_ref]
     created = [c.id for call in connection.of("ComputeNow") for c in call.request.creation]
-    created += [c.id for call in connection.of("Create") for c in call.request.creation]
+    created += [c.id for call in connection.of("Load") for c in call.request.creation]
     assert sorted(disposed) == sorted(created)
     assert await kept.compute() == 1
 
@@ -262,10 +275,10 @@ async def test_a_call_that_fails_at_the_peer_leaves_nothing_there_when_it_is_dro
 
 
 async def test_functions_are_sent_again_if_they_get_lost_on_their_way(executor, connection):
-    connection.fail["Create"] = [WorkerUnavailableError("gone")]
-    connection.lose["Create"] = [WorkerUnavailableError("lost")]
+    connection.fail["Load"] = [WorkerUnavailableError("gone")]
+    connection.lose["Load"] = [WorkerUnavailableError("lost")]
     assert await (await sum_of(executor, 1, 2)).compute() == 3
-    requests = [call.request.SerializeToString(deterministic=True) for call in connection.of("Create")]
+    requests = [call.request.SerializeToString(deterministic=True) for call in connection.of("Load")]
     assert len(requests) == 3
     assert len(set(requests)) == 1
 

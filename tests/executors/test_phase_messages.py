@@ -43,8 +43,9 @@ from fedstack.testing.computation_builder import (
     struct,
 )
 from fedstack.transport.frames import data_frames, parse_frame
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
 from fedstack.transport.segments import SegmentReader
+from fedstack.transport.unpacking import Unpacker
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
 VECTOR = fl.TensorType(np.float32, [None])

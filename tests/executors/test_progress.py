@@ -2,27 +2,39 @@
 
 import contextlib
 import io
+import itertools
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import federated_language as fl
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thread_starts import ThreadStarts
 
 import fedstack
-from fedstack.errors import InvalidValueError
+from fedstack.computations.carriers import CarrierPolicy
+from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors import SyncExecutionContext
+from fedstack.executors.phase_report import PhaseReport
 from fedstack.executors.progress import ProgressCounts
 from fedstack.executors.progress_display import LineDisplay, Standing, choose_display, display, show_progress
 from fedstack.executors.progress_guard import Progress
 from fedstack.service.executor_service import ExecutorService
+from fedstack.service.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.frames import Heartbeat, Work, parse_frame
 from fedstack.transport.io_loop import io_loop
 
+LIMIT = 15.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
+VECTOR = fl.TensorType(np.float32, [30_000])
 
 
 @fedstack.python_computation([np.int32], np.int32)
@@ -92,6 +104,371 @@ def test_clients_that_fail_are_counted_and_none_stays_running() -> None:
         double_all([1, 2, -3, 4])
     assert counts.failures > 0
     assert counts.running == 0
+
+
+class Held:
+    """Holds up functions until the test opens it, and tells when one of them has come to a number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def at(self, number: int) -> None:
+        if number == self._number:
+            self.reached.set()
+            assert self.open.wait(LIMIT)
+
+
+@contextlib.contextmanager
+def running(work: Callable[[], object]) -> Iterator[None]:
+    """Does something on a thread while the block runs."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+
+
+def clients_of(work: Work) -> range:
+    return range(work.first_client, work.first_client + work.clients)
+
+
+def called(
+    computation: Callable[[object], object], argument: object, progress: Progress, **options: Any
+) -> Callable[[], None]:
+    def call() -> None:
+        context = fedstack.create_sync_local_execution_context(progress=progress, **options)
+        with context, fedstack.use_context(context):
+            computation(argument)
+
+    return call
+
+
+def test_what_runs_is_told_with_client_function_and_time() -> None:
+    held = Held(5)
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def linger(x: Any) -> Any:
+        held.at(x)
+        return x
+
+    @fl.federated_computation(INTS)
+    def linger_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(linger, values)
+
+    counts = ProgressCounts()
+    call = called(linger_all, [0, 1, 2, 3, 4, 5], lambda _: contextlib.nullcontext(counts), max_concurrent_clients=1)
+    with running(call):
+        assert held.reached.wait(LIMIT)
+        (first,), (second,) = counts.work(), counts.work()
+        held.open.set()
+    assert first.function == "linger"
+    assert 5 in clients_of(first)
+    assert 0 < first.seconds < second.seconds < LIMIT
+    assert counts.work() == []
+
+
+def test_where_clients_are_counted_one_by_one_it_is_told_which_of_them_runs() -> None:
+    held = Held(13)
+
+    @fedstack.python_computation([np.int32], VECTOR)
+    def widen(x: Any) -> Any:
+        held.at(x)
+        return np.full(VECTOR.shape, x, np.float32)
+
+    @fl.federated_computation(INTS)
+    def widen_all(values: fl.Value) -> fl.Value:
+        return fl.federated_sum(fl.federated_map(widen, values))
+
+    counts = ProgressCounts()
+    with running(called(widen_all, list(range(16)), lambda _: contextlib.nullcontext(counts), clients_per_thread=16)):
+        assert held.reached.wait(LIMIT)
+        found = [(work.first_client, work.clients) for work in counts.work()]
+        held.open.set()
+    assert found == [(0, 16)]  # how large results are is not known yet
+    held.reached.clear()
+    held.open.clear()
+    context = fedstack.create_sync_local_execution_context(
+        progress=lambda _: contextlib.nullcontext(counts), clients_per_thread=16
+    )
+
+    def call_twice() -> None:
+        with context, fedstack.use_context(context):
+            widen_all([0])
+            widen_all(list(range(16)))
+
+    with running(call_twice):
+        assert held.reached.wait(LIMIT)
+        found = [(work.first_client, work.clients) for work in counts.work()]
+        held.open.set()
+    assert found == [(13, 1)]
+
+
+def test_work_at_the_server_is_told_of_too() -> None:
+    held = Held(3)
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def settle(x: Any) -> Any:
+        held.at(x)
+        return x
+
+    counts = ProgressCounts()
+    with running(called(settle, 3, lambda _: contextlib.nullcontext(counts))):
+        assert held.reached.wait(LIMIT)
+        (found,) = counts.work()
+        held.open.set()
+    assert (found.function, found.clients) == ("settle", 0)
+    assert counts.work() == []
+
+
+def test_of_much_work_only_what_runs_longest_is_told() -> None:
+    class Busy:
+        def work(self) -> list[Work]:
+            return [Work(client, 1, "train", float(client)) for client in range(1000)]
+
+    busy, counts = Busy(), ProgressCounts()
+    counts.watch(busy)
+    assert [work.first_client for work in counts.work()] == list(range(999, 991, -1))
+
+
+def test_heartbeats_of_a_worker_tell_what_runs_there() -> None:
+    held = Held(7)
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def train(x: Any) -> Any:
+        held.at(x)
+        return x
+
+    @fl.federated_computation(INTS)
+    def train_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(train, values)
+
+    heard: list[Heartbeat] = []
+    told = threading.Event()
+
+    class Listening(InMemoryConnection):
+        async def exchange(self, path: str, frames: Iterable[bytes]) -> Any:
+            async for content in super().exchange(path, frames):
+                frame = parse_frame(content)
+                if isinstance(frame, Heartbeat) and any(7 in clients_of(work) for work in frame.work):
+                    heard.append(frame)
+                    told.set()
+                yield content
+
+    limits = ServiceLimits(heartbeat_seconds=0.05)
+    service = ExecutorService(fedstack.local_executor_factory(max_concurrent_clients=1), limits=limits)
+    with SyncExecutionContext(fedstack.remote_executor_factory([ExecutorStub(Listening(service, "w"))])) as context:
+
+        def call() -> None:
+            with fedstack.use_context(context):
+                train_all(list(range(8)))
+
+        with running(call):
+            assert told.wait(LIMIT)
+            held.open.set()
+    io_loop.run_sync(service.close())
+    (work,) = heard[0].work
+    assert work.function == "train"
+    assert work.seconds > 0
+    assert (heard[0].done, heard[0].running) == (8 - work.clients, work.clients)
+
+
+class Hall:
+    """Where clients with odd numbers wait until the test opens it."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+        @fedstack.python_computation([np.int32], np.int32)
+        def attend(x: Any) -> Any:
+            if x % 2:
+                assert self.open.wait(LIMIT)
+            return x
+
+        @fl.federated_computation(INTS)
+        def attend_all(values: fl.Value) -> fl.Value:
+            return fl.federated_map(attend, values)
+
+        self.attend_all = attend_all
+
+
+def until(look: Callable[[], bool], what: object) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not look():
+        assert time.monotonic() < deadline, what
+        threading.Event().wait(0.002)
+
+
+@contextlib.contextmanager
+def over(stubs: list[ExecutorStub], progress: Progress, **options: Any) -> Iterator[SyncExecutionContext]:
+    context = SyncExecutionContext(fedstack.remote_executor_factory(stubs), progress=progress, **options)
+    with context, fedstack.use_context(context):
+        yield context
+
+
+def new_service(**options: Any) -> ExecutorService:
+    limits = ServiceLimits(heartbeat_seconds=options.pop("heartbeat_seconds", 0.02))
+    return ExecutorService(fedstack.local_executor_factory(max_concurrent_clients=1), limits=limits, **options)
+
+
+def test_clients_done_and_running_at_several_workers_are_counted_together_while_they_run() -> None:
+    hall, counts = Hall(), ProgressCounts()
+    services = [new_service() for _ in range(2)]
+    stubs = [ExecutorStub(InMemoryConnection(service, str(number))) for number, service in enumerate(services)]
+    # Of six clients the second waits, at the first worker, and of the other six the last, at the second worker.
+    numbers = [0, 1, 2, 2, 2, 2, 0, 2, 2, 2, 2, 1]
+
+    def call() -> None:
+        with over(stubs, lambda _: contextlib.nullcontext(counts)):
+            assert hall.attend_all(numbers) == numbers
+
+    with running(call):
+        until(lambda: len(counts.work()) == 2 and counts.done >= 2 and counts.running >= 2, counts)
+        assert {work.function for work in counts.work()} == {"attend"}
+        assert any(1 in clients_of(work) for work in counts.work())
+        assert (counts.total, counts.failures) == (12, 0)
+        assert counts.done + counts.running <= 12
+        hall.open.set()
+    assert (counts.total, counts.done, counts.running, counts.failures) == (12, 12, 0, 0)
+    assert counts.work() == []
+    for service in services:
+        io_loop.run_sync(service.close())
+
+
+def test_a_worker_tells_news_before_a_heartbeat_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstack.service.executor_extensions._LOOK_SECONDS", 0.02)
+    hall, counts, service = Hall(), ProgressCounts(), new_service(heartbeat_seconds=3600)
+    beats: list[Heartbeat] = []
+
+    class Listening(InMemoryConnection):
+        async def exchange(self, path: str, frames: Iterable[bytes]) -> Any:
+            async for content in super().exchange(path, frames):
+                frame = parse_frame(content)
+                if isinstance(frame, Heartbeat):
+                    beats.append(frame)
+                yield content
+
+    def call() -> None:
+        with over([ExecutorStub(Listening(service, "w"))], lambda _: contextlib.nullcontext(counts)):
+            hall.attend_all([0, 1])
+
+    with running(call):
+        until(lambda: (counts.done, counts.running) == (1, 1), counts)
+        told = len(beats)
+        threading.Event().wait(0.3)
+        assert len(beats) == told  # nothing has changed since
+        hall.open.set()
+    io_loop.run_sync(service.close())
+
+
+@pytest.mark.parametrize("place", ["here", "at a worker"])
+def test_an_attempt_that_failed_does_not_count_in_the_next_one(place: str) -> None:
+    attempts = 0
+    heard: list[tuple[int, int, int, int]] = []
+
+    class Listener:
+        def changed(self, counts: ProgressCounts) -> None:
+            heard.append((counts.total, counts.done, counts.running, counts.failures))
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def lose(x: Any) -> Any:
+        nonlocal attempts
+        if x == 99:
+            attempts += 1
+            if attempts < 3:
+                raise WorkerUnavailableError("lost")
+        return x
+
+    @fl.federated_computation(INTS)
+    def lose_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(lose, values)
+
+    counts = ProgressCounts(Listener())
+    progress: Progress = lambda _: contextlib.nullcontext(counts)  # noqa: E731
+    service = new_service()
+    if place == "here":
+        called(lose_all, list(range(100)), progress)()
+    else:
+        with over([ExecutorStub(InMemoryConnection(service, "w"))], progress):
+            lose_all(list(range(100)))
+    io_loop.run_sync(service.close())
+    assert attempts == 3
+    assert heard.count((0, 0, 0, 0)) == 2
+    assert all(done + active + failed <= total <= 100 for total, done, active, failed in heard)
+    assert (counts.total, counts.done, counts.running, counts.failures) == (100, 100, 0, 0)
+
+
+def test_what_a_leaf_function_calls_does_not_count_among_the_clients_that_it_runs_for() -> None:
+    @fedstack.python_computation([np.int32], np.int32)
+    def outer(x: Any) -> Any:
+        return np.int32(sum(double_all(list(range(10)))))
+
+    @fl.federated_computation(INTS)
+    def outer_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(outer, values)
+
+    counts = ProgressCounts()
+    service = new_service()
+    with over([ExecutorStub(InMemoryConnection(service, "w"))], lambda _: contextlib.nullcontext(counts)):
+        assert outer_all([0, 0, 0]) == [90, 90, 90]
+    io_loop.run_sync(service.close())
+    assert (counts.total, counts.done) == (3, 3)
+
+
+plain_clients_may_go = threading.Event()
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def go_on(x: np.int32) -> np.int32:
+    assert plain_clients_may_go.wait(LIMIT)
+    return x
+
+
+@fl.federated_computation(INTS)
+def go_on_all(values: fl.Value) -> fl.Value:
+    return fl.federated_map(go_on, values)
+
+
+def test_at_a_worker_that_knows_only_values_all_clients_run_until_all_are_done() -> None:
+    counts, service = ProgressCounts(), new_service(extensions=False, policy=CarrierPolicy(modules=["*"]))
+
+    def call() -> None:
+        stub = ExecutorStub(InMemoryConnection(service, "w"), extensions=False)
+        with over([stub], lambda _: contextlib.nullcontext(counts)):
+            assert go_on_all([0, 1, 2]) == [0, 1, 2]
+
+    with running(call):
+        until(lambda: counts.running == 3, counts)
+        assert (counts.total, counts.done) == (3, 0)
+        plain_clients_may_go.set()
+    assert (counts.total, counts.done, counts.running) == (3, 3, 0)
+    io_loop.run_sync(service.close())
+
+
+BEATS = st.builds(Heartbeat, *(st.integers(0, 12) | st.sampled_from([2**64 - 1]) for _ in range(3)))
+
+
+@given(clients=st.integers(0, 10), beats=st.lists(BEATS, max_size=10), fails=st.booleans())
+def test_whatever_a_worker_tells_no_client_is_counted_twice(clients: int, beats: list[Heartbeat], fails: bool) -> None:
+    heard: list[tuple[int, int, int]] = [(0, 0, 0)]
+
+    class Listener:
+        def changed(self, counts: ProgressCounts) -> None:
+            heard.append((counts.done, counts.running, counts.failures))
+
+    counts = ProgressCounts(Listener())
+    with contextlib.suppress(OSError), PhaseReport(counts, clients) as report:
+        for beat in beats:
+            report.heard(beat)
+        if fails:
+            raise OSError
+    assert all(min(numbers) >= 0 and sum(numbers) <= clients for numbers in heard)
+    assert all(before[0] <= after[0] for before, after in itertools.pairwise(heard))
+    assert counts.running == 0
+    if not fails:
+        assert counts.done + counts.failures == clients
 
 
 def test_a_listener_hears_of_every_change() -> None:
@@ -263,6 +640,11 @@ def test_work_does_not_notice_that_its_display_fails() -> None:
         reached.wait()
 
 
+def test_work_does_not_notice_that_there_is_no_thread_for_its_display(thread_starts: ThreadStarts) -> None:
+    with fedstack.use_context(fedstack.create_sync_local_execution_context(progress=True)):
+        assert double_all([1, 2]) == [2, 4]
+
+
 def test_work_does_not_notice_that_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     with display("Work", "steps", lambda: Standing(0, 2)):
@@ -283,6 +665,59 @@ def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: p
         counts.failed(1)
         LineDisplay("double", "clients").show(standings[0]())
     assert written.getvalue() == "double: 2 of 10 clients done, 1 running, 1 failed\n"
+
+
+@pytest.mark.parametrize(
+    ("work", "note"),
+    [
+        (Work(7, 1, "train", 8.4), "train: 2 of 10 clients done, 4 running, client 7 for 8 s"),
+        (Work(8, 8, "train", 75.0), "train: 2 of 10 clients done, 4 running, clients 8 to 15 for 75 s"),
+        (Work(0, 0, "update", 8.4), "update: 2 of 10 clients done, 4 running, the server for 8 s"),
+        (Work(7, 1, "train\x1b[2J", 0.4), "train\\x1b[2J: 2 of 10 clients done, 4 running"),
+    ],
+)
+def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
+    work: Work, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, shown = io.StringIO(), threading.Event()
+
+    class Busy:
+        def work(self) -> list[Work]:
+            return [work, Work(9, 1, "evaluate", 0.1)]
+
+    class Lines(LineDisplay):
+        def show(self, standing: Standing) -> None:
+            super().show(standing)
+            shown.set()
+
+    monkeypatch.setattr(
+        "fedstack.executors.progress_display.display",
+        lambda title, unit, standing: display(
+            title, unit, standing, lambda *names: Lines(*names, seconds_between=0.01)
+        ),
+    )
+    monkeypatch.setattr(sys, "stderr", written)
+    busy = Busy()
+    with show_progress(double_all) as counts:
+        counts.expect(10)
+        counts.started(6)
+        counts.finished(2)
+        counts.watch(busy)
+        shown.clear()
+        assert shown.wait(LIMIT)
+    assert f"{note}\n" in written.getvalue()
+    assert re.search(r"^.*: ended after \d+\.\d s, 2 of 10 clients done\n\Z", written.getvalue(), re.MULTILINE)
+
+
+def test_a_bar_is_named_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    terminal = use_terminal(monkeypatch)
+    bar = choose_display("[red]computation", "steps")
+    bar.show(Standing(1, 4))
+    assert "[red]computation" in terminal.getvalue()
+    bar.show(Standing(1, 4, title="[red]train"))
+    assert "[red]train" in terminal.getvalue()
+    bar.close(Standing(4, 4))
 
 
 def test_a_line_display_waits_for_seconds_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,3 +790,15 @@ def test_what_is_printed_while_a_bar_is_shown_goes_where_it_always_goes(
     bar.close(Standing(4, 4))
     assert capsys.readouterr().out == "a result\n"
     assert "a result" not in terminal.getvalue()
+
+
+def test_what_a_forked_child_prints_goes_past_the_bar_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    rich_display = pytest.importorskip("fedstack.executors.rich_display")
+    terminal = use_terminal(monkeypatch)
+    bars = rich_display._LiveBars()
+    bars.add("Work", "steps")
+    live = bars._progress
+    assert sys.stderr is not terminal
+    bars.renew()
+    assert sys.stderr is terminal
+    live.stop()

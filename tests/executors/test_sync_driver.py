@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from fedstack.errors import ResourceLimitError
 from fedstack.executors.sync_driver import SyncDriver, need_event_loop
 
 
@@ -109,3 +110,15 @@ def test_close_is_idempotent_and_a_closed_driver_starts_a_new_loop():
     driver.close()
     assert driver.run(thread_without_loop(), inline=False)
     driver.close()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_driver_whose_loop_cannot_be_started_says_so_and_works_when_there_is_room_again(
+    driver, thread_starts, inline
+):
+    for _ in range(2):
+        with pytest.raises(ResourceLimitError, match="start another thread"):
+            driver.run(threads_before_and_after_asking_for_a_loop(), inline=inline)
+    thread_starts.left = 1
+    _, after = driver.run(threads_before_and_after_asking_for_a_loop(), inline=inline)
+    assert after != threading.get_ident()

@@ -25,6 +25,18 @@ def double(x):
     return x * 2
 
 
+@fedstack.python_computation([np.int32], np.int32)
+def allow_threads(allowed):
+    """Lets the process that this runs in start threads or, from 0 on, none."""
+    import resource
+
+    if os.geteuid() == 0:
+        os.setuid(60_123)  # there is no limit for root
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (most if allowed else 0, most))
+    return allowed
+
+
 def wait_at(port):
     """Waits at a door of the test; see `Door`."""
     with socket.create_connection(("127.0.0.1", int(port))) as connection:

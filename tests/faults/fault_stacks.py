@@ -47,10 +47,16 @@ def context_over(
 
 @contextlib.contextmanager
 def executor_at(
-    target: str, clients: int = 0, control_seconds: float = 5.0, *, extensions: bool = True, **options: Any
+    target: str,
+    clients: int = 0,
+    control_seconds: float = 5.0,
+    *,
+    extensions: bool = True,
+    sends_code: bool = False,
+    **options: Any,
 ) -> Iterator[RemoteExecutor]:
     """Yields a remote executor; it and its connection are closed after the block."""
-    stub = stub_to(target, control_seconds, extensions=extensions)
+    stub = stub_to(target, control_seconds, extensions=extensions, sends_code=sends_code)
     executor = RemoteExecutor(stub, **options)
     executor.set_cardinalities({CLIENTS: clients})
     try:

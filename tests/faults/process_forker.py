@@ -51,9 +51,9 @@ def run(options: dict[str, Any]) -> None:
         os._exit(0)  # nothing of the process that this is a copy of is to be run
 
 
-def serve(lifeline: socket.socket, port: int, extensions: bool, limits: dict[str, Any]) -> None:
+def serve(lifeline: socket.socket, port: int, extensions: bool, threads: int | None, limits: dict[str, Any]) -> None:
     service = ExecutorService(
-        fedstack.local_executor_factory(),
+        fedstack.local_executor_factory(max_threads=threads),
         limits=ServiceLimits(**limits),
         policy=CarrierPolicy(modules=["*"], python_code=True),
         extensions=extensions,

@@ -130,16 +130,20 @@ class Fleet:
         self._forker = forker
         self._processes: list[Process] = []
 
-    def start(self, port: int = 0, *, extensions: bool = True, **limits: Any) -> WorkerProcess:
+    def start(
+        self, port: int = 0, *, extensions: bool = True, threads: int | None = None, **limits: Any
+    ) -> WorkerProcess:
         """Starts a worker, which can be dialled.
 
         Args:
           port: Where it listens; 0 for anywhere.
           extensions: Whether it has more than the plain executor service.
+          threads: The most threads that run functions; by default as many as usual.
           **limits: As of `ServiceLimits`; a heartbeat comes four times a second unless they say otherwise.
         """
         limits = {"heartbeat_seconds": 0.25, **limits}
-        worker = WorkerProcess(self._forker.start(role="worker", port=port, extensions=extensions, limits=limits))
+        options: dict[str, Any] = {"port": port, "extensions": extensions, "threads": threads, "limits": limits}
+        worker = WorkerProcess(self._forker.start(role="worker", **options))
         self._processes.append(worker)
         return worker
 

@@ -17,7 +17,8 @@ from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.io_loop import io_loop
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
+from fedstack.transport.unpacking import Unpacker
 
 pytestmark = pytest.mark.slow
 

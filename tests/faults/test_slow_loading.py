@@ -12,8 +12,11 @@ from fault_stacks import Background, Door, context_over, eventually, executor_at
 from processes import WALL, Fleet
 
 import fedstack
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, DeadlineExceededError
+from fedstack.executors import RemoteExecutor
 
+# How long an executor of a test waits for what is to be there at once.
+CONTROL_SECONDS = 1.0
 CLIENT_INTS = fl.FederatedType(np.int32, fl.CLIENTS)
 
 
@@ -80,19 +83,46 @@ def test_others_are_served_while_a_function_of_a_phase_is_loaded(
         assert running.result() == expected
 
 
-async def test_others_are_served_while_a_function_of_an_executor_is_loaded(fleet: Fleet, door: Door) -> None:
-    worker = fleet.start()
-    with executor_at(worker.target, control_seconds=WALL) as one, executor_at(worker.target) as other:
+@pytest.mark.slow
+@pytest.mark.parametrize("extensions", [True, False])
+async def test_a_function_may_take_longer_to_load_than_a_call_may_that_hands_something_over(
+    fleet: Fleet, door: Door, extensions: bool
+) -> None:
+    """And so long the executor's own other calls go on, those of others, and the renewal of leases."""
+    worker = fleet.start(lease_seconds=CONTROL_SECONDS)
+
+    async def double_at(executor: RemoteExecutor) -> object:
+        function = await executor.create_value(double)
+        result = await executor.create_call(function, await executor.create_value(np.int32(4), np.int32))
+        return await asyncio.wait_for(result.compute(), WALL)
+
+    options = {"control_seconds": CONTROL_SECONDS, "extensions": extensions, "sends_code": True}
+    with executor_at(worker.target, **options) as one, executor_at(worker.target, **options) as other:
         creating = asyncio.ensure_future(one.create_value(adds(Loads(wait_at, door.port))))
         await asyncio.to_thread(eventually, lambda: worker.pid in door.visitors or creating.done())
+        assert await double_at(other) == await double_at(one) == 8
+        await asyncio.wait([creating], timeout=2.5 * CONTROL_SECONDS)
         assert not creating.done()
-        function = await other.create_value(double)
-        result = await other.create_call(function, await other.create_value(np.int32(4), np.int32))
-        assert await asyncio.wait_for(result.compute(), WALL) == 8
-        assert not creating.done()
+        assert await double_at(one) == 8
         door.open()
         result = await one.create_call(await creating, await one.create_value(np.int32(4), np.int32))
         assert await asyncio.wait_for(result.compute(), WALL) == 5
+    assert len(door.visitors) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extensions", [True, False])
+async def test_a_worker_that_freezes_while_it_loads_a_function_is_given_up(
+    fleet: Fleet, door: Door, extensions: bool
+) -> None:
+    worker = fleet.start()
+    options = {"control_seconds": CONTROL_SECONDS, "extensions": extensions, "sends_code": True}
+    with executor_at(worker.target, **options) as executor:
+        creating = asyncio.ensure_future(executor.create_value(adds(Loads(wait_at, door.port))))
+        await asyncio.to_thread(eventually, lambda: worker.pid in door.visitors or creating.done())
+        worker.stop()
+        with pytest.raises(DeadlineExceededError):
+            await asyncio.wait_for(creating, WALL)
 
 
 def test_a_function_is_loaded_once_for_many_rounds(fleet: Fleet, door: Door) -> None:

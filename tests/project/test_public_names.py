@@ -47,7 +47,14 @@ PUBLIC_NAMES = {
         "SyncExecutionContext",
         "TransformingExecutor",
     ],
-    "fedstack.service": ["ExecutorService", "GrpcServer", "ServerThread", "ServiceLimits", "local_worker_pool"],
+    "fedstack.service": [
+        "ExecutorService",
+        "GrpcServer",
+        "ServerLimits",
+        "ServerThread",
+        "ServiceLimits",
+        "local_worker_pool",
+    ],
     "fedstack.testing": [
         "ConformanceError",
         "ExecutorRow",

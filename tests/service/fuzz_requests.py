@@ -34,7 +34,7 @@ from fedstack.transport.packing import Packer
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 CLIENTS = 3
-STREAMS = {"UploadValue": "upload", "DownloadValue": "download", "RunPhase": "exchange"}
+STREAMS = {"Load": "download", "UploadValue": "upload", "DownloadValue": "download", "RunPhase": "exchange"}
 DEEP = 10_000
 
 
@@ -333,9 +333,8 @@ class Drawer:
         return [self.creation(session) for _ in range(self.choose.randrange(1, 4))]
 
     def create(self, session: str) -> Request:
-        return unary(
-            "Create", extended.CreateRequest(executor=self.executor(session), creation=self.creations(session))
-        )
+        request = extended.CreateRequest(executor=self.executor(session), creation=self.creations(session))
+        return unary(self.choose.choice(["Create", "Load"]), request)
 
     def compute_now(self, session: str) -> Request:
         request = extended.ComputeNowRequest(executor=self.executor(session))

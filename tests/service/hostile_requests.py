@@ -130,7 +130,7 @@ def huge(session: str) -> Iterator[Request]:
         [plain.CreateValueRequest(value=plain.Value(computation=name), executor=executor).SerializeToString()],
     )
     # Lengths that are said and not there.
-    for method in ("CreateValue", "Create", "UploadValue", "RunPhase", "DownloadValue", "ComputeNow"):
+    for method in ("CreateValue", "Create", "Load", "UploadValue", "RunPhase", "DownloadValue", "ComputeNow"):
         for size in HUGE:
             yield Request(method, [fb.varint(1 << 3 | 2) + fb.varint(size)])
 

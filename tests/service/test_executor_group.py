@@ -12,7 +12,7 @@ from foreign_bytes import CLIENTS, FLOAT, INT32, SERVER, STRING, array, federate
 import fedstack
 from fedstack.computations.arrays import array_from_proto
 from fedstack.computations.carriers import CarrierPolicy
-from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.proto import executor_pb2
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.limits import ServiceLimits
@@ -22,6 +22,7 @@ from fedstack.transport.executor_stub import EXECUTOR_GROUP
 from fedstack.transport.status import Code, code_of
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
+PAIR = fl.StructType([("x", F32), ("y", F32)])
 FLOAT_TYPE, INT_TYPE = fb.tensor_type(FLOAT), fb.tensor_type(INT32)
 
 
@@ -30,9 +31,19 @@ def subtract(x, y):
     return x - y
 
 
-@fedstack.python_computation([fl.StructType([("x", F32), ("y", F32)])], np.float32)
+@fedstack.python_computation([PAIR], np.float32)
 def subtract_named(pair):
     return pair.x - pair.y
+
+
+@fedstack.python_computation([fl.StructType([("pair", PAIR), ("more", F32)])], np.float32)
+def subtract_inside(both):
+    return both.pair.x - both.pair.y - both.more
+
+
+@fedstack.python_computation([fl.StructType([F32, F32])], np.float32)
+def subtract_unnamed(pair):
+    return pair[0] - pair[1]
 
 
 @fedstack.python_computation([(np.float32, [None])], np.float32)
@@ -164,8 +175,8 @@ async def test_two_arguments_come_one_by_one_and_are_put_together(peer):
     x = await peer.value(federated(CLIENTS, *(scalar(k) for k in (1, 2, 6)), member=FLOAT_TYPE))
     y = await peer.value(federated(SERVER, scalar(2), all_equal=True, member=FLOAT_TYPE))
     function = await peer.function(differences)
-    for names in [(b"x", b"y"), (b"", b""), (b"p", b"q")]:
-        argument = await peer.struct(*zip(names, (x, y), strict=True))
+    for names, values in [((b"x", b"y"), (x, y)), ((b"", b""), (x, y)), ((b"y", b"x"), (y, x))]:
+        argument = await peer.struct(*zip(names, values, strict=True))
         result = await peer.compute(await peer.called(function, argument))
         assert result == federated(CLIENTS, scalar(-1), scalar(0), scalar(4), member=FLOAT_TYPE)
 
@@ -236,6 +247,39 @@ async def test_structs_are_matched_by_position_where_names_are_missing(peer):
     for names in [(b"x", b"y"), (b"", b"")]:
         value = await peer.value(fb.struct_of(*zip(names, (scalar(5), scalar(2)), strict=True)))
         assert await peer.compute(await peer.called(function, value)) == scalar(3)
+
+
+async def test_structs_are_matched_by_name_where_all_names_are_there(peer):
+    function = await peer.function(subtract_named)
+    members = [(b"y", scalar(2)), (b"x", scalar(5))]
+    values = [await peer.value(member) for _, member in members]
+    for value in [
+        await peer.value(fb.struct_of(*members)),
+        await peer.struct(*zip((b"y", b"x"), values, strict=True)),
+    ]:
+        assert await peer.compute(await peer.called(function, value)) == scalar(3)
+
+
+@pytest.mark.parametrize("names", [(b"p", b"q"), (b"x", b"z"), (b"y", b""), (b"", b"x")])
+async def test_structs_with_other_names_than_the_parameter_are_refused(peer, names):
+    function = await peer.function(subtract_named)
+    value = await peer.value(fb.struct_of(*zip(names, (scalar(5), scalar(2)), strict=True)))
+    with pytest.raises(TypeMismatchError, match="found a member named"):
+        await peer.called(function, value)
+
+
+async def test_structs_in_structs_are_matched_by_name_too(peer):
+    function = await peer.function(subtract_inside)
+    inside = fb.struct_of((b"y", scalar(2)), (b"x", scalar(5)))
+    for names in [(b"pair", b"more"), (b"", b"")]:
+        value = await peer.value(fb.struct_of(*zip(names, (inside, scalar(1)), strict=True)))
+        assert await peer.compute(await peer.called(function, value)) == scalar(2)
+
+
+async def test_names_do_not_matter_to_a_parameter_without_names(peer):
+    function = await peer.function(subtract_unnamed)
+    value = await peer.value(fb.struct_of((b"b", scalar(5)), (b"a", scalar(2))))
+    assert await peer.compute(await peer.called(function, value)) == scalar(3)
 
 
 async def test_structs_nest_and_members_are_selected(peer):
@@ -351,12 +395,13 @@ BAD_VALUES = {
     "two clients of three": federated(CLIENTS, scalar(1), scalar(2), member=FLOAT_TYPE),
     "four clients of three": federated(CLIENTS, *[scalar(1)] * 4, member=FLOAT_TYPE),
     "two values that are one": federated(CLIENTS, scalar(1), scalar(2), all_equal=True),
-    "two values at the server": federated(SERVER, scalar(1), scalar(2)),
+    "two values at the server": federated(SERVER, scalar(1), scalar(2), all_equal=True),
+    "not all-equal at the server": federated(SERVER, scalar(1), member=FLOAT_TYPE),
     "no value and no type": federated(CLIENTS),
     "a placement that nobody knows": federated(b"moon", scalar(1)),
     "no placement": message(5, message(2, scalar(1))),
-    "another member than its type": federated(SERVER, scalar(1), member=INT_TYPE),
-    "placed in placed": federated(SERVER, federated(SERVER, scalar(1))),
+    "another member than its type": federated(SERVER, scalar(1), all_equal=True, member=INT_TYPE),
+    "placed in placed": federated(SERVER, federated(SERVER, scalar(1), all_equal=True), all_equal=True),
     "a name twice": fb.struct_of((b"a", scalar(1)), (b"a", scalar(2))),
     "a name that is kept": fb.struct_of((b"_asdict", scalar(1))),
     "elements of two types": fb.sequence([listed(FLOAT, [1])], [listed(INT32, [1])]),

@@ -15,6 +15,7 @@ from concurrent import futures
 from pathlib import Path
 
 import federated_language as fl
+import numpy as np
 import pytest
 
 pytest.importorskip("cryptography")
@@ -27,12 +28,20 @@ import fedstack
 from fedstack.__main__ import main
 from fedstack.computations.carriers import CarrierPolicy
 from fedstack.executors.factories import local_executor_factory
+from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.proto.executor_pb2 import Cardinality
-from fedstack.proto.extensions_pb2 import OpenSessionRequest
+from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.command_line import status_command
+from fedstack.service.executor_extensions import ExecutorExtensions
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.limits import ServiceLimits
+from fedstack.service.server_facts import ServerFacts
 from fedstack.service.server_thread import ServerThread
+from fedstack.service.service_core import ServiceCore
+from fedstack.service.stall_meter import StallCounts
+from fedstack.testing.meeting import until_set
 from fedstack.transport.credentials import ServerCredentials
 from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.grpc_connection import GrpcConnection
@@ -294,6 +303,20 @@ def test_a_grpc_server_of_another_kind_is_told_apart(command: str, capsys: pytes
         assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "status"])
+def test_a_plain_executor_service_is_called_that_and_can_be_used(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = ExecutorService(fedstack.local_executor_factory(), extensions=False)
+    with ServerThread(GrpcServer([service])) as thread:
+        assert main([command, thread.target]) == 0
+        assert "a plain executor service, which can be used value by value" in capsys.readouterr().out
+        assert main([command, thread.target, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["ok"], told["service"], told["target"]) == (True, "a plain executor service", thread.target)
+        assert not service.status().session  # it was let go of
+
+
 def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     def greet(listening: socket.socket) -> None:
         while True:
@@ -442,11 +465,12 @@ def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixt
     lines = out.splitlines()
     assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, up for ")
     assert lines[1] == "sessions 1, values 0, bytes 0 B, running 0"
-    assert lines[3].split() == ["session", "clients", "values", "bytes", "lease", "left"]
-    assert lines[4].split()[1:4] == ["7", "0", "0"]
-    assert lines[6].split() == ["method", "code", "calls"]
-    assert lines[7].split() == ["fedstack.v1.ExecutorExtensions/OpenSession", "OK", "1"]
-    assert len({len(line) for line in lines[3:5]} | {len(line) for line in lines[6:8]}) == 2
+    assert re.fullmatch(r"threads \d+, busy \d+, at cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
+    assert lines[4].split() == ["session", "clients", "values", "bytes", "lease", "left"]
+    assert lines[5].split()[1:4] == ["7", "0", "0"]
+    assert lines[7].split() == ["method", "code", "calls"]
+    assert lines[8].split() == ["fedstack.v1.ExecutorExtensions/OpenSession", "OK", "1"]
+    assert len({len(line) for line in lines[4:6]} | {len(line) for line in lines[7:9]}) == 2
 
 
 def test_status_tells_that_a_server_is_stopping_and_how_long_calls_have(capsys: pytest.CaptureFixture[str]) -> None:
@@ -487,3 +511,130 @@ def test_status_can_print_json(target: str, capsys: pytest.CaptureFixture[str]) 
     assert [session["clients"] for session in found["sessions"]] == [7]
     assert 0 < found["sessions"][0]["lease_seconds_left"] <= 30
     assert found["calls"] == [{"method": "fedstack.v1.ExecutorExtensions/OpenSession", "code": "OK", "count": 1}]
+
+
+def linger(x: np.int32) -> np.int32:
+    """Waits at the client with the number 2 until the test lets it go on."""
+    if x == 2:
+        reached.set()
+        assert released.wait(20)
+    return x
+
+
+reached, released = threading.Event(), threading.Event()
+
+
+def test_status_shows_threads_and_which_functions_run_for_how_long_at_which_clients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    leaf = fedstack.python_computation([np.int32], np.int32)(linger)
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def linger_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(leaf, values)
+
+    service = ExecutorService(local_executor_factory(max_concurrent_clients=1))
+    with ServerThread(GrpcServer([service])) as thread, futures.ThreadPoolExecutor(1) as pool:
+        with fedstack.create_sync_remote_execution_context(thread.target) as context:
+
+            def call() -> object:
+                with fedstack.use_context(context):
+                    return linger_all([0, 1, 2])
+
+            running = pool.submit(call)
+            try:
+                assert reached.wait(20)
+                assert main(["status", thread.target, "--json"]) == 0
+                found = json.loads(capsys.readouterr().out)
+                assert main(["status", thread.target]) == 0
+                text = capsys.readouterr().out
+            finally:
+                released.set()
+            assert running.result(20) == [0, 1, 2]
+        assert main(["status", thread.target, "--json"]) == 0
+        after = json.loads(capsys.readouterr().out)
+    (work,) = found["work"]
+    assert (work["function"], work["session"]) == ("linger", found["sessions"][0]["id"])
+    assert 2 in range(work["first_client"], work["first_client"] + work["clients"])
+    assert 0 < work["seconds"] < 20
+    assert found["threads"] >= found["busy_threads"] >= 1
+    assert (found["abandoned_threads"], found["stalls"]) == (0, 0)
+    assert found["resident_bytes"] > 10 << 20
+    clients = str(work["first_client"]) + (" to 2" if work["clients"] > 1 else "")
+    assert re.search(
+        rf"\n\nfunction  session   +client +runs for\nlinger    {work['session']} +{clients} +\d+\.\d s\n", text
+    )
+    assert after["work"] == []
+
+
+def test_status_goes_on_to_show_what_was_cancelled_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def hang(x: np.int32) -> np.int32:
+        begun.set()
+        assert end.wait(20)
+        return x
+
+    service = ExecutorService(local_executor_factory())
+
+    async def hang_and_give_up(target: str) -> None:
+        executor = RemoteExecutor(ExecutorStub(GrpcConnection(parse_target(target))))
+        executor.set_cardinalities({})
+        value = await executor.create_call(
+            await executor.create_value(hang), await executor.create_value(np.int32(7), np.int32)
+        )
+        computing = asyncio.ensure_future(value.compute())
+        await until_set(begun, computing)
+        computing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await computing
+        executor.close()
+
+    with ServerThread(GrpcServer([service])) as thread:
+        try:
+            asyncio.run(hang_and_give_up(thread.target))
+            deadline = time.monotonic() + 20
+            while True:
+                assert main(["status", thread.target, "--json"]) == 0
+                found = json.loads(capsys.readouterr().out)
+                if not found["sessions"] and not found["running"]:
+                    break
+                assert time.monotonic() < deadline
+            (work,) = found["work"]
+            assert (work["function"], work["clients"], work["first_client"]) == ("hang", 0, None)
+            assert found["abandoned_threads"] == 1
+            assert main(["status", thread.target]) == 0
+            text = capsys.readouterr().out
+            assert ", at cancelled work 1, memory " in text
+            assert re.search(rf"\nhang      {work['session']} +- +\d+\.\d s\n", text)
+        finally:
+            end.set()
+
+
+def test_status_of_an_older_server_leaves_out_what_that_does_not_tell(
+    target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def older(_: ExecutorStub) -> GetStatusResponse:
+        return GetStatusResponse(version="0.1", uptime_seconds=3)
+
+    monkeypatch.setattr(ExecutorStub, "get_status", older)
+    assert main(["status", target]) == 0
+    assert capsys.readouterr().out == (
+        f"{target}: fedstack 0.1, up for 3 s\nsessions 0, values 0, bytes 0 B, running 0\n"
+    )
+
+
+def test_status_says_how_often_and_how_long_a_server_stood_still(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = StallCounts()
+    counts.stalls, counts.longest_seconds = 3, 0.72
+
+    async def make() -> ExecutorExtensions:
+        extensions = ExecutorExtensions(ServiceCore(local_executor_factory(), ServiceLimits(), CarrierPolicy()))
+        extensions.server_facts = ServerFacts(asks_for_token=False, stalls=counts)
+        return extensions
+
+    found = on_loop(make).status()
+    assert (found.stalls, found.longest_stall_seconds) == (3, 0.72)
+    status_command.show("worker", found)
+    assert "\nstood still 3 times, for 0.72 s at most\n" in capsys.readouterr().out

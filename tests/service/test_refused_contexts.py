@@ -1,6 +1,7 @@
 """Contexts over workers that cannot be used: what they say of each, and how soon."""
 
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -216,7 +217,7 @@ def test_a_pool_that_is_closed_is_noticed_at_once() -> None:
 
 
 def test_worker_processes_that_have_ended_are_noticed_at_once_with_their_codes() -> None:
-    with local_worker_pool(2) as pool:
+    with local_worker_pool(2, respawn=False) as pool:
         for worker in pool._workers:
             worker.process.kill()
             worker.process.wait()
@@ -226,9 +227,9 @@ def test_worker_processes_that_have_ended_are_noticed_at_once_with_their_codes()
         assert isinstance(found, errors.NoWorkersError)
         assert str(found).startswith("Expected at least one of 2 worker processes to run, found that all have ended")
         assert found.is_final
-        codes = [worker.process.returncode for worker in pool._workers]
-        for pid, code, target in zip(pool.pids, codes, pool.targets):
-            assert f"\n  {target}: the worker process with pid {pid} ended with code {code}" in str(found)
+        ending = "signal 9 (SIGKILL)" if sys.platform != "win32" else "exit status 1"
+        for pid, target in zip(pool.pids, pool.targets):
+            assert f"\n  {target}: the worker process with pid {pid} ended with {ending}" in str(found)
 
 
 def of_a_function_that_ends_workers() -> Any:
@@ -249,23 +250,25 @@ def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dying = of_a_function_that_ends_workers()
-    with local_worker_pool(2) as pool:
+    with local_worker_pool(2, respawn=False) as pool:
         context = fedstack.create_sync_remote_execution_context(pool, retry_policy=fedstack.RetryPolicy(attempts=50))
         with context, fedstack.use_context(context), pytest.raises(errors.NoWorkersError) as caught:
             dying([1, 2])
-    head, *lines = str(caught.value).splitlines()
+    head, *lines, told = str(caught.value).splitlines()
     assert "likely from a client function (os._exit, a crash, too much memory)" in head
     assert lines == [
-        f"  {target}: the worker process with pid {pid} ended with code 7"
+        f"  {target}: the worker process with pid {pid} ended with exit status 7"
         for target, pid in zip(pool.targets, pool.pids)
     ]
     retries = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Trying a computation again")]
     assert 1 <= len(retries) <= 2
+    assert told.startswith("  these ran where ")
+    assert "client" in told
 
 
 def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
     dying = of_a_function_that_ends_workers()
-    with local_worker_pool(1) as pool:
+    with local_worker_pool(1, respawn=False) as pool:
         context = fedstack.create_sync_remote_execution_context(pool, retry_policy=fedstack.RetryPolicy.none())
         try:
             with fedstack.use_context(context):
@@ -274,13 +277,14 @@ def test_workers_lost_at_the_last_attempt_are_listed_with_why() -> None:
                     dying([1, 2])
         finally:
             context.close()
-    head, line = str(caught.value).splitlines()
+    head, line, told = str(caught.value).splitlines()
     assert (
         head
         == "Expected the computation to succeed within 1 attempt, found workers lost; ask one with `fedstack check`:"
     )
     assert line in (
         f"  {pool.targets[0]}: the connection broke off",
-        f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with code 7",
+        f"  {pool.targets[0]}: the worker process with pid {pool.pids[0]} ended with exit status 7",
     )
+    assert told == "  these ran where a worker ended: clients 0 to 1"
     assert list(caught.value.causes) == list(pool.targets)

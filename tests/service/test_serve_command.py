@@ -35,7 +35,7 @@ from fedstack.service.command_line import serve_command
 from fedstack.service.command_line.command import UsageError
 from fedstack.service.command_line.log_format import JsonFormatter
 from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
+from fedstack.service.limits import ServerLimits, ServiceLimits
 from fedstack.service.server_thread import ServerThread
 from fedstack.transport.credentials import ClientCredentials
 from fedstack.transport.grpc_connection import GrpcConnection
@@ -294,13 +294,21 @@ def test_more_clients_by_default_than_there_may_be_are_wrong_usage() -> None:
         serve_command.make_server(options_of("--clients", 6, "--max-clients", 5))
 
 
-@pytest.mark.parametrize("field", [field.name for field in attrs.fields(ServiceLimits) if field.name != "chunking"])
+@pytest.mark.parametrize(
+    ("table", "field"),
+    [
+        (table, field.name)
+        for table in (ServiceLimits, ServerLimits)
+        for field in attrs.fields(table)
+        if field.name != "chunking"
+    ],
+)
 @pytest.mark.parametrize(
     "value", [0, -1, float("nan"), float("inf"), "1", None, True, 1 << 2000], ids=lambda value: str(value)[:9]
 )
-def test_a_limit_that_cannot_be_is_refused(field: str, value: object) -> None:
+def test_a_limit_that_cannot_be_is_refused(table: type[Any], field: str, value: object) -> None:
     with pytest.raises(errors.InvalidValueError, match=f"Expected {field} .*found "):
-        ServiceLimits(**{field: value})
+        table(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -309,8 +317,7 @@ def test_a_limit_that_cannot_be_is_refused(field: str, value: object) -> None:
         {"host": " "},
         {"port": -1},
         {"port": 65_536},
-        {"max_calls": 1.5},
-        {"max_message_bytes": 1 << 31},
+        {"compression": 1},
         {"grace_seconds": float("nan")},
     ],
     ids=str,
@@ -342,14 +349,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def served(*arguments: object, environment: dict[str, str] | None = None) -> Iterator[Server]:
+def served(
+    *arguments: object, environment: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
+) -> Iterator[Server]:
     """Runs `fedstack serve` until the block is left."""
     command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", *map(str, arguments)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, **(environment or {})},
     ) as process:
@@ -395,6 +404,37 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
     assert (code, out) == (0, "")
     messages = [json.loads(line)["message"] for line in err.splitlines()]
     assert messages == [f"Listening at {server.target}", "Asked to stop by SIGINT"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no such device")
+def test_functions_may_print_and_log_where_the_disk_is_full() -> None:
+    def say_much(value: int) -> int:
+        """Prints and logs in every way that there is."""
+        import logging
+        import sys
+        import warnings
+
+        for number in range(1000):
+            print("a line", number, flush=True)
+            print("another", file=sys.stderr)
+            sys.stdout.write("no line")
+            logging.getLogger("said").error("an error")
+        warnings.warn("a warning", stacklevel=1)
+        sys.stdout.buffer.write(b"bytes" * 10_000)
+        sys.stdout.buffer.flush()
+        return value if sys.stdout.fileno() == 2 and not sys.stderr.isatty() else -1
+
+    with open("/dev/full", "w") as full, served("--allow-python-code", stderr=full) as server:
+        leaf = fedstack.python_computation(np.int64, np.int64)(say_much)
+        everywhere = fl.federated_computation(fl.FederatedType(np.int64, fl.CLIENTS))(
+            lambda values: fl.federated_map(leaf, values)
+        )
+        context = fedstack.create_sync_remote_execution_context(server.target)
+        with context, fedstack.use_context(context):
+            assert list(map(int, everywhere([1, 2, 3]))) == [1, 2, 3]
+        server.process.send_signal(signal.SIGINT)
+        code, out, _ = ended(server)
+    assert (code, out) == (0, "")
 
 
 class HeldCall:

@@ -1,6 +1,10 @@
 """Servers with certificates and tokens: who gets in, and who does not."""
 
-from collections.abc import Iterator
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -208,3 +212,93 @@ def test_certificates_that_cannot_be_used_are_told_apart(files: CertificateFiles
 def test_a_key_that_cannot_be_read_is_told_with_its_name(tmp_path: Path, files: CertificateFiles) -> None:
     with pytest.raises(errors.InvalidValueError, match="Expected a file at .*nothing.key"):
         ServerCredentials.from_files(certificate=files.server_cert, private_key=tmp_path / "nothing.key")
+
+
+def replaced(path: Path, content: bytes) -> None:
+    """Replaces a file in one step, as whoever renews certificates does."""
+    other = path.with_name(f"{path.name}.new")
+    other.write_bytes(content)
+    other.replace(path)
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WALL
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def copied(files: CertificateFiles, folder: Path) -> CertificateFiles:
+    folder.mkdir()
+    return CertificateFiles(*(Path(shutil.copy(path, folder)) for path in attrs.astuple(files)))
+
+
+@pytest.mark.slow
+def test_certificates_and_authority_are_read_again_when_their_files_change(
+    tmp_path: Path, files: CertificateFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = make_test_certificates(tmp_path / "new")
+    served = copied(files, tmp_path / "served")
+    old_client, new_client = client_credentials(files, mutual=True), client_credentials(new, mutual=True)
+    with ServerThread(GrpcServer([EchoService()], credentials=server_credentials(served, mutual=True))) as thread:
+
+        def lets_in(credentials: ClientCredentials) -> bool:
+            return not is_refused(thread.target, credentials)
+
+        assert lets_in(old_client)
+        # As long as the files do not fit each other, nothing changes.
+        replaced(served.server_cert, new.server_cert.read_bytes())
+        time.sleep(1.1)
+        assert lets_in(old_client)
+        replaced(served.server_key, new.server_key.read_bytes())
+        replaced(served.ca, new.ca.read_bytes())
+        assert soon(lambda: lets_in(new_client))
+        assert is_refused(thread.target, old_client)
+        replaced(served.server_key, b"nonsense")
+        time.sleep(1.1)
+        assert lets_in(new_client)
+        assert lets_in(new_client)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.partition(": ")[2][:40] for line in warnings] == [
+        "Expected a certificate and its own key, ",
+        f"Expected {served.server_key} in PEM"[:40],
+    ]
+
+
+@pytest.mark.slow
+def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("old\n")
+    with ServerThread(GrpcServer([EchoService()], credentials=ServerCredentials.from_files(token_file=path))) as thread:
+
+        def lets_in(token: str) -> bool:
+            return not is_refused(thread.target, ClientCredentials(token=token))
+
+        assert lets_in("old")
+        assert not lets_in("new")
+        replaced(path, b"old\nnew\n")
+        assert soon(lambda: lets_in("new"))
+        assert lets_in("old")
+        replaced(path, b"new\n")
+        assert soon(lambda: not lets_in("old"))
+        replaced(path, b"")
+        time.sleep(1.1)
+        assert [lets_in("new"), lets_in("old")] == [True, False]
+        path.unlink()
+        time.sleep(1.1)
+        assert [lets_in("new"), lets_in("old")] == [True, False]
+    assert [record.getMessage() for record in caplog.records if "Going on with" in record.getMessage()] == [
+        f"Going on with what was in {path} before: Expected a token on a line of {path}, found none"
+    ]
+
+
+def test_tokens_that_were_not_read_from_a_file_stay(tmp_path: Path, files: CertificateFiles) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("filed")
+    credentials = attrs.evolve(server_credentials(files), tokens=("given",))
+    tokens = credentials.renewed_tokens()
+    os.utime(files.server_cert)
+    assert tokens.get() == ("given",)
+    assert ServerCredentials.from_files(token_file=path) == ServerCredentials(tokens=("filed",))

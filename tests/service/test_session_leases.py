@@ -27,6 +27,7 @@ REQUESTS: dict[str, type[Any]] = {
     "Dispose": plain.DisposeRequest,
     "RenewLease": extended.RenewLeaseRequest,
     "Create": extended.CreateRequest,
+    "Load": extended.CreateRequest,
     "UploadValue": extended.Upload,
     "ComputeNow": extended.ComputeNowRequest,
     "DownloadValue": extended.DownloadRequest,

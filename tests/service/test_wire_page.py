@@ -15,6 +15,7 @@ import fedstack
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.grpc_server import GrpcServer
+from fedstack.service.limits import ServerLimits
 from fedstack.service.server_thread import ServerThread
 from fedstack.transport import channels, frames
 
@@ -62,6 +63,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
     for number in (
         f"every {channels.KEEPALIVE_SECONDS} s, and waits {channels.KEEPALIVE_TIMEOUT_SECONDS} s for the answer",
         f"every {channels.MIN_PING_INTERVAL_SECONDS} s at least",
+        f"after {channels.CLIENT_IDLE_SECONDS} s | after {ServerLimits().idle_seconds:.0f} s",
         f"at most {channels.MAX_METADATA_BYTES >> 10} KiB",
         f"Arrays of {frames.Chunking().large_bytes >> 10} KiB and more",
         f"ours have {frames.Chunking().chunk_bytes >> 20} MiB",

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from calling import WALL, call
+from thread_starts import ThreadStarts
 
 import fedstack
 from fedstack import errors
@@ -136,6 +137,27 @@ def test_what_functions_print_is_seen_here(pool: WorkerPool, capsys: pytest.Capt
     assert "chatter 5\n" in err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no such device")
+def test_what_functions_print_is_dropped_where_the_disk_is_full() -> None:
+    program = (
+        "import federated_language as fl, fedstack, numpy\n"
+        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "leaf = fedstack.python_computation(numpy.int64, numpy.int64)(lambda x: print('x' * 20_000) or x)\n"
+        "everywhere = fl.federated_computation(fl.FederatedType(numpy.int64, fl.CLIENTS))(\n"
+        "    lambda values: fl.federated_map(leaf, values)\n"
+        ")\n"
+        "with local_worker_pool(1) as pool, fedstack.create_sync_remote_execution_context(pool) as context:\n"
+        "    with fedstack.use_context(context):\n"
+        "        for _ in range(20):\n"
+        "            assert everywhere([1, 2]) == [1, 2]\n"
+        "    assert '1 of them alive' in repr(pool), pool\n"
+        "print('done', flush=True)\n"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, timeout=WALL)
+    assert done.stdout == b"done\n"  # Python may say by the exit code that it could not write
+
+
 def what_it_reads(value: int) -> int:
     """Returns how many bytes a function, and a process that it starts, read from standard input; -1 for none so far."""
     import os
@@ -195,7 +217,9 @@ def test_closing_ends_the_workers_and_removes_their_files() -> None:
 def test_a_worker_that_does_not_start_says_why() -> None:
     with pytest.raises(errors.WorkerUnavailableError) as raised:
         local_worker_pool(1, options=["--dance"])
-    assert str(raised.value).startswith("Expected worker 0 to start, found that it ended with code 2; it said:\n")
+    assert str(raised.value).startswith(
+        "Expected worker 0 to start, found that it ended with exit status 2; it said:\n"
+    )
     assert "unrecognized arguments: --dance" in str(raised.value)
 
 
@@ -315,6 +339,45 @@ def test_a_program_that_ends_removes_the_files_of_a_pool_whose_workers_were_kill
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="cannot fork")
+def test_workers_end_with_their_parent_though_a_child_of_its_lives_on() -> None:
+    program = (
+        "import os, sys\n"
+        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "pool = local_worker_pool(2)\n"
+        "if os.fork() == 0:\n"
+        "    sys.stdin.read()\n"
+        "    os._exit(0)\n"
+        "print(*pool.pids, flush=True)\n"
+        "os.wait()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        children = [child for child in psutil.Process(parent.pid).children() if child not in workers]
+        parent.kill()
+        _, alive = psutil.wait_procs(workers, timeout=WALL)
+        lived_on = [child.is_running() for child in children]
+    assert (len(workers), alive, lived_on) == (2, [], [True])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="cannot fork")
+def test_a_child_that_leaves_the_block_of_a_pool_leaves_the_pool_alone() -> None:
+    program = (
+        "import os, sys\n"
+        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "with local_worker_pool(1) as pool:\n"
+        "    if os.fork() == 0:\n"
+        "        sys.exit()\n"
+        "    os.wait()\n"
+        "    assert '1 of them alive' in repr(pool), pool\n"
+        "    assert os.listdir(pool._folder) == ['0.sock']\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=WALL)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path: Path) -> None:
     with parent_with_a_pool(tmp_path) as (parent, workers):
@@ -361,3 +424,13 @@ def test_a_pool_lives_as_long_as_a_context_over_it() -> None:
     with fedstack.use_context(context):
         assert list(everywhere([1, 2])) == [2, 3]
     context.close()
+
+
+def test_a_pool_that_gets_no_thread_to_read_what_workers_say_leaves_no_worker_behind(
+    thread_starts: ThreadStarts,
+) -> None:
+    before = set(psutil.Process().children())
+    thread_starts.left = 1
+    with pytest.raises(errors.ResourceLimitError, match="start another thread"):
+        local_worker_pool(2)
+    assert set(psutil.Process().children()) == before

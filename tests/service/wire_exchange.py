@@ -57,7 +57,7 @@ def plain_exchange() -> str:
 
 
 class RecordingConnection(InMemoryConnection):
-    """A connection that remembers calls: unary ones by their methods, of phases the headers there and back."""
+    """A connection that remembers calls: those with one message by their methods, of phases the headers."""
 
     def __init__(self, service: ExecutorService) -> None:
         super().__init__(service)
@@ -74,7 +74,9 @@ class RecordingConnection(InMemoryConnection):
         async for frame in super().exchange(path, sent):
             received.append(frame)
             yield frame
-        if path.endswith("/RunPhase"):
+        if path.endswith("/Load"):
+            self.unary_calls.append(("Load", sent[0], _header(received)))
+        elif path.endswith("/RunPhase"):
             request = extensions_pb2.PhaseRequest.FromString(_header(sent))
             self.phases.append((request, extensions_pb2.PhaseResponse.FromString(_header(received))))
 
@@ -101,10 +103,11 @@ def compute_now_exchange() -> str:
     io_loop.run_sync(service.close())
     lines: list[str] = []
     for method, request, response in connection.unary_calls:
-        if method in ("Create", "ComputeNow"):
+        if method in ("Load", "ComputeNow"):
+            name, note = ("Create", " of Load") if method == "Load" else (method, "")
             for kind, content in (("Request", request), ("Response", response)):
-                message = getattr(extensions_pb2, method + kind).FromString(content)
-                lines += [f"# {method}{kind}", *message_text(message).splitlines(), ""]
+                message = getattr(extensions_pb2, name + kind).FromString(content)
+                lines += [f"# {name}{kind}{note}", *message_text(message).splitlines(), ""]
     return ShortIds(["e1", "v1", "v2", "v3"]).shorten("\n".join(lines).strip())
 
 

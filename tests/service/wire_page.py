@@ -18,7 +18,7 @@ from wire_exchange import compute_now_exchange, fold_dtype_table, phase_exchange
 from wire_situations import status_table
 
 from fedstack import errors
-from fedstack.service.limits import ServiceLimits
+from fedstack.service.limits import ServerLimits, ServiceLimits, option_of
 from fedstack.transport.status import code_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
@@ -26,12 +26,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
 _PART = re.compile(
     r"(<!-- (?P<name>[\w ]+), written by tests/service/wire_page\.py -->\n).*?(<!-- end -->\n)", re.DOTALL
 )
-_OPTIONS = {
-    "max_sessions": "--max-sessions",
-    "max_value_bytes": "--max-value-bytes",
-    "max_clients": "--max-clients",
-    "lease_seconds": "--lease-seconds",
-}
 
 
 def parts() -> Mapping[str, str]:
@@ -47,7 +41,8 @@ def parts() -> Mapping[str, str]:
         "fold dtypes": _table(fold_dtype_table()),
         "plain exchange": _block([plain_exchange()]),
         "phase exchange": _block([phase_exchange()]),
-        "limits": _table(_limit_table()),
+        "limits": _table(_limit_table(ServiceLimits)),
+        "server limits": _table(_limit_table(ServerLimits)),
     }
 
 
@@ -61,21 +56,20 @@ def _error_table() -> Iterator[str]:
     yield f"| any other, by the name of its class | {code_of(ZeroDivisionError()).name} |"
 
 
-def _limit_table() -> Iterator[str]:
-    meanings = dict(re.findall(r"^ +(\w+): (.+)\.$", ServiceLimits.__doc__ or "", re.MULTILINE))
+def _limit_table(table: type[attrs.AttrsInstance]) -> Iterator[str]:
+    meanings = dict(re.findall(r"^ +(\w+): (.+)\.$", table.__doc__ or "", re.MULTILINE))
     yield "| limit | default | option of `fedstack serve` |"
     yield "| --- | --- | --- |"
-    limits = ServiceLimits()
-    for field in attrs.fields(ServiceLimits):
+    limits = table()
+    for field in attrs.fields(table):
         value = getattr(limits, field.name)
         if isinstance(value, (int, float)):
-            option = f"`{_OPTIONS[field.name]}`" if field.name in _OPTIONS else ""
-            yield f"| {meanings[field.name]} | {_number(field.name, value)} | {option} |"
+            yield f"| {meanings[field.name]} | {_number(field.name, value)} | `{option_of(field.name)}` |"
 
 
 def _number(name: str, value: float) -> str:
     if name.endswith("_bytes"):
-        return f"{int(value) >> 30} GiB"
+        return f"{round(value) + 1 >> 30} GiB" if value + 1 >= 1 << 30 else f"{int(value) >> 20} MiB"
     return f"{value:g} s" if name.endswith("_seconds") else f"{value:,}"
 
 

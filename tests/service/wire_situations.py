@@ -1,10 +1,12 @@
 """Brings servers into situations, to show with which status they answer."""
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import federated_language as fl
+import grpc
 import grpc.aio
 import numpy as np
 from wire_exchange import raw_client
@@ -15,7 +17,7 @@ from fedstack.computations.language import array_pb2, computation_pb2
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.service.executor_service import ExecutorService
 from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
+from fedstack.service.limits import ServerLimits, ServiceLimits
 from fedstack.service.server_thread import ServerThread
 from fedstack.transport.credentials import ServerCredentials
 from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
@@ -58,12 +60,12 @@ class Peer:
         content = self.send(f"/{EXECUTOR_GROUP if package is executor_pb2 else EXTENSIONS}/{method}", request)
         return getattr(package, f"{method}Response").FromString(content)
 
-    def send(self, path: str, request: Any) -> bytes:
+    def send(self, path: str, request: Any, compression: grpc.Compression | None = None) -> bytes:
         """Makes a call with a message, or the bytes of one."""
         content = request if isinstance(request, bytes) else request.SerializeToString()
 
         async def work() -> bytes:
-            async with grpc.aio.insecure_channel(self._target) as channel:
+            async with grpc.aio.insecure_channel(self._target, compression=compression) as channel:
                 return await channel.unary_unary(path)(content, timeout=WALL)
 
         return self._run(path, work)
@@ -77,6 +79,34 @@ class Peer:
             async with grpc.aio.insecure_channel(self._target) as channel:
                 async for _ in channel.stream_stream(path)(iter(frames), timeout=WALL):
                     pass
+
+        self._run(path, work)
+
+    def hold(self, path: str, count: int) -> None:
+        """Makes calls that say nothing, or just enough to be let in, until the first of them ends."""
+
+        async def one(channel: grpc.aio.Channel, is_in: asyncio.Event) -> None:
+            call = channel.stream_stream(path)(timeout=WALL)
+            if path == WATCH and not is_in.is_set():
+                await call.write(b"")
+                await call.read()
+                is_in.set()
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            if await call.code() is not grpc.StatusCode.OK:
+                raise StatusOf((await call.code()).name)
+
+        async def work() -> None:
+            async with grpc.aio.insecure_channel(self._target) as channel:
+                is_in = asyncio.Event()
+                calls = [asyncio.ensure_future(one(channel, is_in))]
+                if path == WATCH:
+                    await is_in.wait()  # a call that has not said anything yet would give way to the next
+                calls += [asyncio.ensure_future(one(channel, is_in)) for _ in range(1, count)]
+                done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                for call in rest:
+                    call.cancel()
+                await asyncio.gather(*done)
 
         self._run(path, work)
 
@@ -224,11 +254,21 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
 )  # fmt: skip
 RAW_MEAN = RAW.mean_function().computation
 
-AT_THE_DOOR: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("the server wants a token and the call has none that it knows, whatever the method (but health)",
-     {"credentials": ServerCredentials(tokens=("secret",))}),
-    ("more calls run at a time than the server takes", {"max_calls": 0}),
-    ("the message is larger than `--max-message-bytes`", {"max_message_bytes": 1}),
+WATCH = "/grpc.health.v1.Health/Watch"
+RUN_PHASE = f"/{EXTENSIONS}/RunPhase"
+AT_THE_DOOR: tuple[tuple[str, str, dict[str, Any], Callable[[Peer], object]], ...] = (
+    ("any", "the server wants a token and the call has none that it knows, whatever the method (but health)",
+     {"credentials": ServerCredentials(tokens=("secret",))}, Peer.open),
+    ("any", "more calls run at a time than the server takes",
+     {"limits": ServerLimits(max_calls=1)}, lambda peer: peer.hold(RUN_PHASE, 2)),
+    ("any", "the message is larger than `--max-message-bytes`",
+     {"limits": ServerLimits(max_message_bytes=1)}, Peer.open),
+    ("any", "the message is compressed, and the server was not started with `--compression`",
+     {}, lambda peer: peer.send(WATCH.replace("Watch", "Check"), bytes(1000), grpc.Compression.Gzip)),
+    ("`UploadValue`, `RunPhase`", "the stream does not begin within `--header-seconds`",
+     {"limits": ServerLimits(header_seconds=0.05)}, lambda peer: peer.hold(RUN_PHASE, 1)),
+    ("`Watch`, `ServerReflectionInfo`", "more calls watch the server than it takes",
+     {"limits": ServerLimits(max_watches=1)}, lambda peer: peer.hold(WATCH, 2)),
 )  # fmt: skip
 
 
@@ -254,9 +294,9 @@ def status_table() -> Iterator[str]:
     """Yields the rows of the table of situations."""
     yield "| method | situation | status |"
     yield "| --- | --- | --- |"
-    for situation, options in AT_THE_DOOR:
+    for method, situation, options, act in AT_THE_DOOR:
         with serving(**options) as peer:
-            yield f"| any | {situation} | {status_of(Peer.open, peer)} |"
+            yield f"| {method} | {situation} | {status_of(act, peer)} |"
     for method, situation, act in SITUATIONS:
         with serving() as peer:
             peer.open()

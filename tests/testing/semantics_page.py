@@ -31,6 +31,7 @@ TITLES = {
     "shared_rows_aggregations": "Aggregations",
     "shared_rows_folds": "One tree for all folds",
     "shared_rows_empty": "No clients",
+    "shared_rows_open_types": "Narrower types",
     "shared_rows_select": "Selecting by key",
     "shared_rows_secure": "Secure sums",
     "shared_rows_sequences": "Sequences",

@@ -8,6 +8,7 @@ import pytest
 
 from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.service.certificates import make_test_certificates
+from fedstack.service.limits import ServerLimits
 from fedstack.transport import channels
 from fedstack.transport.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
 from fedstack.transport.credentials import ClientCredentials, ServerCredentials, bearer_token, server_credentials
@@ -203,3 +204,8 @@ def test_clients_do_not_ping_more_often_than_servers_permit():
     assert server["grpc.keepalive_permit_without_calls"] == client["grpc.keepalive_permit_without_calls"]
     assert "grpc.http2.max_pings_without_data" not in client
     assert channels.KEEPALIVE_SECONDS > channels.KEEPALIVE_TIMEOUT_SECONDS
+
+
+def test_clients_close_idle_connections_before_servers_do():
+    grpcs_own = 30 * 60
+    assert 2 * max(channels.CLIENT_IDLE_SECONDS, grpcs_own) <= ServerLimits().idle_seconds

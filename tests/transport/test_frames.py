@@ -11,6 +11,7 @@ from fedstack.transport import frames
 from fedstack.transport.frames import (
     Data,
     Header,
+    Work,
     data_frames,
     header_frame,
     heartbeat_frame,
@@ -146,6 +147,18 @@ def test_an_empty_header_is_a_header():
 def test_a_heartbeat_counts_clients():
     assert parse_frame(heartbeat_frame(3, 2, 1)) == frames.Heartbeat(done=3, running=2, failed=1)
     assert parse_frame(heartbeat_frame()) == frames.Heartbeat()
+
+
+def test_a_heartbeat_tells_what_runs():
+    work = (Work(7, 1, "train", 8.5), Work(0, 0, "update", 0.25))
+    assert parse_frame(heartbeat_frame(work=work)) == frames.Heartbeat(work=work)
+
+
+@pytest.mark.parametrize("name", ["x" * 1_000_000, "\ud800", "\x1b[2J"], ids=["long", "surrogate", "control"])
+def test_any_name_of_a_function_fits_into_a_heartbeat(name):
+    frame = heartbeat_frame(work=[Work(0, 1, name, 1.0)])
+    assert len(frame) < 300
+    assert parse_frame(frame).work[0].function.isprintable()
 
 
 @given(content=st.binary(max_size=40) | st.binary(max_size=20).map(lambda content: b"\x12" + content))

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from fedstack.errors import ResourceLimitError
 from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.io_loop import IoLoop, io_loop
 
 LIMIT_SECONDS = 20
 
@@ -77,3 +78,23 @@ async def test_an_error_reaches_the_caller():
 
     with pytest.raises(ValueError, match="told"):
         await io_loop.run(fail())
+
+
+def test_a_loop_whose_thread_cannot_be_started_says_so_and_works_when_there_is_room_again(thread_starts):
+    loop = IoLoop()
+    for _ in range(2):
+        with pytest.raises(ResourceLimitError, match="start another thread, found that it does not: can't start new"):
+            loop.run_sync(nothing(), LIMIT_SECONDS)
+    thread_starts.left = 1
+    assert loop.run_sync(asyncio.sleep(0, "slept"), LIMIT_SECONDS) == "slept"
+    served, ended = loop.loop, threading.Event()
+
+    def end() -> None:
+        ended.set()
+        served.stop()
+
+    loop.call_soon(end)
+    assert ended.wait(LIMIT_SECONDS)
+    while served.is_running():
+        threading.Event().wait(0.001)
+    served.close()

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_types import structs, tensors, types
 
+from fedstack.computations.column_sequence import ColumnSequence
 from fedstack.computations.columns import (
     Column,
     ConstantColumn,
@@ -25,8 +26,9 @@ from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, 
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.frames import data_frames, parse_frame
 from fedstack.transport.packing import LARGE_BYTES as LARGE
-from fedstack.transport.packing import Packer, Unpacker
+from fedstack.transport.packing import Packer
 from fedstack.transport.segments import SegmentReader
+from fedstack.transport.unpacking import Unpacker
 
 INT, FLOAT, TEXT = fl.TensorType(np.int32), fl.TensorType(np.float32), fl.TensorType(np.str_)
 PLENTY = 1 << 30
@@ -106,9 +108,19 @@ def typed(draw):
     return type_spec, draw(payloads(type_spec, clients)), clients
 
 
-def send(payload, type_spec, *, clients=None, max_bytes=PLENTY, chunk_bytes=5000, places=(), for_results=False):
+def send(
+    payload,
+    type_spec,
+    *,
+    clients=None,
+    max_bytes=PLENTY,
+    chunk_bytes=5000,
+    places=(),
+    for_results=False,
+    elements=False,
+):
     """Packs a payload, sends it over a stream that is cut anywhere, and returns what comes out."""
-    packer, message = Packer(), Packed()
+    packer, message = Packer(elements=elements), Packed()
     packer.pack(message, payload, type_spec)
     unpacker = Unpacker(max_bytes=max_bytes, clients=clients, for_results=for_results)
     received = unpacker.unpack(Packed.FromString(message.SerializeToString()), type_spec)
@@ -134,7 +146,7 @@ def assert_same(found, expected, type_spec):
     elif isinstance(type_spec, fl.FederatedType):
         assert_same(found, expected, type_spec.member)
     elif isinstance(type_spec, fl.SequenceType):
-        assert isinstance(found, list)
+        assert isinstance(found, (list, ColumnSequence))
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             assert_same(one, other, type_spec.element)
@@ -158,7 +170,7 @@ def assert_same(found, expected, type_spec):
 
 def arrays_in(payload):
     """Yields the arrays of a payload as whoever takes it out of its columns sees them."""
-    if isinstance(payload, (tuple, list, Column)):
+    if isinstance(payload, (tuple, list, Column, ColumnSequence)):
         for member in payload:
             yield from arrays_in(member)
     elif isinstance(payload, np.ndarray):
@@ -166,21 +178,27 @@ def arrays_in(payload):
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans())
-def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results):
+@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans(), st.booleans())
+def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results, elements):
     type_spec, payload, clients = typed
     received = send(
-        payload, type_spec, clients=clients, chunk_bytes=chunk_bytes, places=places, for_results=for_results
+        payload,
+        type_spec,
+        clients=clients,
+        chunk_bytes=chunk_bytes,
+        places=places,
+        for_results=for_results,
+        elements=elements,
     )
     assert_same(received, payload, type_spec)
     assert not any(array.flags.writeable for array in arrays_in(received))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed())
-def test_a_payload_of_any_type_fits_into_one_message(typed):
+@given(typed(), st.booleans())
+def test_a_payload_of_any_type_fits_into_one_message(typed, elements):
     type_spec, payload, clients = typed
-    packer, message = Packer(large_bytes=PLENTY), Packed()
+    packer, message = Packer(large_bytes=PLENTY, elements=elements), Packed()
     packer.pack(message, payload, type_spec)
     assert not packer.segments
     unpacker = Unpacker(max_bytes=0, clients=clients)
@@ -506,3 +524,37 @@ def test_mutated_bytes_are_unpacked_or_refused(typed, edits):
         unpacker.finish()
     except FedstackError:
         return
+
+
+def test_a_sequence_of_structs_takes_a_few_arrays_whatever_its_length():
+    pairs = fl.SequenceType(fl.StructType([("x", np.float32), ("y", np.int32)]))
+    payload = [(np.float32(i), np.int32(i)) for i in range(100_000)]
+    packer, message = Packer(elements=True), Packed()
+    packer.pack(message, payload, pairs)
+    assert message.ByteSize() < 200
+    assert packer.segment_bytes == 800_000
+    assert_same(send(payload, pairs, elements=True), payload, pairs)
+
+
+def test_a_peer_of_an_older_release_gets_a_message_for_each_element():
+    message = packed([np.int32(1), np.int32(2)], fl.SequenceType(INT))[1]
+    assert [member.WhichOneof("kind") for member in message.sequence.member] == ["array", "array"]
+
+
+@pytest.mark.parametrize("kind", ["same", "fields"])
+def test_the_number_of_elements_that_take_no_bytes_is_bounded(kind):
+    message = Packed()
+    member = INT if kind == "same" else fl.StructType([])
+    getattr(message.elements, kind).clients = 10_000_001
+    if kind == "same":
+        message.elements.same.member.CopyFrom(packed(np.int32(1), INT)[1])
+    with pytest.raises(ResourceLimitError, match="at most 10000000 elements without content, found 10000001"):
+        Unpacker(max_bytes=PLENTY).unpack(message, fl.SequenceType(member))
+
+
+def test_elements_are_not_counted_as_clients():
+    sequences = fl.FederatedType(fl.SequenceType(INT), fl.CLIENTS)
+    payload = [[np.int32(i) for i in range(size)] for size in (5, 0)]
+    assert_same(send(payload, sequences, clients=2, elements=True), payload, sequences)
+    with pytest.raises(CardinalityError):
+        send(payload, sequences, clients=5, elements=True)

@@ -10,7 +10,7 @@ import attrs
 
 from fedstack.errors import FedstackError
 from fedstack.service.command_line.command import SUCCESS
-from fedstack.service.command_line.peer_options import add_peer_options, ask, failed, not_ours, peer_of
+from fedstack.service.command_line.peer_options import PLAIN, add_peer_options, ask, check_plain, failed, peer_of
 
 if TYPE_CHECKING:
     from fedstack.transport.credentials import ClientCredentials
@@ -26,17 +26,23 @@ _LEAST_SECONDS = 0.1
 
 
 class Answer(TypedDict):
-    """What is found out about a server."""
+    """What is found out about any server that can be used."""
 
     target: str
+    service: str
     encryption: str
     token: str
+    round_trip_ms: float
+
+
+class Details(TypedDict):
+    """What a server of fedstack's tells of itself."""
+
     version: str
     python_version: str
     leaf_runtimes: list[str]
     allowed_modules: list[str]
     max_value_bytes: int
-    round_trip_ms: float
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,29 +59,34 @@ def run(options: argparse.Namespace) -> int:
     def left() -> float:
         return max(_LEAST_SECONDS, end - time.monotonic())
 
-    async def look(stub: "ExecutorStub") -> Answer:
+    async def look(stub: "ExecutorStub") -> tuple[Answer, Details | None]:
         handshake = await stub.handshake()
         if handshake is None:
-            raise not_ours(target)
+            await check_plain(target, stub)
         times: list[float] = []
         for _ in range(_ROUND_TRIPS):
             begin = time.perf_counter()
             await stub.handshake()
             times.append(time.perf_counter() - begin)
-        return Answer(
+        answer = Answer(
             target=str(target),
+            service=PLAIN if handshake is None else f"fedstack {handshake.version}",
             encryption=_encryption(target, credentials),
-            token=_token(credentials, handshake.asks_for_token),
+            token=_token(credentials, handshake.asks_for_token if handshake is not None else None),
+            round_trip_ms=round(1000 * min(times), 3),
+        )
+        if handshake is None:
+            return answer, None
+        return answer, Details(
             version=handshake.version,
             python_version=handshake.python_version,
             leaf_runtimes=list(handshake.leaf_runtimes),
             allowed_modules=list(handshake.allowed_modules),
             max_value_bytes=handshake.max_value_bytes,
-            round_trip_ms=round(1000 * min(times), 3),
         )
 
     try:
-        answer = ask(target, credentials, options.timeout, look)
+        answer, details = ask(target, credentials, options.timeout, look)
         if credentials.certificate is not None:
             without = attrs.evolve(credentials, certificate=None, private_key=None)
             if _lets_in(attrs.evolve(target, secure=True), without, left()):
@@ -83,9 +94,9 @@ def run(options: argparse.Namespace) -> int:
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
     if options.json:
-        print(json.dumps({"ok": True, **answer}))
+        print(json.dumps({"ok": True, **answer, **(details or {})}))
     else:
-        _print(answer)
+        _print(answer, details)
     return SUCCESS
 
 
@@ -101,10 +112,10 @@ def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float)
         return False
 
 
-def _token(credentials: "ClientCredentials", asked_for: bool) -> str:
+def _token(credentials: "ClientCredentials", asked_for: bool | None) -> str:
     if credentials.token is None:
         return "none"
-    return "accepted" if asked_for else "not asked for"
+    return {True: "accepted", False: "not asked for", None: "sent"}[asked_for]
 
 
 def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
@@ -113,20 +124,23 @@ def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
     return "TLS" if credentials.certificate is None else "TLS, with our certificate"
 
 
-def _print(answer: Answer) -> None:
-    print(f"{answer['target']} is up: fedstack {answer['version']}, Python {answer['python_version']}")
-    rows = [
-        ("encryption", answer["encryption"]),
-        ("token", answer["token"]),
-        ("leaf runtimes", ", ".join(answer["leaf_runtimes"]) or "none"),
-        ("allowed modules", ", ".join(answer["allowed_modules"]) or "none"),
-        ("largest value", f"{answer['max_value_bytes'] / 2**30:.3g} GiB"),
-        ("round trip", f"{answer['round_trip_ms']:.2f} ms"),
-    ]
+def _print(answer: Answer, details: Details | None) -> None:
+    rows = [("encryption", answer["encryption"]), ("token", answer["token"])]
+    if details is None:
+        print(f"{answer['target']} is up: {PLAIN}, which can be used value by value")
+    else:
+        print(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
+        rows += [
+            ("leaf runtimes", ", ".join(details["leaf_runtimes"]) or "none"),
+            ("allowed modules", ", ".join(details["allowed_modules"]) or "none"),
+            ("largest value", f"{details['max_value_bytes'] / 2**30:.3g} GiB"),
+        ]
+    rows.append(("round trip", f"{answer['round_trip_ms']:.2f} ms"))
     for name, value in rows:
         print(f"  {name:<16} {value}")
     mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if answer["python_version"] != mine and any("Pickled" in name for name in answer["leaf_runtimes"]):
+    theirs = mine if details is None else details["python_version"]
+    if details is not None and theirs != mine and any("Pickled" in name for name in details["leaf_runtimes"]):
         print(
             f"Functions go there by reference only: by value they need one Python on both sides, and here is {mine}.",
             file=sys.stderr,

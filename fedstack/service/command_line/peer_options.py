@@ -134,11 +134,26 @@ def _left(end: float) -> float:
     return max(0.0, end - asyncio.get_running_loop().time())
 
 
-def not_ours(target: "Target") -> RemoteError:
-    """Returns the error for a server that does not know fedstack's services."""
-    return RemoteError(
-        f"Expected a fedstack server at {target}, found a gRPC server without its services; correct host and port"
-    )
+PLAIN = "a plain executor service"
+
+
+async def check_plain(target: "Target", stub: "ExecutorStub") -> None:
+    """Checks that a server without fedstack's extensions has the executor service, which every peer has.
+
+    Raises:
+      RemoteError: If it has not.
+    """
+    from fedstack.proto.executor_pb2 import DisposeExecutorRequest, GetExecutorRequest
+
+    try:
+        response = await stub.get_executor(GetExecutorRequest())
+    except RemoteError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        raise RemoteError(
+            f"Expected a fedstack server at {target}, found a gRPC server without its services; correct host and port"
+        ) from error
+    await stub.dispose_executor(DisposeExecutorRequest(executor=response.executor))
 
 
 def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:

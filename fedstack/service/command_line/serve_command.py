@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import faulthandler
 import importlib.util
 import logging
 import os
@@ -10,13 +11,15 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+import attrs
 
 from fedstack._version import __version__
-from fedstack.computations.number_checks import MOST_BYTES, MOST_CLIENTS, MOST_MESSAGE_BYTES
 from fedstack.errors import InvalidValueError
 from fedstack.service.command_line.command import SUCCESS, UsageError, seconds, whole_number
 from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of, variable_of
+from fedstack.service.command_line.forgiving_output import all_output_to_standard_error
 from fedstack.service.command_line.log_format import FORMATS, LEVELS, configure_logging
 from fedstack.service.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
 from fedstack.service.command_line.standard_input import empty_standard_input
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from fedstack.service.grpc_server import GrpcServer
     from fedstack.transport.credentials import ServerCredentials
 
+_Table = TypeVar("_Table", bound=attrs.AttrsInstance)
 NAME = "serve"
 SUMMARY = "Run computations of other processes: a worker for remote executors."
 
@@ -36,8 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Each option can be given as the environment variable in brackets; the command line wins."
     options = EnvironmentOptions(parser)
     add, switch = options.add, options.add_switch
-    count, clients = whole_number(1, MOST_BYTES), whole_number(1, MOST_CLIENTS)
-    message_bytes = whole_number(1024, MOST_MESSAGE_BYTES)
     add("--host", "HOST", "name or address to listen at; all but loopback need TLS", type=_host, default="127.0.0.1")
     add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0, 65_535), default=8000)
     add("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path)
@@ -49,11 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     switch("--insecure", "let other machines in without TLS")
     options.add_repeatable("--allow-module", "MODULE", "installed module whose functions clients may call, * for any")
     switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca")
-    add("--max-sessions", "N", "most sessions at a time", type=count, default=1000)
-    add("--max-clients", "N", "most clients in a session or phase", type=clients, default=1_000_000)
-    add("--max-value-bytes", "BYTES", "largest value or phase", type=count, default=16 << 30)
-    add("--max-message-bytes", "BYTES", "largest message, if not any that protobuf can have", type=message_bytes)
-    add("--lease-seconds", "SECONDS", "how long a client may be silent", type=seconds(1), default=60.0)
+    _add_limits(options)
+    switch("--compression", "take compressed messages, which may be small to send and large to unfold")
     add("--threads", "N", "most threads that run functions", type=whole_number(1))
     add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
     add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
@@ -61,17 +60,43 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     switch("--exit-with-parent", "stop when standard input ends")
 
 
+def _add_limits(options: EnvironmentOptions) -> None:
+    """Adds an option for each limit."""
+    from fedstack.service.limits import ServerLimits, ServiceLimits, option_of
+
+    for field in (*attrs.fields(ServiceLimits), *attrs.fields(ServerLimits)):
+        if "most" in field.metadata:
+            metavar = "BYTES" if field.name.endswith("_bytes") else "N"
+            kind, description = whole_number(1, field.metadata["most"]), f"most {field.metadata['what']}"
+        elif "what" in field.metadata:
+            metavar, kind, description = "SECONDS", seconds(1), f"how long {field.metadata['what']}"
+        else:
+            continue
+        options.add(option_of(field.name), metavar, description, type=kind, default=field.default)
+
+
+def _limits(table: type[_Table], options: argparse.Namespace) -> _Table:
+    """Returns the limits of a table that the options ask for."""
+    given = vars(options)
+    return table(**{f.name: given[f.name] for f in attrs.fields(table) if f.name in given})
+
+
 def run(options: argparse.Namespace) -> int:
     """Serves until told to stop: one line goes to standard output, once the server can be dialled, and no more."""
-    configure_logging(options.log_level, options.log_format)
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # there may be no standard error
+        if not faulthandler.is_enabled():
+            faulthandler.enable()  # a crash in a client's function says where, before the process ends
     if options.log_level == "debug":
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
+    # What functions print is not for whoever waits for that line.
+    waiting = sys.stdout
     # Before anything that a client sends is loaded.
-    with empty_standard_input() as standard_input:
-        return _serve(options, standard_input)
+    with all_output_to_standard_error(), empty_standard_input() as standard_input:
+        configure_logging(options.log_level, options.log_format)
+        return _serve(options, standard_input, waiting)
 
 
-def _serve(options: argparse.Namespace, standard_input: int | None) -> int:
+def _serve(options: argparse.Namespace, standard_input: int | None, waiting: TextIO) -> int:
     from fedstack.service.server_thread import ServerThread
 
     requests = ShutdownRequests()
@@ -81,12 +106,10 @@ def _serve(options: argparse.Namespace, standard_input: int | None) -> int:
         server = make_server(options)
         thread = ServerThread(server)
         thread.start()
-        print(ready_line(dialled_address(server.target, options), options), flush=True)
-        # What functions print is not for whoever waits for that line.
-        with contextlib.redirect_stdout(sys.stderr):
-            who = requests.wait()
-            _logger.info("Asked to stop by %s", who)
-            thread.stop(0.0 if who == PARENT_GONE else None)
+        print(ready_line(dialled_address(server.target, options), options), file=waiting, flush=True)
+        who = requests.wait()
+        _logger.info("Asked to stop by %s", who)
+        thread.stop(0.0 if who == PARENT_GONE else None)
     return SUCCESS
 
 
@@ -100,7 +123,7 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
     from fedstack.executors.factories import local_executor_factory
     from fedstack.service.executor_service import ExecutorService
     from fedstack.service.grpc_server import GrpcServer
-    from fedstack.service.limits import ServiceLimits
+    from fedstack.service.limits import ServerLimits, ServiceLimits
 
     _check_address(options)
     if options.clients > options.max_clients:
@@ -116,16 +139,11 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
             raise UsageError(
                 f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
                 "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code and --allow-module for '*' "
-                "and for modules of Python itself"
+                "and for modules of Python itself and of others that run code (see SECURITY.md)"
             )
         service = ExecutorService(
             local_executor_factory(options.clients, max_threads=options.threads),
-            limits=ServiceLimits(
-                max_sessions=options.max_sessions,
-                max_clients=options.max_clients,
-                max_value_bytes=options.max_value_bytes,
-                lease_seconds=options.lease_seconds,
-            ),
+            limits=_limits(ServiceLimits, options),
             policy=policy,
         )
         return GrpcServer(
@@ -135,7 +153,8 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
             unix_socket=options.unix_socket,
             credentials=credentials,
             insecure=options.insecure,
-            max_message_bytes=options.max_message_bytes,
+            limits=_limits(ServerLimits, options),
+            compression=options.compression,
             grace_seconds=options.grace_seconds,
         )
     except InvalidValueError as error:

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Generator
 
+from fedstack.transport.daemon_threads import start_daemon
+
 PARENT_GONE = "the parent process"
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,7 +48,7 @@ class ShutdownRequests:
         """
         if lifeline is not None:
             lifeline = os.dup(lifeline)  # the thread waits as long as the process lives
-        threading.Thread(target=self._watch_parent, args=(lifeline,), name="fedstack-parent", daemon=True).start()
+        start_daemon(self._watch_parent, lifeline, name="fedstack-parent")
 
     def wait(self) -> str:
         """Returns who asked, once somebody has."""

@@ -1,0 +1,61 @@
+"""Writes to standard error as long as that is possible, and drops what cannot be written.
+
+What functions print at a worker goes there, and so do logs. A full disk, or a reader that has left, must not become an
+error of a function that prints.
+"""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Generator
+from typing import Any, BinaryIO, cast
+
+
+class _ForgivingFile(io.RawIOBase):
+    """A descriptor that takes everything. It has no lock, which a child that a function forks might find held."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        with contextlib.suppress(OSError):
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        return size
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def all_output_to_standard_error() -> Generator[None]:
+    """Sends what is written to standard output and standard error inside of the block there, and lets none of it fail.
+
+    Standard error that is no file, because someone has replaced it, is used as it is.
+    """
+    out = sys.stderr
+    descriptor = _descriptor_of(out)
+    if descriptor is not None:
+        out = io.TextIOWrapper(
+            cast(BinaryIO, _ForgivingFile(descriptor)), out.encoding, "backslashreplace", line_buffering=True
+        )
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        yield
+
+
+def _descriptor_of(stream: object) -> int | None:
+    """Returns the descriptor of a stream; `None` if it has none, or there is no stream (as under pythonw.exe)."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return stream.fileno()
+    return None

@@ -1,0 +1,83 @@
+"""Gives out the places of a table, and sees to it that one client does not take all of them from others."""
+
+import time
+from collections.abc import Callable
+
+# Whoever waits for a place tries again within this time.
+SECONDS = 60.0
+NOBODY = ""
+
+
+class FairShares:
+    """The places of a table, of which one peer has at most half while others are there.
+
+    Another peer is there while it has a place, and for a while after it was refused one. So who is alone may take all
+    places, and keeps them; but it gets no new ones beyond its half once somebody else has asked.
+
+    Args:
+      most: The number of places.
+      seconds: How long a peer that was refused counts as there.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(self, most: int, seconds: float = SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = most
+        self.share = (most + 1) // 2
+        self._seconds = seconds
+        self._clock = clock
+        self._held: dict[str, int] = {}
+        self._taken = 0
+        # When peers were refused last: the latest two, since of any peer one of them is another.
+        self._refused: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return self._taken
+
+    def take(self, peer: str) -> bool:
+        """Takes a place for a peer; tells whether there is one.
+
+        Args:
+          peer: Who asks; `NOBODY` where peers cannot be told apart, who together may have all places.
+        """
+        held = self._held.get(peer, 0)
+        over = held >= self.share and peer != NOBODY
+        if self._taken >= self.most or (over and self._others_are_there(peer, held)):
+            self._refuse(peer)
+            return False
+        self._held[peer] = held + 1
+        self._taken += 1
+        return True
+
+    def give_back(self, peer: str) -> None:
+        """Gives back a place that the peer has taken."""
+        held = self._held[peer] - 1
+        if held:
+            self._held[peer] = held
+        else:
+            del self._held[peer]
+        self._taken -= 1
+
+    @property
+    def refused(self) -> str:
+        """What to say of the one that was refused just now."""
+        full = self._taken >= self.most
+        return "one more" if full else "one more for a client that has half of them while others are there"
+
+    def debtor(self, peer: str) -> str | None:
+        """Returns who has more than its half while a peer that has less is refused, if anybody does."""
+        if self._held.get(peer, 0) >= self.share:
+            return None
+        return next((other for other, held in self._held.items() if held > self.share and other != NOBODY), None)
+
+    def _others_are_there(self, peer: str, held: int) -> bool:
+        since = self._clock() - self._seconds
+        return self._taken > held or any(other != peer and when > since for other, when in self._refused.items())
+
+    def _refuse(self, peer: str) -> None:
+        self._refused.pop(peer, None)
+        self._refused[peer] = self._clock()
+        if len(self._refused) > 2:
+            del self._refused[next(iter(self._refused))]
+
+    def __repr__(self) -> str:
+        return f"<FairShares: {self._taken} of {self.most} places, {len(self._held)} peers>"
