@@ -103,8 +103,10 @@ class WorkerSessions:
 
     def lost(self, worker: Worker, error: Exception) -> WorkerUnavailableError:
         """Takes note that a worker has failed; returns what to raise for that."""
-        self._workers.failed(worker, worker.stub.loss() or error)
-        address, cause = worker.address, worker.cause_after(0)
+        found = worker.stub.loss() or error
+        self._workers.failed(worker, found)
+        # Not asked of the worker: the transport's loop looks after it from here on, and may have found it well again.
+        address, cause = worker.address, worker.line_of(found)
         lost = WorkerUnavailableError(f"Expected the worker at {address} to finish its part, found it gone: {cause}")
         lost.causes = {address: cause}
         return lost

@@ -60,8 +60,12 @@ class Worker:
         """Returns why it is not there, in a line, for who has waited so long for it."""
         if self.cause is None:
             return f"no answer within {seconds:g} s"
-        known = self.cause.causes.get(self.address) if isinstance(self.cause, FedstackError) else None
-        found = str(self.cause).removeprefix(f"Expected an answer from {self.address}, found ")
+        return self.line_of(self.cause)
+
+    def line_of(self, error: Exception) -> str:
+        """Returns what an error of this worker says, in a line."""
+        known = error.causes.get(self.address) if isinstance(error, FedstackError) else None
+        found = str(error).removeprefix(f"Expected an answer from {self.address}, found ")
         return known or found.partition("\n")[0]
 
     def __repr__(self) -> str:

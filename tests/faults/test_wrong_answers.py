@@ -28,11 +28,16 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.executors.worker_sessions import WorkerSessions
+from fedstack.executors.workers import Worker, Workers
 from fedstack.proto import executor_pb2, extensions_pb2
+from fedstack.transport.executor_stub import ExecutorStub
 from fedstack.transport.frames import Header, header_frame, heartbeat_frame, parse_frame
+from fedstack.transport.grpc_connection import GrpcConnection
 from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method
 from fedstack.transport.packing import Packer
 from fedstack.transport.status import Code, StatusError
+from fedstack.transport.targets import parse_target
 
 FLOAT = fl.TensorType(np.float32).to_proto().tensor.dtype
 GARBAGE = b"\xff\xff\xff\xff"
@@ -411,6 +416,19 @@ def test_silence_after_a_header_is_not_waited_out() -> None:
     cause = caught.value.__cause__
     assert isinstance(cause, WorkerUnavailableError)
     assert isinstance(cause.__cause__, DeadlineExceededError)
+
+
+def test_the_cause_of_a_loss_is_told_though_the_worker_was_found_well_again_meanwhile() -> None:
+    class WellAtOnce(Workers):
+        def failed(self, worker: Worker, error: Exception) -> None:
+            worker.cause, worker.ready = None, True
+
+    workers = WellAtOnce([ExecutorStub(GrpcConnection(parse_target("worker:1")))])
+    (worker,) = workers
+    sessions = WorkerSessions(workers, lambda worker: fedstack.RemoteExecutor(worker.stub))
+    lost = sessions.lost(worker, DeadlineExceededError("Expected a sign of life, found none"))
+    assert lost.causes == {"worker:1": "Expected a sign of life, found none"}
+    workers.close()
 
 
 def test_a_worker_that_answers_wrongly_does_not_spoil_what_another_one_does(fleet: Fleet) -> None:
