@@ -140,13 +140,14 @@ def column_from_values(
     Raises:
       TypeMismatchError: If a value does not fit; the message names the client.
     """
-    if isinstance(member, StructType):
-        return _struct_column(values, member, where, read)
     if isinstance(member, TensorType):
         if is_string(member):
             return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)])
-        make = _scalar_column if is_scalar(member) else _array_column
-        return make(values, member, where, read)
+        if is_scalar(member):
+            return _scalar_column(values, member, where, read)
+        return _array_column(values, member, where, read)
+    if isinstance(member, StructType):
+        return _struct_column(values, member, where, read)
     if isinstance(member, SequenceType):
         return _sequence_column(values, member, where, read)
     return ListColumn([normalize(value, member, where(i), read) for i, value in enumerate(values)])

@@ -113,8 +113,7 @@ class ClientBlocks:
         self.smallest_block = smallest_block or 1
         self.max_threads = max_threads or max(32, CORES)
         self.progress = current_progress.get() if program.steps else None
-        self._lock = threading.Lock()
-        self._finished = threading.Event()
+        self._finished: threading.Event | None = None  # there is one as soon as helpers wait for it
         self._next = clients.start
         self._working: dict[int, _Block] = {}  # the blocks that run, by their start
         self._error: BaseException | None = None
@@ -125,7 +124,7 @@ class ClientBlocks:
         self._seconds = 0.0
         self._alone: float | None = None
         self._streams = bool(inputs) and not any(bound(step.operation).prefers_columns for step in program.steps)
-        self._room = threading.Condition(self._lock)
+        self._room = threading.Condition(threading.Lock())
         self._helpers: list[Future[None]] = []
 
     def cancel(self, threads: LeafThreads) -> None:
@@ -157,7 +156,8 @@ class ClientBlocks:
             delay = 0.0 if pays and lasts and not is_measured else _HELPER_DELAY_SECONDS
             self.program.runs += 1
             self.program.runs_without_helpers = max(0, self.program.runs_without_helpers - 1)
-            self._call_helper(threads, delay, pays)
+            self._finished = threading.Event()
+            self._call_helper(threads, self._finished, delay, pays)
         try:
             self._work()
             with self._room:
@@ -165,7 +165,8 @@ class ClientBlocks:
                     self._room.wait()
         finally:
             self._cancelled = True  # for helpers, where Ctrl-C ended the wait
-            self._finished.set()
+            if self._finished is not None:
+                self._finished.set()
             if threads is not None and self._workers:
                 self.cancel(threads)  # what they run cannot change the outcome any more
         if self._error is not None:
@@ -182,17 +183,17 @@ class ClientBlocks:
             return False
         return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
 
-    def _call_helper(self, threads: LeafThreads, delay: float, pays: bool) -> None:
+    def _call_helper(self, threads: LeafThreads, finished: threading.Event, delay: float, pays: bool) -> None:
         """Lets a thread come to help; if there is none, the work is done without."""
-        self._helpers.append(threads.submit(lambda: self._help(threads, delay, pays)))
+        self._helpers.append(threads.submit(lambda: self._help(threads, finished, delay, pays)))
 
-    def _help(self, threads: LeafThreads, delay: float, pays: bool = True) -> None:
+    def _help(self, threads: LeafThreads, finished: threading.Event, delay: float, pays: bool) -> None:
         """Joins the work if it lasts; then sees to it that another helper joins if threads only wait."""
         cpu, wall = time.process_time(), time.perf_counter()
-        if self._finished.wait(delay):
+        if finished.wait(delay):
             return
         busy = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
-        with self._lock:
+        with self._room:
             workers, done = self._workers, self._done
             done_by_all = self._done_by_all()
             if self._next >= self.clients.stop or self._error is not None or self._cancelled:
@@ -205,7 +206,7 @@ class ClientBlocks:
             return
         if workers >= self.max_threads or (workers >= CORES and not waits):
             return
-        self._call_helper(threads, _HELPER_DELAY_SECONDS, pays)
+        self._call_helper(threads, finished, _HELPER_DELAY_SECONDS, pays)
         begin = time.perf_counter()
         with one_blas_thread():
             self._work(None if waits else lambda: self._slows_down(done_by_all, time.perf_counter() - begin))
@@ -221,7 +222,7 @@ class ClientBlocks:
 
     def _slows_down(self, done_before: float, seconds: float) -> bool:
         """Tells whether work goes on no quicker with a helper than without: it holds the interpreter lock, then."""
-        with self._lock:
+        with self._room:
             done = self._done_by_all() - done_before
         if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
             return False
@@ -232,7 +233,7 @@ class ClientBlocks:
 
     def _work(self, leave: Callable[[], bool] | None = None) -> None:
         """Runs blocks until none is left, or `leave` says after one that this thread is of no use."""
-        with self._lock:
+        with self._room:
             self._workers += 1
         try:
             while (block := self._take()) is not None:

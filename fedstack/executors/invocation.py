@@ -92,12 +92,16 @@ class Invoker:
             if clients is not None:
                 cardinalities[CLIENTS] = clients
         # What runs inside of a leaf function of another invocation does not count there.
-        outer = current_progress.get()
+        outer = current_progress.get(), lost_ranges.get()
+        lost_ranges.set(losses := LostRanges())
         try:
-            with contextlib.nullcontext() if self._progress is None else showing(self._progress, comp) as progress:
-                return await self._retried(comp, signature, payload, cardinalities, progress)
+            if self._progress is None:
+                return await self._retried(comp, signature, payload, cardinalities, None, losses)
+            with showing(self._progress, comp) as progress:
+                return await self._retried(comp, signature, payload, cardinalities, progress, losses)
         finally:
-            current_progress.set(outer)  # not reset(): this may have moved to a loop, with a context of its own
+            current_progress.set(outer[0])  # not reset(): this may have moved to a loop, with a context of its own
+            lost_ranges.set(outer[1])
 
     async def _normalized(self, arg: object, parameter: Type) -> object:
         """Returns the payload of the argument; one with many values is checked on a thread, not on the event loop."""
@@ -106,22 +110,6 @@ class Invoker:
         return await self._threads.run(lambda: normalize_argument(arg, parameter))
 
     async def _retried(
-        self,
-        comp: ConcreteComputation,
-        signature: FunctionType,
-        payload: object,
-        cardinalities: Cardinalities,
-        progress: GuardedProgress | None,
-    ) -> object:
-        losses = LostRanges()
-        outer = lost_ranges.get()
-        lost_ranges.set(losses)
-        try:
-            return await self._tried(comp, signature, payload, cardinalities, progress, losses)
-        finally:
-            lost_ranges.set(outer)  # not reset(), as with the progress
-
-    async def _tried(
         self,
         comp: ConcreteComputation,
         signature: FunctionType,
