@@ -117,7 +117,7 @@ def _written(
     key = session.travel_key
     request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, key, copies, versions)
     request.executor.CopyFrom(session.executor)
-    check_size(packer.segment_bytes, peer.max_value_bytes, "the values of a client phase", session.stub)
+    check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer
 
 

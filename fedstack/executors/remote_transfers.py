@@ -70,16 +70,16 @@ def pack_value(payload: object, type_spec: Type, peer: extended.HandshakeRespons
     typed = extended.TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
-    check_size(packer.segment_bytes, peer.max_value_bytes, f"a value of type {type_text(type_spec)}", stub)
+    check_size(packer.segment_bytes, peer.max_value_bytes, lambda: f"a value of type {type_text(type_spec)}", stub)
     return Packing(type_spec, typed=typed, segments=packer.segments)
 
 
-def check_size(size: int, limit: int, what: str, stub: ExecutorStub) -> None:
+def check_size(size: int, limit: int, what: Callable[[], str], stub: ExecutorStub) -> None:
     """Checks a size against what a peer takes, before anything is sent."""
     if size > limit:
         raise ResourceLimitError(
-            f"Expected at most {limit} bytes in a value or phase, found {size} in {what}; send less at once, or start "
-            f"the worker with a larger --max-value-bytes; for the worker at {stub.address}"
+            f"Expected at most {limit} bytes in a value or phase, found {size} in {what()}; send less at once, or "
+            f"start the worker with a larger --max-value-bytes; for the worker at {stub.address}"
         )
 
 

@@ -1,12 +1,11 @@
 """Brings calls that gRPC receives to the methods of services, and their outcomes back as statuses."""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
@@ -24,6 +23,7 @@ from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, S
 from fedstack.transport.status import Code, StatusError, code_of, details_of, message_of
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -178,48 +178,42 @@ class CallRouter(grpc.GenericRpcHandler):
         header_seconds = None if in_background else self._limits.header_seconds
         if isinstance(method, UnaryMethod):
 
-            async def unary(_: object, context: Context) -> bytes:
-                async with self._call(name, context, table):
-                    return await self._answer(method, await self._only_message(name, context, table))
+            async def unary(_: object, context: Context) -> bytes | None:
+                async def work(task: Task) -> bytes:
+                    return await self._answer(method, await _only_message(name, context, table, task), task)
+
+                return await self._run(name, context, table, work)
 
             return grpc.stream_unary_rpc_method_handler(cast("Any", unary))
         if isinstance(method, DownloadMethod):
 
             async def download(_: object, context: Context) -> None:
-                async with self._call(name, context, table):
-                    await _send(method.handle(await self._only_message(name, context, table)), context)
+                async def work(task: Task) -> None:
+                    await _send(method.handle(await _only_message(name, context, table, task)), context)
+
+                await self._run(name, context, table, work)
 
             return grpc.stream_stream_rpc_method_handler(cast("Any", download))
         if isinstance(method, ExchangeMethod):
 
             async def exchange(_: object, context: Context) -> None:
-                async with self._call(name, context, table):
+                async def work(_: Task) -> None:
                     await _send(method.handle(_Received(context, header_seconds)), context)
+
+                await self._run(name, context, table, work)
 
             return grpc.stream_stream_rpc_method_handler(cast("Any", exchange))
 
-        async def upload(_: object, context: Context) -> bytes:
-            async with self._call(name, context, table):
-                return await method.handle(_Received(context, header_seconds))
+        async def upload(_: object, context: Context) -> bytes | None:
+            return await self._run(name, context, table, lambda _: method.handle(_Received(context, header_seconds)))
 
         return grpc.stream_unary_rpc_method_handler(cast("Any", upload))
 
-    async def _only_message(self, name: str, context: Context, table: _Table) -> bytes:
-        """Returns the message of a call that has one."""
-        task = cast("Task", asyncio.current_task())
-        table.silent[task] = time.monotonic()
-        try:
-            message = await context.read()
-        finally:
-            table.silent.pop(task, None)
-        if message is grpc.aio.EOF:
-            raise InvalidValueError(f"Expected a message for {name}, found the end of the call")
-        return message
-
-    async def _answer(self, method: UnaryMethod, request: bytes) -> bytes:
+    async def _answer(self, method: UnaryMethod, request: bytes, task: Task) -> bytes:
         """Runs a method while there is room for its message, and returns the answer once there is room for that."""
         size = len(request)
-        await self._take_room(size)
+        if size > SMALL_BYTES:
+            await self._take_room(size)
         try:
             answer = method.handle(request)
             del request
@@ -228,7 +222,6 @@ class CallRouter(grpc.GenericRpcHandler):
             self._room.give_back(size)
         if len(response) > SMALL_BYTES:
             await self._take_room(len(response))
-            task = cast("Task", asyncio.current_task())
             give_back = functools.partial(self._room.give_back, len(response))
             task.add_done_callback(lambda _: give_back())  # not before gRPC has sent it
         return response
@@ -248,9 +241,10 @@ class CallRouter(grpc.GenericRpcHandler):
         # The one kind that answers without waiting for a message, and so good for calls of every kind.
         return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
 
-    @contextlib.asynccontextmanager
-    async def _call(self, name: str, context: Context, table: _Table) -> AsyncGenerator[None, None]:
-        """Surrounds the run of a method: counts it, and ends the call with a status if it raises."""
+    async def _run(
+        self, name: str, context: Context, table: _Table, work: Callable[[Task], Awaitable[_T]]
+    ) -> _T | None:
+        """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
         task = cast("Task", asyncio.current_task())
         code = Code.UNKNOWN
         try:
@@ -259,8 +253,9 @@ class CallRouter(grpc.GenericRpcHandler):
             table.add(task, caller)
             if self._stopping:
                 raise WorkerUnavailableError(_STOPPING)
-            yield
+            result = await work(task)
             code = Code.OK
+            return result
         except grpc.aio.BaseError as error:  # the client has gone away while a message went there or back; gRPC knows
             code = Code.CANCELLED
             raise without_frames(error) from None
@@ -284,6 +279,19 @@ class CallRouter(grpc.GenericRpcHandler):
             await _fail(context, known, error)
         finally:
             self.counts.add(name, code.name)
+        return None
+
+
+async def _only_message(name: str, context: Context, table: _Table, task: Task) -> bytes:
+    """Returns the message of a call that has one."""
+    table.silent[task] = time.monotonic()
+    try:
+        message = await context.read()
+    finally:
+        table.silent.pop(task, None)
+    if message is grpc.aio.EOF:
+        raise InvalidValueError(f"Expected a message for {name}, found the end of the call")
+    return message
 
 
 def _too_slow(seconds: float) -> DeadlineExceededError:

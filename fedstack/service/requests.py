@@ -7,7 +7,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.errors import InvalidValueError
-from fedstack.executors.off_loop import sized
+from fedstack.executors.off_loop import LOOP_BYTES, off_loop
 from fedstack.transport.methods import UnaryMethod
 
 _M = TypeVar("_M", bound=Message)
@@ -48,7 +48,9 @@ async def read(message: type[_M], content: bytes) -> _M:
     Raises:
       InvalidValueError: If they are none.
     """
-    return await sized(len(content), lambda: _parsed(message, content))
+    if len(content) <= LOOP_BYTES:
+        return _parsed(message, content)
+    return await off_loop(lambda: _parsed(message, content))
 
 
 def _parsed(message: type[_M], content: bytes) -> _M:
