@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.memory import ROOT
-from fedstack.transport.channels import CLIENT_OPTIONS, SERVER_OPTIONS
-from fedstack.transport.frames import CHUNK_BYTES
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import CHUNK_BYTES
 
 _T = TypeVar("_T")
 Bytes = NDArray[np.uint8]

@@ -12,7 +12,7 @@ from benchmarks import python_training
 from benchmarks.bare_process import BareProcess
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
 from benchmarks.python_training import FEATURES, train
-from fedstack.service.worker_pool import local_worker_pool
+from fedstack.service.pool.worker_pool import local_worker_pool
 
 Model = Sequence[float]
 _WORKERS = 2

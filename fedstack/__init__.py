@@ -5,28 +5,28 @@ execution contexts to run them in, and the executors that contexts are made of (
 """
 
 from fedstack._version import __version__ as __version__
-from fedstack.computations.client_data import batches, client_seeds, from_generator
-from fedstack.computations.client_tables import by_client
-from fedstack.computations.leaf_runtimes import register_leaf_runtime
-from fedstack.computations.python_computation import python_computation
-from fedstack.errors import FedstackError
-from fedstack.executors.contexts import use_context
-from fedstack.executors.factories import local_executor_factory, sizing_executor_factory
-from fedstack.executors.local_contexts import (
+from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.contexts.contexts import use_context
+from fedstack.contexts.local_contexts import (
     create_async_local_execution_context,
     create_sync_local_execution_context,
     set_async_local_execution_context,
     set_sync_local_execution_context,
 )
-from fedstack.executors.remote_contexts import (
+from fedstack.contexts.remote_contexts import (
     create_async_remote_execution_context,
     create_sync_remote_execution_context,
     set_async_remote_execution_context,
     set_sync_remote_execution_context,
 )
-from fedstack.executors.remote_factory import remote_executor_factory
-from fedstack.transport.credentials import ClientCredentials
-from fedstack.transport.retry import RetryPolicy
+from fedstack.data.client_data import batches, client_seeds, from_generator
+from fedstack.data.client_tables import by_client
+from fedstack.errors import FedstackError
+from fedstack.executors.stacks.factories import local_executor_factory, sizing_executor_factory
+from fedstack.executors.stacks.remote_factory import remote_executor_factory
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.retry import RetryPolicy
 
 __all__ = [
     "ClientCredentials",

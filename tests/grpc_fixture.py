@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import grpc.aio
 import pytest
 
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.io_loop import io_loop
 
 
 @pytest.fixture(scope="session", autouse=True)

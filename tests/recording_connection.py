@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.frames import Data, Header, parse_frame
+from fedstack.transport.wire.frames import Data, Header, parse_frame
 
 STREAMS = {
     "Load": "CreateRequest",

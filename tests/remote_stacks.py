@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import fedstack
-from fedstack.computations.language import CLIENTS, Executor, ExecutorFactory
+from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.remote_factory import make_stubs
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.worker_pool import WorkerPool, local_worker_pool
+from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.credentials import ClientCredentials, ServerCredentials
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import Chunking
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import Chunking
 
 # Nothing is small, so all arrays travel beside their messages, in many frames.
 CHUNKED = Chunking(large_bytes=1, chunk_bytes=997)

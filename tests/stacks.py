@@ -8,14 +8,14 @@ import attrs
 import remote_stacks
 
 import fedstack
-from fedstack.computations.language import CLIENTS, Executor, ExecutorFactory
+from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
+from fedstack.contexts import ResourceManagingExecutorFactory
 from fedstack.executors import (
     ComposingExecutor,
     DataExecutor,
     FederatingExecutor,
     LeafExecutor,
     ReferenceResolvingExecutor,
-    ResourceManagingExecutorFactory,
     SequenceExecutor,
     SizingExecutor,
 )

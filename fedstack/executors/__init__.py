@@ -4,33 +4,25 @@ Stacks are made by the factories; each executor can also be used, wrapped and te
 """
 
 from fedstack.executors.composing_executor import ComposingExecutor
-from fedstack.executors.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
-from fedstack.executors.progress import ProgressCounts, ProgressListener
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.sequence_executor import SequenceExecutor
 from fedstack.executors.sizing_executor import SizeInfo, SizingExecutor
 from fedstack.executors.transforming_executor import TransformingExecutor
 
 __all__ = [
-    "AsyncExecutionContext",
     "ComposingExecutor",
     "DataBackend",
     "DataExecutor",
     "FederatingExecutor",
     "LeafExecutor",
-    "ProgressCounts",
-    "ProgressListener",
     "ReferenceResolvingExecutor",
     "RemoteExecutor",
-    "ResourceManagingExecutorFactory",
     "SequenceExecutor",
     "SizeInfo",
     "SizingExecutor",
-    "SyncExecutionContext",
     "TransformingExecutor",
 ]

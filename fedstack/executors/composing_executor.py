@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from fedstack.computations.columns import concatenate, empty_column
-from fedstack.computations.language import Executor
-from fedstack.computations.tasks import Phase
+from fedstack.computations.plan.tasks import Phase
+from fedstack.computations.types.language import Executor
+from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.leaf_threads import runs_inline
-from fedstack.executors.phase_sink import PhaseResult
-from fedstack.executors.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
-from fedstack.executors.side_by_side import end_all
-from fedstack.executors.sync_driver import need_event_loop
+from fedstack.executors.base.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
+from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.executors.concurrency.side_by_side import end_all
+from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.folds.phase_sink import PhaseResult
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
 _LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)

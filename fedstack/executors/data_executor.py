@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from fedstack.computations.columns import Column
-from fedstack.computations.language import Executor, Type, computation_pb2
-from fedstack.computations.leaf_runtimes import Leaf
-from fedstack.computations.program import DataSource, Operation, Program
-from fedstack.computations.values import normalize
+from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.plan.program import DataSource, Operation, Program
+from fedstack.computations.types.language import Executor, Type, computation_pb2
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError
-from fedstack.executors.client_blocks import Sink
-from fedstack.executors.sync_driver import need_event_loop
-from fedstack.executors.wrapper_executor import WrapperExecutor
+from fedstack.executors.base.client_blocks import Sink
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.executors.concurrency.sync_driver import need_event_loop
 
 
 class DataBackend(Protocol):

@@ -5,20 +5,20 @@ from typing import cast
 
 import numpy as np
 
-from fedstack.computations.columns import Column, ListColumn
-from fedstack.computations.language import Executor, StructType, TensorType, Type
-from fedstack.computations.program import Expression, Join, Pick, Slot
-from fedstack.computations.shared_column import unshared
-from fedstack.computations.tasks import Fold, Phase
-from fedstack.computations.type_structure import fields_of, is_scalar
+from fedstack.computations.plan.program import Expression, Join, Pick, Slot
+from fedstack.computations.plan.tasks import Fold, Phase
+from fedstack.computations.types.language import Executor, StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_scalar
+from fedstack.computations.values.columns import Column, ListColumn
+from fedstack.computations.values.shared_column import unshared
 from fedstack.errors import InvalidValueError
-from fedstack.executors.bulk import linked
-from fedstack.executors.fold_states import FoldState
-from fedstack.executors.held_fold import fold_held_columns
-from fedstack.executors.one_by_one import as_bulk
-from fedstack.executors.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.placed_executor import FoldArguments, PlacedExecutor
-from fedstack.executors.progress import current_progress
+from fedstack.executors.base.bulk import linked
+from fedstack.executors.base.one_by_one import as_bulk
+from fedstack.executors.base.placed_executor import FoldArguments, PlacedExecutor
+from fedstack.executors.concurrency.progress import current_progress
+from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.folds.held_fold import fold_held_columns
+from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
 
 
 class FederatingExecutor(PlacedExecutor):

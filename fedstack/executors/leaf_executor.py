@@ -3,19 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fedstack.computations.columns import Column
-from fedstack.computations.interpreter import run_once
-from fedstack.computations.language import Type
-from fedstack.computations.leaf_runtimes import LoadedLeaves, prepared_leaves
-from fedstack.computations.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
-from fedstack.computations.type_structure import contains_sequence
+from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, prepared_leaves
+from fedstack.computations.plan.interpreter import run_once
+from fedstack.computations.plan.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
+from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_structure import contains_sequence
+from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
-from fedstack.executors.arithmetic import arithmetic_for
-from fedstack.executors.bulk import LoadNeeded, holds_up_a_loop
-from fedstack.executors.client_blocks import ClientBlocks, Sink
-from fedstack.executors.leaf_threads import LeafThreads, SharedLeafThreads
-from fedstack.executors.timed_run import timed_run
-from fedstack.executors.unplaced_executor import UnplacedExecutor
+from fedstack.executors.base.arithmetic import arithmetic_for
+from fedstack.executors.base.bulk import LoadNeeded, holds_up_a_loop
+from fedstack.executors.base.client_blocks import ClientBlocks, Sink
+from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
+from fedstack.executors.concurrency.timed_run import timed_run
 
 _T = TypeVar("_T")
 

@@ -1,7 +1,7 @@
 """Defines the executor at the top of every stack: it takes any computation and resolves the names in it."""
 
-from fedstack.computations.language import computation_pb2
-from fedstack.executors.delegating_executor import DelegatingExecutor
+from fedstack.computations.types.language import computation_pb2
+from fedstack.executors.base.delegating_executor import DelegatingExecutor
 
 
 class ReferenceResolvingExecutor(DelegatingExecutor):

@@ -5,9 +5,9 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fedstack.computations.federated_values import check_clients, normalize_argument
-from fedstack.computations.graph import declared_type
-from fedstack.computations.language import (
+from fedstack.computations.plan.graph import declared_type
+from fedstack.computations.plan.tasks import Phase
+from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
     ConcreteComputation,
@@ -18,11 +18,16 @@ from fedstack.computations.language import (
     array_pb2,
     computation_pb2,
 )
-from fedstack.computations.number_checks import MOST_CLIENTS, check_bool, check_whole_number, checked_cardinalities
-from fedstack.computations.own_frames import without_own_frames
-from fedstack.computations.tasks import Phase
-from fedstack.computations.tensor_values import describe
-from fedstack.computations.type_structure import fields_of, join_path
+from fedstack.computations.types.own_frames import without_own_frames
+from fedstack.computations.types.type_structure import fields_of, join_path
+from fedstack.computations.values.federated_values import check_clients, normalize_argument
+from fedstack.computations.values.number_checks import (
+    MOST_CLIENTS,
+    check_bool,
+    check_whole_number,
+    checked_cardinalities,
+)
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -34,19 +39,25 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
-from fedstack.executors.extended_session import open_session
-from fedstack.executors.lazy_executor import check_argument, foreign_value_error, literal_of, pairs_of, to_declared_type
-from fedstack.executors.lost_ranges import Suspects
-from fedstack.executors.phase_sink import PhaseResult
-from fedstack.executors.placed_executor import FoldArguments
-from fedstack.executors.remote_phases import run_remote_phase, search_remote_phase
-from fedstack.executors.remote_sessions import RemoteSession, checked_stub, naming_the_worker
-from fedstack.executors.remote_structs import compute_streamed, compute_whole, put_streamed
-from fedstack.executors.remote_values import RemoteValue, naming_intrinsics
-from fedstack.executors.session_keeper import SessionKeeper
-from fedstack.executors.sync_driver import need_event_loop
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
+from fedstack.executors.base.lazy_executor import (
+    check_argument,
+    foreign_value_error,
+    literal_of,
+    pairs_of,
+    to_declared_type,
+)
+from fedstack.executors.base.placed_executor import FoldArguments
+from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.remote.extended_session import open_session
+from fedstack.executors.remote.lost_ranges import Suspects
+from fedstack.executors.remote.remote_phases import run_remote_phase, search_remote_phase
+from fedstack.executors.remote.remote_sessions import RemoteSession, checked_stub, naming_the_worker
+from fedstack.executors.remote.remote_structs import compute_streamed, compute_whole, put_streamed
+from fedstack.executors.remote.remote_values import RemoteValue, naming_intrinsics
+from fedstack.executors.remote.session_keeper import SessionKeeper
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 _T = TypeVar("_T")
 
@@ -59,8 +70,8 @@ class RemoteExecutor(Executor):
     other executor service everything works value by value.
 
     Args:
-      stub: Calls the peer, as `fedstack.executors.remote_factory.make_stubs` makes it; README.md has an example. It
-        stays open when this executor is closed.
+      stub: Calls the peer, as `fedstack.executors.stacks.remote_factory.make_stubs` makes it; README.md has an example.
+        It stays open when this executor is closed.
       dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
     """

@@ -5,20 +5,20 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from fedstack.computations.columns import Column, column_from_payloads
-from fedstack.computations.interpreter import ProgramRunner
-from fedstack.computations.language import Executor, Type
-from fedstack.computations.leaf_runtimes import Leaf
-from fedstack.computations.program import IntrinsicSource, Operation, Program
-from fedstack.computations.tensor_values import read_only
-from fedstack.computations.type_structure import flatten, tensor_leaves, unflatten
+from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.plan.interpreter import ProgramRunner
+from fedstack.computations.plan.program import IntrinsicSource, Operation, Program
+from fedstack.computations.types.language import Executor, Type
+from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
+from fedstack.computations.values.columns import Column, column_from_payloads
+from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
-from fedstack.executors.bulk import BulkExecutor
-from fedstack.executors.client_blocks import Sink
-from fedstack.executors.fold_states import zero_of
-from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.executors.one_by_one import as_bulk
-from fedstack.executors.unplaced_executor import UnplacedExecutor
+from fedstack.executors.base.bulk import BulkExecutor
+from fedstack.executors.base.client_blocks import Sink
+from fedstack.executors.base.one_by_one import as_bulk
+from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.folds.fold_states import zero_of
 
 _T = TypeVar("_T")
 

@@ -7,14 +7,14 @@ from typing import cast
 
 import numpy as np
 
-from fedstack.computations.after_fork import renew_after_fork
-from fedstack.computations.columns import Column, ConstantColumn, StructColumn
-from fedstack.computations.language import Executor
-from fedstack.computations.program import Program
-from fedstack.executors.client_blocks import Sink, Stream
-from fedstack.executors.lazy_values import KnownValue, LazyValue
-from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.executors.wrapper_executor import WrapperExecutor
+from fedstack.computations.plan.program import Program
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.language import Executor
+from fedstack.computations.values.columns import Column, ConstantColumn, StructColumn
+from fedstack.executors.base.client_blocks import Sink, Stream
+from fedstack.executors.base.lazy_values import KnownValue, LazyValue
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 
 
 class SizeInfo:

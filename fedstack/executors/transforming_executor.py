@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import cast
 
-from fedstack.computations.language import ComputationBuildingBlock, Executor, Type, computation_pb2
-from fedstack.computations.tensor_values import describe
+from fedstack.computations.types.language import ComputationBuildingBlock, Executor, Type, computation_pb2
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
-from fedstack.executors.delegating_executor import DelegatingExecutor
-from fedstack.executors.lazy_values import LazyValue
+from fedstack.executors.base.delegating_executor import DelegatingExecutor
+from fedstack.executors.base.lazy_values import LazyValue
 
 Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 

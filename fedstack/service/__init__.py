@@ -1,4 +1,4 @@
-"""Where computations run: servers, clusters, coordinators, the command line.
+"""Where computations run: servers, the executor service, pools of workers.
 
 The names are imported when they are first asked for: a server needs gRPC, and the command line should start quickly.
 """
@@ -7,21 +7,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedstack.service.executor_service import ExecutorService
-    from fedstack.service.grpc_server import GrpcServer
-    from fedstack.service.limits import ServerLimits, ServiceLimits
-    from fedstack.service.server_thread import ServerThread
-    from fedstack.service.worker_pool import local_worker_pool
+    from fedstack.service.executor.executor_service import ExecutorService
+    from fedstack.service.pool.worker_pool import local_worker_pool
+    from fedstack.service.server.grpc_server import GrpcServer
+    from fedstack.service.server.limits import ServerLimits, ServiceLimits
+    from fedstack.service.server.server_thread import ServerThread
 
 __all__ = ["ExecutorService", "GrpcServer", "ServerLimits", "ServerThread", "ServiceLimits", "local_worker_pool"]
 
 _MODULES = {
-    "ExecutorService": "executor_service",
-    "GrpcServer": "grpc_server",
-    "ServerLimits": "limits",
-    "ServerThread": "server_thread",
-    "ServiceLimits": "limits",
-    "local_worker_pool": "worker_pool",
+    "ExecutorService": "executor.executor_service",
+    "GrpcServer": "server.grpc_server",
+    "ServerLimits": "server.limits",
+    "ServerThread": "server.server_thread",
+    "ServiceLimits": "server.limits",
+    "local_worker_pool": "pool.worker_pool",
 }
 
 

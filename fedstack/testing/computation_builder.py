@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from fedstack.computations.arrays import array_to_literal
-from fedstack.computations.intrinsics import find_intrinsic
-from fedstack.computations.language import (
+from fedstack.computations.plan.intrinsics import find_intrinsic
+from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
     ConcreteComputation,
@@ -25,7 +24,8 @@ from fedstack.computations.language import (
     get_context_stack,
     to_type,
 )
-from fedstack.computations.type_structure import fields_of, is_placed_at_clients
+from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
+from fedstack.computations.values.arrays import array_to_literal
 
 _numbers = itertools.count(1)
 # These take an all-equal value as such; all others take it as one value per client, as the front end has it.

@@ -17,7 +17,8 @@ from typing import Any, Protocol, cast, get_args
 import attrs
 
 from fedstack.errors import InvalidValueError
-from fedstack.testing import (
+from fedstack.testing.promises import Need, Promise
+from fedstack.testing.rows import (
     executor_rows_contract,
     executor_rows_failures,
     executor_rows_laziness,
@@ -34,9 +35,8 @@ from fedstack.testing import (
     stack_rows_contexts,
     stack_rows_factories,
 )
-from fedstack.testing.promises import Need, Promise
 from fedstack.testing.subjects import ExecutorSubject, MakeExecutor, MakeFactory, StackSubject
-from fedstack.transport.retry import RetryPolicy
+from fedstack.transport.peers.retry import RetryPolicy
 
 _MODULES: Sequence[ModuleType] = (
     executor_rows_contract,

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from fedstack.computations.language import Struct, struct_elements
+from fedstack.computations.types.language import Struct, struct_elements
 
 _E = TypeVar("_E", bound=BaseException)
 _MAX_SHOWN = 400

@@ -2,7 +2,7 @@
 
 plan = FaultPlan(seed=7, latency=0.01, error_rate=0.1, drop_rate=0.05)
 factory = fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
-context = fedstack.executors.SyncExecutionContext(factory, retry_policy=fedstack.RetryPolicy(attempts=20))
+context = fedstack.contexts.SyncExecutionContext(factory, retry_policy=fedstack.RetryPolicy(attempts=20))
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Any, Literal, cast
 import attrs
 import numpy as np
 
-from fedstack.computations.columns import Column
-from fedstack.computations.number_checks import check_number, check_whole_number
-from fedstack.computations.program import Program
-from fedstack.computations.tensor_values import describe
+from fedstack.computations.plan.program import Program
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.number_checks import check_number, check_whole_number
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
-from fedstack.executors.bulk import BulkExecutor
-from fedstack.executors.client_blocks import Sink
-from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.executors.side_by_side import gather
-from fedstack.executors.sync_driver import need_event_loop
-from fedstack.executors.wrapper_executor import WrapperExecutor
+from fedstack.executors.base.bulk import BulkExecutor
+from fedstack.executors.base.client_blocks import Sink
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.testing.tracing_executor import check_executor_below
 
 # Slow clients are driven one by one; more than this at a time would only queue up for threads.

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from fedstack.computations.client_data import batches
-from fedstack.computations.language import ConcreteComputation, SequenceType, StructType
-from fedstack.computations.python_computation import python_computation
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.types.language import ConcreteComputation, SequenceType, StructType
+from fedstack.data.client_data import batches
 
 INTS = (np.int32, [3])
 

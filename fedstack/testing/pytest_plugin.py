@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 if TYPE_CHECKING:
-    from fedstack.executors.contexts import SyncExecutionContext
+    from fedstack.contexts.contexts import SyncExecutionContext
 
 _OPTION = "fedstack_leak_check"
 _IGNORED = "fedstack_leak_ignore"
@@ -42,8 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def fedstack_context() -> "Iterator[SyncExecutionContext]":
     """Runs the computations that a test calls, in this process; the context is closed after the test."""
-    from fedstack.executors.contexts import use_context
-    from fedstack.executors.local_contexts import create_sync_local_execution_context
+    from fedstack.contexts.contexts import use_context
+    from fedstack.contexts.local_contexts import create_sync_local_execution_context
 
     context = create_sync_local_execution_context()
     try:

@@ -2,8 +2,8 @@
 
 from typing import Any, NoReturn, cast
 
-from fedstack.computations.language import Executor, ExecutorValue
-from fedstack.computations.tensor_values import describe
+from fedstack.computations.types.language import Executor, ExecutorValue
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 
 

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from fedstack.computations.language import (
+from fedstack.computations.types.language import (
     ConcreteComputation,
     Executor,
     ExecutorFactory,
@@ -12,10 +12,10 @@ from fedstack.computations.language import (
     StructType,
     Type,
 )
-from fedstack.computations.type_structure import fields_of, is_client_valued
-from fedstack.executors.contexts import AsyncExecutionContext, SyncExecutionContext, use_context
+from fedstack.computations.types.type_structure import fields_of, is_client_valued
+from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext, use_context
 from fedstack.testing.expectations import plain
-from fedstack.transport.retry import RetryPolicy
+from fedstack.transport.peers.retry import RetryPolicy
 
 MakeExecutor: TypeAlias = Callable[[int], Executor]
 MakeFactory: TypeAlias = Callable[[], ExecutorFactory]

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.language import Executor, ExecutorValue, Struct, Type, struct_elements
-from fedstack.computations.tensor_values import describe
+from fedstack.computations.types.language import Executor, ExecutorValue, Struct, Type, struct_elements
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidValueError
 
 

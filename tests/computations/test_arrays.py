@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.arrays import array_from_proto, array_to_literal, array_to_proto
+from fedstack.computations.values.arrays import array_from_proto, array_to_literal, array_to_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 
 NUMERIC = [

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations import leaf_runtimes
-from fedstack.computations.bounded_cache import BoundedCache
-from fedstack.computations.carriers import CarrierPolicy, service_policy
-from fedstack.computations.plan import PlanCache
-from fedstack.computations.travel import portable
+from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves.python.carriers import CarrierPolicy, service_policy
+from fedstack.computations.leaves.travel import portable
+from fedstack.computations.plan.plan import PlanCache
+from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.testing.computation_builder import computation, literal
 
 

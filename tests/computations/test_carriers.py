@@ -17,11 +17,12 @@ from federated_language.proto import computation_pb2
 from google.protobuf import any_pb2
 
 import fedstack
-from fedstack.computations import carriers, leaf_runtimes
-from fedstack.computations.carriers import CarrierPolicy, portable_carrier
-from fedstack.computations.function_pickles import dumps, loads
-from fedstack.computations.leaf_runtimes import Leaf, load_leaf
-from fedstack.computations.named_functions import resolve_reference
+from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves.leaf_runtimes import Leaf, load_leaf
+from fedstack.computations.leaves.python import carriers
+from fedstack.computations.leaves.python.carriers import CarrierPolicy, portable_carrier
+from fedstack.computations.leaves.python.function_pickles import dumps, loads
+from fedstack.computations.leaves.python.named_functions import resolve_reference
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
 
@@ -396,7 +397,7 @@ import sys
 import federated_language as fl
 import fedstack
 from federated_language.proto import computation_pb2
-from fedstack.computations.carriers import policy
+from fedstack.computations.leaves.python.carriers import policy
 from fedstack.errors import CarrierError
 
 policy.modules, policy.python_code = sys.argv[1].split(","), sys.argv[2] == "code"

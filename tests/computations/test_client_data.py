@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations import client_data, client_tables
-from fedstack.computations.client_data import (
+from fedstack.data import client_data, client_tables
+from fedstack.data.client_data import (
     batches,
     check_re_iterable,
     client_seeds,
     from_generator,
     from_iterable,
 )
-from fedstack.computations.client_tables import by_client
+from fedstack.data.client_tables import by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 Example = namedtuple("Example", ["x", "y"])

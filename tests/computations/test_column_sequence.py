@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.column_sequence import ColumnSequence
-from fedstack.computations.columns import ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.columns import ListColumn, ScalarColumn, StructColumn
 
 SIZES = st.integers(0, 3000)
 

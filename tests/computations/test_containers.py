@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from federated_language.common_libs.structure import Struct
 
-from fedstack.computations.columns import ConstantColumn, ListColumn, ScalarColumn, StructColumn
-from fedstack.computations.containers import argument_maker, result_maker, to_result, to_structure
-from fedstack.computations.records import AttributeDict, OrderedAttributeDict, Record
-from fedstack.computations.values import normalize
+from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.containers import argument_maker, result_maker, to_result, to_structure
+from fedstack.computations.values.records import AttributeDict, OrderedAttributeDict, Record
+from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError
 
 INT = fl.TensorType(np.int32)

@@ -4,9 +4,9 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.client_data import batches
-from fedstack.computations.client_tables import by_client
-from fedstack.computations.values import normalize
+from fedstack.computations.values.values import normalize
+from fedstack.data.client_data import batches
+from fedstack.data.client_tables import by_client
 from fedstack.errors import InvalidValueError
 
 WIDE = 2**53 + 1  # the first integer that float64 has not

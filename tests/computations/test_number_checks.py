@@ -4,7 +4,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.number_checks import check_number, check_whole_number, checked_cardinalities
+from fedstack.computations.values.number_checks import check_number, check_whole_number, checked_cardinalities
 from fedstack.errors import CardinalityError, InvalidValueError
 
 

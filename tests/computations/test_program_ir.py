@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from random_computations import SLOW_IS_FINE, programs
 
 import fedstack
-from fedstack.computations.graph import type_of
-from fedstack.computations.interpreter import run_once
-from fedstack.computations.language import computation_pb2
-from fedstack.computations.plan import PlanCache
-from fedstack.computations.program import LeafSource, Program, Step, closed_program
-from fedstack.computations.program_ir import program_from_ir, program_to_ir
-from fedstack.computations.schedule import schedule
-from fedstack.computations.tasks import PhaseTask
-from fedstack.computations.trace import trace
+from fedstack.computations.plan.graph import type_of
+from fedstack.computations.plan.interpreter import run_once
+from fedstack.computations.plan.plan import PlanCache
+from fedstack.computations.plan.program import LeafSource, Program, Step, closed_program
+from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import PhaseTask
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.types.language import computation_pb2
 from fedstack.errors import FedstackError, InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors import LeafExecutor, SequenceExecutor
 from fedstack.testing.computation_builder import (

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.carriers import registry
-from fedstack.computations.python_computation import PythonComputation
-from fedstack.computations.records import Record
+from fedstack.computations.leaves.python.carriers import registry
+from fedstack.computations.leaves.python.python_computation import PythonComputation
+from fedstack.computations.values.records import Record
 from fedstack.errors import (
     CarrierError,
     InvalidComputationError,

@@ -9,7 +9,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.python_containers import (
+from fedstack.computations.leaves.python.python_containers import (
     Containers,
     containers_of,
     from_message,
@@ -17,7 +17,7 @@ from fedstack.computations.python_containers import (
     to_message,
     with_containers,
 )
-from fedstack.computations.type_structure import type_from_proto
+from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.errors import CarrierError
 from fedstack.proto.carriers_pb2 import PythonContainer
 from fedstack.testing.leaves import Pair, Point

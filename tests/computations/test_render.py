@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.render import render
-from fedstack.computations.trace import trace
+from fedstack.computations.plan.render import render
+from fedstack.computations.plan.trace import trace
 
 
 @fedstack.python_computation([np.int32, np.int32], np.int32)

@@ -4,10 +4,10 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.python_computation import python_computation
-from fedstack.computations.schedule import schedule
-from fedstack.computations.tasks import PhaseTask, SelectTask, ServerTask
-from fedstack.computations.trace import trace
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask
+from fedstack.computations.plan.trace import trace
 from fedstack.testing.computation_builder import at_clients, at_server, block, computation, intrinsic, reference, struct
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)

@@ -6,8 +6,8 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.columns import ListColumn
-from fedstack.computations.python_functions import PythonLeaf
+from fedstack.computations.leaves.python.python_functions import PythonLeaf
+from fedstack.computations.values.columns import ListColumn
 
 VECTOR = fl.TensorType(np.float32, [3])
 PAIR = fl.to_type({"a": VECTOR, "b": (VECTOR, np.float32)})
@@ -83,7 +83,7 @@ def test_a_struct_that_a_function_keeps_and_changes_is_copied_through_and_throug
     ],
 )
 def test_what_a_function_lets_go_of_is_not_copied(function, monkeypatch):
-    monkeypatch.setattr("fedstack.computations.snapshots.read_only", lambda array: pytest.fail("it was copied"))
+    monkeypatch.setattr("fedstack.computations.values.snapshots.read_only", lambda array: pytest.fail("it was copied"))
     assert leaf(function).call_client(payload(), 0).shape == (3,)
     assert leaf(lambda x: {"a": function(x), "b": (function(x), np.float32(1))}, result=PAIR).call_client(payload(), 0)
 

@@ -11,7 +11,8 @@ from federated_language.proto import computation_pb2
 from google.protobuf.message import DecodeError
 
 import fedstack
-from fedstack.computations.graph import (
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.plan.graph import (
     Callee,
     Constant,
     Data,
@@ -22,10 +23,9 @@ from fedstack.computations.graph import (
     members_of,
     type_of,
 )
-from fedstack.computations.intrinsics import GENERIC_ZERO, INTRINSICS, checked_type, find_intrinsic
-from fedstack.computations.python_computation import python_computation
-from fedstack.computations.trace import trace
-from fedstack.computations.type_structure import type_from_proto
+from fedstack.computations.plan.intrinsics import GENERIC_ZERO, INTRINSICS, checked_type, find_intrinsic
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.errors import (
     CarrierError,
     InvalidComputationError,

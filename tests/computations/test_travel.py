@@ -11,9 +11,9 @@ from federated_language.proto import computation_pb2
 from google.protobuf import any_pb2
 
 import fedstack
-from fedstack.computations.carriers import PROCESS, CarrierPolicy
-from fedstack.computations.leaf_runtimes import carrier_of
-from fedstack.computations.travel import check_received, leaves_of, portable
+from fedstack.computations.leaves.leaf_runtimes import carrier_of
+from fedstack.computations.leaves.python.carriers import PROCESS, CarrierPolicy
+from fedstack.computations.leaves.travel import check_received, leaves_of, portable
 from fedstack.errors import CarrierError
 from fedstack.proto.carriers_pb2 import PickledPython, PythonHandle, PythonReference
 from fedstack.testing.computation_builder import (

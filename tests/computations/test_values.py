@@ -11,10 +11,10 @@ import pytest
 from federated_language.common_libs.structure import Struct
 
 import fedstack
-from fedstack.computations.columns import Column, ListColumn, ScalarColumn, StructColumn
-from fedstack.computations.federated_values import count_clients, normalize_argument
-from fedstack.computations.records import record_class
-from fedstack.computations.values import normalize, quick_reader
+from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.federated_values import count_clients, normalize_argument
+from fedstack.computations.values.records import record_class
+from fedstack.computations.values.values import normalize, quick_reader
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, TypeMismatchError
 
 INT, FLOAT, TEXT = fl.TensorType(np.int32), fl.TensorType(np.float32), fl.TensorType(np.str_)

@@ -8,11 +8,11 @@ import pytest
 from recording_connection import RecordingConnection
 
 import fedstack
-from fedstack.computations.language import CLIENTS
+from fedstack.computations.types.language import CLIENTS
 from fedstack.executors import RemoteExecutor
-from fedstack.service.executor_service import ExecutorService
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 WALL = 20.0
 

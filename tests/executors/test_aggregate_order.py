@@ -5,7 +5,7 @@ import pytest
 from stacks import composed, federating, split
 
 from fedstack import python_computation
-from fedstack.computations.language import Executor
+from fedstack.computations.types.language import Executor
 from fedstack.errors import LeafError, TypeMismatchError
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic, literal
 

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 import fedstack
+from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import ClosedError, InvalidValueError, LeafError, RetryLimitError, WorkerUnavailableError
-from fedstack.executors import AsyncExecutionContext, SyncExecutionContext
 
 LIMIT = 20.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)

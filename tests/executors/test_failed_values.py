@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import LeafError
-from fedstack.executors import AsyncExecutionContext, SyncExecutionContext
-from fedstack.service.executor_service import ExecutorService
+from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.peers.executor_stub import ExecutorStub
 
 VECTOR = fl.TensorType(np.float32, [None])
 VECTORS = fl.FederatedType(VECTOR, fl.CLIENTS)

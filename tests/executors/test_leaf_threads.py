@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaf_runtimes import runs_for_others
+from fedstack.computations.leaves.leaf_runtimes import runs_for_others
+from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors import AsyncExecutionContext
-from fedstack.executors.abandoned_work import AbandonedWork, abandoned_work
-from fedstack.executors.leaf_threads import LeafThreads, run_inline
-from fedstack.executors.thread_pool import count_threads, waiting
+from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, run_inline
+from fedstack.executors.concurrency.thread_pool import count_threads, waiting
 
 LIMIT = 10.0
 
@@ -382,7 +382,7 @@ async def test_work_that_is_cancelled_before_it_begins_is_let_go_of_at_once():
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 async def test_helpers_of_a_phase_that_nobody_waits_for_are_given_up_with_it(monkeypatch, how):
-    monkeypatch.setattr("fedstack.executors.client_blocks.CORES", 4)  # so many threads join, whatever they do
+    monkeypatch.setattr("fedstack.executors.base.client_blocks.CORES", 4)  # so many threads join, whatever they do
     begun, end, failing = threading.Semaphore(0), threading.Event(), threading.Event()
 
     @fedstack.python_computation([np.int32], np.int32)

@@ -13,12 +13,12 @@ from federated_language.proto import computation_pb2
 from stacks import composing_factory
 
 import fedstack
-from fedstack.computations import leaf_runtimes
-from fedstack.computations.language import Type
-from fedstack.computations.leaf_runtimes import Leaf
-from fedstack.computations.type_structure import type_from_proto
+from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import CarrierError
-from fedstack.executors import AsyncExecutionContext, SyncExecutionContext
 
 WALL = 20.0
 INT = fl.TensorType(np.int32)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedstack.executors.lost_ranges import LostRanges, Suspects
+from fedstack.executors.remote.lost_ranges import LostRanges, Suspects
 
 PHASE, OTHER = object(), object()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from random_computations import LEAVES, SLOW_IS_FINE, assert_same, bare, programs
 from reference_interpreter import Reference
 
-from fedstack.computations.federated_values import normalize_argument
+from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError
 from fedstack.executors import FederatingExecutor, LeafExecutor, ReferenceResolvingExecutor, SequenceExecutor
 

@@ -110,7 +110,7 @@ def test_something_that_is_no_context_is_refused(context, message):
         pass
 
 
-@pytest.mark.parametrize("kind", [fedstack.executors.SyncExecutionContext, fedstack.executors.AsyncExecutionContext])
+@pytest.mark.parametrize("kind", [fedstack.contexts.SyncExecutionContext, fedstack.contexts.AsyncExecutionContext])
 @pytest.mark.parametrize(
     ("factory", "message"),
     [

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fedstack.executors.once import Once
+from fedstack.executors.concurrency.once import Once
 
 
 class Work:

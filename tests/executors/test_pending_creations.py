@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack.errors import LeafError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors import extended_session
-from fedstack.executors.pending_creations import Creation, PendingCreations
-from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.executors.remote import extended_session
+from fedstack.executors.remote.pending_creations import Creation, PendingCreations
+from fedstack.transport.peers.executor_stub import ExecutorStub
 
 INT = fl.TensorType(np.int32)
 

@@ -9,10 +9,10 @@ from hypothesis import given, note, settings
 from random_computations import SLOW_IS_FINE, bare, programs
 
 import fedstack
-from fedstack.computations.columns import ConstantColumn, ListColumn, ScalarColumn
-from fedstack.computations.schedule import schedule
-from fedstack.computations.tasks import PhaseTask
-from fedstack.computations.trace import trace
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import PhaseTask
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
 from fedstack.errors import (
     CardinalityError,
     FedstackError,
@@ -28,9 +28,9 @@ from fedstack.executors import (
     ReferenceResolvingExecutor,
     SequenceExecutor,
 )
-from fedstack.executors.phase_messages import check_first_client, computations_of, read_phase, write_phase
-from fedstack.executors.phase_results import read_result, write_result
-from fedstack.executors.placed_executor import FoldArgument, partial_states
+from fedstack.executors.base.placed_executor import FoldArgument, partial_states
+from fedstack.executors.remote.phase_messages import check_first_client, computations_of, read_phase, write_phase
+from fedstack.executors.remote.phase_results import read_result, write_result
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
 from fedstack.testing.computation_builder import (
     as_expression,
@@ -42,10 +42,10 @@ from fedstack.testing.computation_builder import (
     literal,
     struct,
 )
-from fedstack.transport.frames import data_frames, parse_frame
-from fedstack.transport.packing import Packer
-from fedstack.transport.segments import SegmentReader
-from fedstack.transport.unpacking import Unpacker
+from fedstack.transport.wire.frames import data_frames, parse_frame
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.segments import SegmentReader
+from fedstack.transport.wire.unpacking import Unpacker
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
 VECTOR = fl.TensorType(np.float32, [None])

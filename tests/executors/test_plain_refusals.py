@@ -8,14 +8,14 @@ from federated_language.proto import computation_pb2
 from google.protobuf import wrappers_pb2
 
 import fedstack
+from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.contexts import SyncExecutionContext
 from fedstack.testing.computation_builder import as_computation, at_clients, function, intrinsic, literal
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.leaves import add, identity
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.status import Code, error_from_status
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.wire.status import Code, error_from_status
 
 INTS = at_clients(np.int32)
 FOREIGN = wrappers_pb2.StringValue.DESCRIPTOR.full_name

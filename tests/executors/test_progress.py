@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 from thread_starts import ThreadStarts
 
 import fedstack
-from fedstack.computations.carriers import CarrierPolicy
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.contexts import SyncExecutionContext
+from fedstack.contexts.progress_display import LineDisplay, Standing, choose_display, display, show_progress
+from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
-from fedstack.executors import SyncExecutionContext
-from fedstack.executors.phase_report import PhaseReport
-from fedstack.executors.progress import ProgressCounts
-from fedstack.executors.progress_display import LineDisplay, Standing, choose_display, display, show_progress
-from fedstack.executors.progress_guard import Progress
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.limits import ServiceLimits
+from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import Heartbeat, Work, parse_frame
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import Heartbeat, Work, parse_frame
 
 LIMIT = 15.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -338,7 +338,7 @@ def test_clients_done_and_running_at_several_workers_are_counted_together_while_
 
 
 def test_a_worker_tells_news_before_a_heartbeat_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstack.service.executor_extensions._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("fedstack.service.executor.executor_extensions._LOOK_SECONDS", 0.02)
     hall, counts, service = Hall(), ProgressCounts(), new_service(heartbeat_seconds=3600)
     beats: list[Heartbeat] = []
 
@@ -654,7 +654,7 @@ def test_work_does_not_notice_that_there_is_no_standard_error(monkeypatch: pytes
 def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     written, standings = io.StringIO(), list[Callable[[], Standing]]()
     monkeypatch.setattr(
-        "fedstack.executors.progress_display.display",
+        "fedstack.contexts.progress_display.display",
         lambda title, unit, standing: contextlib.nullcontext(standings.append(standing)),
     )
     monkeypatch.setattr(sys, "stderr", written)
@@ -691,7 +691,7 @@ def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
             shown.set()
 
     monkeypatch.setattr(
-        "fedstack.executors.progress_display.display",
+        "fedstack.contexts.progress_display.display",
         lambda title, unit, standing: display(
             title, unit, standing, lambda *names: Lines(*names, seconds_between=0.01)
         ),
@@ -738,7 +738,7 @@ def test_progress_is_lines_in_a_terminal_that_cannot_draw(monkeypatch: pytest.Mo
 
 def test_progress_is_lines_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     use_terminal(monkeypatch)
-    monkeypatch.delitem(sys.modules, "fedstack.executors.rich_display", raising=False)
+    monkeypatch.delitem(sys.modules, "fedstack.contexts.rich_display", raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert isinstance(choose_display("Work", "steps"), LineDisplay)
 
@@ -793,7 +793,7 @@ def test_what_is_printed_while_a_bar_is_shown_goes_where_it_always_goes(
 
 
 def test_what_a_forked_child_prints_goes_past_the_bar_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    rich_display = pytest.importorskip("fedstack.executors.rich_display")
+    rich_display = pytest.importorskip("fedstack.contexts.rich_display")
     terminal = use_terminal(monkeypatch)
     bars = rich_display._LiveBars()
     bars.add("Work", "steps")

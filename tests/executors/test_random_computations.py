@@ -29,14 +29,13 @@ from random_computations import (
 from reference_interpreter import Clients, Reference
 
 import fedstack
+from fedstack.contexts import ResourceManagingExecutorFactory, SyncExecutionContext
 from fedstack.executors import (
     ComposingExecutor,
     FederatingExecutor,
     LeafExecutor,
     ReferenceResolvingExecutor,
-    ResourceManagingExecutorFactory,
     SequenceExecutor,
-    SyncExecutionContext,
 )
 
 

@@ -9,14 +9,15 @@ import pytest
 
 import fedstack
 from fedstack import errors
-from fedstack.computations.language import ExecutorFactory, RetryableError
-from fedstack.executors import RemoteExecutor, SyncExecutionContext
-from fedstack.service.executor_service import ExecutorService
+from fedstack.computations.types.language import ExecutorFactory, RetryableError
+from fedstack.contexts import SyncExecutionContext
+from fedstack.executors import RemoteExecutor
+from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing import RaisingExecutor
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.status import Code, RemoteTraceback, StatusError
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.status import Code, RemoteTraceback, StatusError
 
 INT = fl.TensorType(np.int32)
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import (
     CardinalityError,
     ClosedError,
@@ -18,13 +19,13 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors import RemoteExecutor, SyncExecutionContext
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.limits import ServiceLimits
+from fedstack.executors import RemoteExecutor
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import CHUNK_BYTES, Chunking
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import CHUNK_BYTES, Chunking
 
 WALL = 20.0
 INT = fl.TensorType(np.int32)

@@ -1,8 +1,8 @@
 """What heartbeats of a phase tell: how far it is, and which clients run, in case the worker ends."""
 
-from fedstack.executors.phase_report import PhaseReport
-from fedstack.executors.progress import ProgressCounts
-from fedstack.transport.frames import Heartbeat, Work
+from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.transport.wire.frames import Heartbeat, Work
 
 
 def test_the_clients_that_the_last_heartbeat_named_are_remembered() -> None:

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, bare, programs
 
 import fedstack
-from fedstack.computations.bounded_cache import BoundedCache
-from fedstack.executors import RemoteExecutor, SyncExecutionContext, phase_messages
-from fedstack.executors.progress import ProgressCounts
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.limits import ServiceLimits
+from fedstack.computations.types.bounded_cache import BoundedCache
+from fedstack.contexts import SyncExecutionContext
+from fedstack.executors import RemoteExecutor
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.remote import phase_messages
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import Chunking
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import Chunking
 
 WALL = 20.0
 FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)

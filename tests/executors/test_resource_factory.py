@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedstack.computations.language import CLIENTS
+from fedstack.computations.types.language import CLIENTS
 from fedstack.errors import ClosedError, InvalidValueError
-from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 
 
 class FakeExecutor:

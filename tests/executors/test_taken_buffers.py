@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.program import Join, Pick, Program, Slot, Step
-from fedstack.computations.sole_ownership import read_by_one, take_buffer
-from fedstack.executors import client_blocks, fold_states, fold_streams
+from fedstack.computations.plan.program import Join, Pick, Program, Slot, Step
+from fedstack.computations.plan.sole_ownership import read_by_one, take_buffer
+from fedstack.executors.base import client_blocks
+from fedstack.executors.folds import fold_states, fold_streams
 
 SIZE = 20_000  # 80 kB: large enough to be taken over, and to go into folds client by client
 CLIENTS = 13

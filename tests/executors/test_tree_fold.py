@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.executors.tree_fold import (
+from fedstack.executors.folds.tree_fold import (
     SpareBuffers,
     TreeFold,
     aligned_blocks,

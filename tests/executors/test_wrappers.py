@@ -114,7 +114,7 @@ def broadcast_and_sum(model, xs):
 
 def test_sizing_factory_counts_what_is_broadcast_and_what_is_aggregated_per_client():
     factory = fedstack.sizing_executor_factory()
-    context = fedstack.executors.SyncExecutionContext(factory)
+    context = fedstack.contexts.SyncExecutionContext(factory)
     with fedstack.use_context(context):
         broadcast_and_sum({"w": [1.0, 2.0, 3.0], "b": 1.0}, [1, 2])
     sizes = factory.get_size_info()
@@ -133,7 +133,7 @@ def test_sizing_counts_long_vectors_that_are_only_summed():
         return fl.federated_sum(xs)
 
     factory = fedstack.sizing_executor_factory()
-    context = fedstack.executors.SyncExecutionContext(factory)
+    context = fedstack.contexts.SyncExecutionContext(factory)
     with fedstack.use_context(context):
         total([np.ones(5000, np.float32)] * 2)
     assert factory.get_size_info().aggregate_bits == {0: 160_000, 1: 160_000}
@@ -235,7 +235,7 @@ def test_a_context_runs_over_a_factory_of_executors_of_another_origin():
         def clean_up_executor(self, cardinalities):
             pass
 
-    with fedstack.use_context(fedstack.executors.SyncExecutionContext(ForeignFactory())):
+    with fedstack.use_context(fedstack.contexts.SyncExecutionContext(ForeignFactory())):
         assert double(4) == 8
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from fault_leaves import FLOATS, mean_visit, mean_wobble, visit
 
 import fedstack
-from fedstack.computations.language import CLIENTS
+from fedstack.computations.types.language import CLIENTS
 from fedstack.executors import RemoteExecutor
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import ExecutorStub
 
 
 async def open_executor(target: str) -> RemoteExecutor:

@@ -10,7 +10,7 @@ from fault_stacks import WALL, Background, Door
 from processes import Fleet, ProcessForker
 from tcp_proxy import Proxies
 
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.io_loop import io_loop
 
 if not hasattr(os, "fork"):
     collect_ignore_glob = ["test_*.py"]

@@ -21,22 +21,23 @@ import numpy as np
 import psutil
 
 import fedstack
-from fedstack.computations.carriers import CarrierPolicy
-from fedstack.computations.language import CLIENTS
-from fedstack.executors import AsyncExecutionContext, RemoteExecutor, SyncExecutionContext
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.types.language import CLIENTS
+from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
+from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.service import local_worker_pool
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS, ExecutorStub
-from fedstack.transport.frames import data_frames, header_frame
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.packing import Packer
-from fedstack.transport.targets import parse_target
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import data_frames, header_frame
+from fedstack.transport.wire.packing import Packer
 
 WALL = 30.0
 MIB = 1 << 20

@@ -4,7 +4,7 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
-from fedstack.computations.language import CLIENTS, FederatedType, computation_pb2
+from fedstack.computations.types.language import CLIENTS, FederatedType, computation_pb2
 from fedstack.testing.computation_builder import computation, data, function, intrinsic
 
 CLIENT_INTS = FederatedType(np.int32, CLIENTS)

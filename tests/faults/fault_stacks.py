@@ -10,13 +10,14 @@ from typing import Any, Generic, TypeVar
 from fault_leaves import PID
 
 import fedstack
-from fedstack.computations.language import CLIENTS, get_context_stack
-from fedstack.executors import RemoteExecutor, SyncExecutionContext
+from fedstack.computations.types.language import CLIENTS, get_context_stack
+from fedstack.contexts import SyncExecutionContext
+from fedstack.executors import RemoteExecutor
 from fedstack.proto.extensions_pb2 import GetStatusResponse
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 WALL = 30.0
 _T = TypeVar("_T")

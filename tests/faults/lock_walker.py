@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import fedstack
-from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.executors.progress import ProgressCounts
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.progress import ProgressCounts
 
 LOCK, RLOCK = type(threading.Lock()), type(threading.RLock())
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
@@ -84,7 +84,7 @@ def roots() -> dict[str, Any]:
     local = fedstack.create_sync_local_execution_context(max_threads=2, clients_per_thread=1)
     sizing = fedstack.sizing_executor_factory()
     remote = fedstack.create_sync_remote_execution_context("localhost:1", connect_seconds=0.1)
-    for context in (local, fedstack.executors.SyncExecutionContext(sizing), remote):
+    for context in (local, fedstack.contexts.SyncExecutionContext(sizing), remote):
         try:
             with fedstack.use_context(context):
                 fault_leaves.mean_wobble(np.ones(20, np.float32).tolist())

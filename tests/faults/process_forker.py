@@ -16,11 +16,11 @@ from typing import Any
 import client_roles
 
 import fedstack
-from fedstack.computations.carriers import CarrierPolicy
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.server_thread import ServerThread
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from tcp_proxy import Proxies
 import fedstack
 from fedstack.errors import DeadlineExceededError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.io_loop import io_loop
 
 pytestmark = pytest.mark.slow
 
@@ -266,11 +266,11 @@ def test_a_worker_beside_a_server_that_is_none_does_the_work(fleet: Fleet) -> No
 def test_a_server_whose_certificate_is_not_trusted_is_no_worker_to_wait_for(tmp_path) -> None:
     pytest.importorskip("cryptography")
     from fedstack.errors import AuthenticationError
-    from fedstack.service.certificates import make_test_certificates
-    from fedstack.service.executor_service import ExecutorService
-    from fedstack.service.grpc_server import GrpcServer
-    from fedstack.service.server_thread import ServerThread
-    from fedstack.transport.credentials import ClientCredentials, ServerCredentials
+    from fedstack.service.executor.executor_service import ExecutorService
+    from fedstack.service.server.certificates import make_test_certificates
+    from fedstack.service.server.grpc_server import GrpcServer
+    from fedstack.service.server.server_thread import ServerThread
+    from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
     files, others = make_test_certificates(tmp_path / "1"), make_test_certificates(tmp_path / "2")
     credentials = ServerCredentials.from_files(certificate=files.server_cert, private_key=files.server_key)

@@ -16,14 +16,15 @@ from processes import WALL, Fleet, WorkerProcess
 from tcp_proxy import Proxies
 
 import fedstack
+from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, WorkerUnavailableError
-from fedstack.executors import AsyncExecutionContext, RemoteExecutor
+from fedstack.executors import RemoteExecutor
 from fedstack.proto.extensions_pb2 import HandshakeResponse
-from fedstack.service.executor_service import ExecutorService
+from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.meeting import until_set
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 VISITOR = fl.StructType([np.int32, np.float32])
 

@@ -30,7 +30,7 @@ from killing_leaves import (
 
 import fedstack
 from fedstack.errors import LeafError, NoWorkersError
-from fedstack.service.worker_pool import WorkerPool, local_worker_pool
+from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")]
 CLIENTS = list(range(40))

@@ -16,7 +16,7 @@ from processes import WALL, Fleet, WorkerProcess
 import fedstack
 from fedstack.errors import LeafError
 from fedstack.executors import RemoteExecutor
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.io_loop import io_loop
 
 pytestmark = pytest.mark.slow
 

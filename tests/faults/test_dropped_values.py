@@ -16,10 +16,10 @@ from processes import WALL, Fleet
 
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import THREAD_NAME, io_loop
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import THREAD_NAME, io_loop
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ import pytest
 from fault_stacks import status_of
 from processes import Fleet
 
-from fedstack.computations.bounded_cache import SharedCache
+from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.errors import ClosedError
-from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.transport.forks import GrpcUse
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.transport.peers.forks import GrpcUse
 
 FOLDER = Path(__file__).parent
 WALL = 30.0
@@ -81,7 +81,7 @@ def test_hundreds_of_children_of_a_busy_process_live_and_work(fleet: Fleet, role
 @pytest.mark.slow
 def test_locks_that_other_threads_held_are_free_in_the_child() -> None:
     found, held = map(json.loads, run_script("lock_walker.py"))
-    assert held == ["control"], "renew these, see computations/after_fork.py"
+    assert held == ["control"], "renew these, see computations/types/after_fork.py"
     for path in ("_limit", "_large_templates", "plans", "io_loop"):  # else it walks past them
         assert any(path in one for one in found)
 

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations.codec import value_from_proto, value_to_proto
+from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.errors import FedstackError, ResourceLimitError
-from fedstack.executors.remote_factory import make_stubs
+from fedstack.executors.stacks.remote_factory import make_stubs
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service import local_worker_pool
-from fedstack.service.worker_pool import WorkerPool
-from fedstack.transport.executor_stub import EXECUTOR_GROUP
-from fedstack.transport.io_loop import io_loop
+from fedstack.service.pool.worker_pool import WorkerPool
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
+from fedstack.transport.peers.io_loop import io_loop
 
 pytestmark = pytest.mark.slow
 WALL = 100.0

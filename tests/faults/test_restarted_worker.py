@@ -10,9 +10,9 @@ from fault_stacks import context_over, eventually, executor_at, locally, status_
 from processes import WALL, Fleet
 from tcp_proxy import Proxies
 
-from fedstack.computations.language import RetryableError
+from fedstack.computations.types.language import RetryableError
 from fedstack.errors import StaleSessionError, WorkerUnavailableError
-from fedstack.transport.io_loop import io_loop
+from fedstack.transport.peers.io_loop import io_loop
 
 
 async def beyond_the_broken_connection(work: Any) -> Any:

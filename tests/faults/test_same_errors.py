@@ -10,9 +10,9 @@ from fault_stacks import WALL, context_over, executor_at, locally
 from processes import Fleet
 
 import fedstack
-from fedstack.computations.language import CLIENTS, Executor
+from fedstack.computations.types.language import CLIENTS, Executor
 from fedstack.errors import CarrierError, FedstackError
-from fedstack.transport.status import RemoteTraceback
+from fedstack.transport.wire.status import RemoteTraceback
 
 NUMBERS = [1, 1, 3, 1, 3]
 SEQUENCES = [[1], [], [1, 3, 2], [1], [3]]

@@ -15,10 +15,10 @@ import fedstack
 from fedstack.errors import DeadlineExceededError, ForeignValueError, RemoteError, ResourceLimitError, StaleSessionError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.packing import Packer
-from fedstack.transport.unpacking import Unpacker
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import Unpacker
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_a_worker_that_has_no_room_is_done_without_until_it_has_some(fleet: Flee
                 f"Doing without the worker at {full}"
             ]  # and nothing of trying again
             others.close()
-            monkeypatch.setattr("fedstack.executors.worker_sessions._FULL_SECONDS", 0.0)
+            monkeypatch.setattr("fedstack.executors.fleet.worker_sessions._FULL_SECONDS", 0.0)
             with fedstack.use_context(context):
                 assert doubled_sum([1, 2, 3]) == 12
             assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]

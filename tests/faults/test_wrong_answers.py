@@ -28,16 +28,16 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
-from fedstack.executors.worker_sessions import WorkerSessions
-from fedstack.executors.workers import Worker, Workers
+from fedstack.executors.fleet.worker_sessions import WorkerSessions
+from fedstack.executors.fleet.workers import Worker, Workers
 from fedstack.proto import executor_pb2, extensions_pb2
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.frames import Header, header_frame, heartbeat_frame, parse_frame
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method
-from fedstack.transport.packing import Packer
-from fedstack.transport.status import Code, StatusError
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method
+from fedstack.transport.wire.frames import Header, header_frame, heartbeat_frame, parse_frame
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.status import Code, StatusError
 
 FLOAT = fl.TensorType(np.float32).to_proto().tensor.dtype
 GARBAGE = b"\xff\xff\xff\xff"
@@ -390,7 +390,7 @@ async def test_endless_heartbeats_end_when_the_caller_has_enough(pause) -> None:
 
     with served(WrongService({"RunPhase": make})) as target:
         factory = fedstack.remote_executor_factory([target])
-        context = fedstack.executors.AsyncExecutionContext(factory)
+        context = fedstack.contexts.AsyncExecutionContext(factory)
         with fedstack.use_context(context):
             running = asyncio.ensure_future(doubled_sum([1, 2]))
             with pytest.raises(asyncio.TimeoutError):

@@ -7,15 +7,15 @@ from typing import Any
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 import fedstack
-from fedstack.computations.carriers import CarrierPolicy
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
 from fedstack.proto import extensions_pb2
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.frames import Header, header_frame, parse_frame
-from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod
+from fedstack.transport.wire.frames import Header, header_frame, parse_frame
 
 Frames = AsyncIterator[bytes]
 

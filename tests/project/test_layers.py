@@ -33,7 +33,7 @@ IN_ROOMS = {
     "hypothesis": {"testing"},
     "pytest": {"testing"},
 }
-IN_FILES = {"federated_language": {"computations/language.py", "errors.py"}}
+IN_FILES = {"federated_language": {"computations/types/language.py", "errors.py"}}
 # Each in at most one file, wherever that is: what is optional, or can be replaced, has one door.
 IN_ONE_FILE = {
     "cloudpickle",

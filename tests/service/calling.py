@@ -6,10 +6,10 @@ from typing import Any
 
 from echo_service import ECHO
 
-from fedstack.transport.credentials import ClientCredentials
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.io_loop import io_loop
 
 WALL = 20.0
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from fedstack.service.call_counts import CallCounts
-from fedstack.transport.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod, UploadMethod
+from fedstack.service.server.call_counts import CallCounts
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod, UploadMethod
 
 ECHO = "fedstack.test.Echo"
 

@@ -8,15 +8,15 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
-from fedstack.computations.codec import value_to_proto
-from fedstack.computations.columns import column_from_payloads, with_columns
-from fedstack.computations.language import computation_pb2
-from fedstack.computations.schedule import schedule
-from fedstack.computations.tasks import Phase, PhaseTask
-from fedstack.computations.trace import trace
-from fedstack.computations.type_structure import contains_function
-from fedstack.executors.phase_messages import write_phase
-from fedstack.executors.placed_executor import FoldArgument
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import Phase, PhaseTask
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.types.language import computation_pb2
+from fedstack.computations.types.type_structure import contains_function
+from fedstack.computations.values.codec import value_to_proto
+from fedstack.computations.values.columns import column_from_payloads, with_columns
+from fedstack.executors.base.placed_executor import FoldArgument
+from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.testing.computation_builder import (
@@ -28,9 +28,9 @@ from fedstack.testing.computation_builder import (
     literal,
     reference,
 )
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.frames import data_frames, header_frame
-from fedstack.transport.packing import Packer
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.wire.frames import data_frames, header_frame
+from fedstack.transport.wire.packing import Packer
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 CLIENTS = 3

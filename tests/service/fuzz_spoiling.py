@@ -6,7 +6,7 @@ import foreign_bytes as fb
 from fuzz_requests import STREAMS, Request
 
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.transport.frames import data_frames, heartbeat_frame
+from fedstack.transport.wire.frames import data_frames, heartbeat_frame
 
 
 class Spoiler:

@@ -8,12 +8,12 @@ import numpy as np
 from foreign_bytes import message, number
 from fuzz_requests import ADD, CLIENTS, INT, Request
 
-from fedstack.computations.language import computation_pb2
+from fedstack.computations.types.language import computation_pb2
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.testing.computation_builder import at_clients, block, function, literal, reference, struct
-from fedstack.transport.frames import header_frame
+from fedstack.transport.wire.frames import header_frame
 
 LEVELS = [20, 30, 45, 90, 10_000]
 FLOAT_TYPE = fb.tensor_type(fb.FLOAT)

@@ -22,20 +22,20 @@ from foreign_bytes import FLOAT, array, listed
 from google.protobuf import any_pb2
 
 import fedstack
-from fedstack.computations import leaf_runtimes
-from fedstack.computations.bounded_cache import BoundedCache
-from fedstack.computations.carriers import CarrierPolicy
-from fedstack.computations.plan import PlanCache
-from fedstack.computations.render import call_intrinsic, function_of, reference
-from fedstack.computations.type_memory import TypeMemo, let_go_of_types, recent_types
-from fedstack.computations.type_structure import fields_of, type_from_proto
+from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.plan.plan import PlanCache
+from fedstack.computations.plan.render import call_intrinsic, function_of, reference
+from fedstack.computations.types.bounded_cache import BoundedCache
+from fedstack.computations.types.type_memory import TypeMemo, let_go_of_types, recent_types
+from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError
 from fedstack.proto import carriers_pb2
 from fedstack.proto.executor_pb2 import CreateValueResponse, GetExecutorResponse
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.transport.executor_stub import EXECUTOR_GROUP
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 
 INT = fl.TensorType(np.int32)
 # Tables of the code, which nobody changes when it has been imported.

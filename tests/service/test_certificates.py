@@ -15,7 +15,7 @@ from cryptography import x509
 
 from fedstack.__main__ import main
 from fedstack.errors import InvalidValueError
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 
 
 def alternatives(path: Path) -> list[str]:
@@ -167,7 +167,7 @@ def test_without_the_extra_the_command_says_what_to_install(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "fedstack.service.certificates")
+    monkeypatch.delitem(sys.modules, "fedstack.service.server.certificates")
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(["certs", str(tmp_path)]) == 1
     assert 'pip install "fedstack[certs]"' in capsys.readouterr().err

@@ -9,8 +9,8 @@ import pytest
 
 import fedstack
 from fedstack.__main__ import COMMANDS, main
+from fedstack.command_line.command import Command, UsageError, run_command_line, whole_number
 from fedstack.errors import InvalidValueError
-from fedstack.service.command_line.command import Command, UsageError, run_command_line, whole_number
 
 
 def command(outcome: int | BaseException) -> Command:
@@ -96,7 +96,7 @@ def test_an_unexpected_error_keeps_its_traceback(error: Exception) -> None:
 
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     program = (
-        "import sys; from types import SimpleNamespace as N; from fedstack.service.command_line import command as c;"
+        "import sys; from types import SimpleNamespace as N; from fedstack.command_line import command as c;"
         "run = lambda options: print('x' * 1_000_000) or 0;"
         "t = N(NAME='try', SUMMARY='', add_options=lambda parser: None, run=run);"
         "sys.exit(c.run_command_line([t], '1', ['try']))"

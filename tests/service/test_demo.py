@@ -13,8 +13,8 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
 from fedstack.__main__ import main
-from fedstack.service.demo.report import print_table, write_csv
-from fedstack.service.demo.training import Round, describe_clients, load_example, run_rounds
+from fedstack.demo.report import print_table, write_csv
+from fedstack.demo.training import Round, describe_clients, load_example, run_rounds
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated_averaging.py"
@@ -99,7 +99,7 @@ def test_a_terminal_without_rich_gets_a_plain_table(monkeypatch: pytest.MonkeyPa
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.delitem(sys.modules, "fedstack.executors.rich_display", raising=False)
+    monkeypatch.delitem(sys.modules, "fedstack.contexts.rich_display", raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
     print_table(rounds(1))
     assert (
@@ -152,7 +152,7 @@ def test_without_its_extra_the_demo_says_what_to_install(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "fedstack.service.demo.picture", raising=False)
+    monkeypatch.delitem(sys.modules, "fedstack.demo.picture", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["demo", "--out", str(tmp_path)]) == 1
     assert 'pip install "fedstack[demo]"' in capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_clients_hold_few_kinds_of_digits_each() -> None:
 
 
 def test_a_wheel_has_the_example_where_the_demo_looks_for_it() -> None:
-    entry = f'"{EXAMPLE.relative_to(ROOT).as_posix()}" = "fedstack/service/demo/examples/{EXAMPLE.name}"\n'
+    entry = f'"{EXAMPLE.relative_to(ROOT).as_posix()}" = "fedstack/demo/examples/{EXAMPLE.name}"\n'
     assert entry in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 

@@ -16,17 +16,17 @@ from echo_service import EchoService
 import fedstack
 from fedstack import errors
 from fedstack.proto import executor_pb2
-from fedstack.service import call_router
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.health import HEALTH_SERVICE
-from fedstack.service.limits import ServerLimits, ServiceLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.credentials import ClientCredentials, ServerCredentials
-from fedstack.transport.executor_stub import EXECUTOR_GROUP
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.methods import Service
-from fedstack.transport.targets import parse_target
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server import call_router
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.health import HEALTH_SERVICE
+from fedstack.service.server.limits import ServerLimits, ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
+from fedstack.transport.peers.methods import Service
 
 WATCH = f"/{HEALTH_SERVICE}/Watch"
 CHECK = f"/{HEALTH_SERVICE}/Check"
@@ -400,7 +400,7 @@ def test_one_connection_too_many_is_closed_at_once_and_those_before_it_stay() ->
 
 @pytest.mark.slow
 def test_our_clients_lose_no_call_when_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedstack.transport import channels
+    from fedstack.transport.grpc import channels
 
     options = {**dict(channels.CLIENT_OPTIONS), "grpc.client_idle_timeout_ms": 100}
     monkeypatch.setattr(channels, "CLIENT_OPTIONS", tuple(options.items()))

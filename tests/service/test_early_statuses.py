@@ -6,11 +6,11 @@ import pytest
 from calling import on_loop
 
 from fedstack.errors import StaleSessionError
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.methods import ExchangeMethod, UploadMethod
-from fedstack.transport.targets import parse_target
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.methods import ExchangeMethod, UploadMethod
 
 NAME = "fedstack.test.Hasty"
 FRAMES = [bytes(1000)] * 60

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from fedstack.service.command_line.command import seconds, whole_number
-from fedstack.service.command_line.environment_options import EnvironmentOptions, one_of
+from fedstack.command_line.command import seconds, whole_number
+from fedstack.command_line.environment_options import EnvironmentOptions, one_of
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 
 from test_serve_command import served
 
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 
 pytestmark = pytest.mark.slow  # several processes each, that import much
 

@@ -10,16 +10,16 @@ from federated_language.proto import array_pb2, data_type_pb2
 from foreign_bytes import CLIENTS, FLOAT, INT32, SERVER, STRING, array, federated, listed, message, raw
 
 import fedstack
-from fedstack.computations.arrays import array_from_proto
-from fedstack.computations.carriers import CarrierPolicy
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.values.arrays import array_from_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.proto import executor_pb2
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.value_types import type_of_value
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.executor.value_types import type_of_value
+from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing.computation_builder import as_expression
-from fedstack.transport.executor_stub import EXECUTOR_GROUP
-from fedstack.transport.status import Code, code_of
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
+from fedstack.transport.wire.status import Code, code_of
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 PAIR = fl.StructType([("x", F32), ("y", F32)])

@@ -13,8 +13,8 @@ from fedstack.errors import TypeMismatchError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, ExecutorStub
-from fedstack.transport.methods import UnaryMethod
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, ExecutorStub
+from fedstack.transport.peers.methods import UnaryMethod
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 FLOAT_TYPE, INT_TYPE = fb.tensor_type(FLOAT), fb.tensor_type(INT32)

@@ -19,17 +19,17 @@ from fuzz_spoiling import Spoiler
 from grpc_health.v1 import health_pb2
 
 import fedstack
-from fedstack.computations.codec import value_to_proto
+from fedstack.computations.values.codec import value_to_proto
 from fedstack.errors import FedstackError, LeafError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.status import Code, code_of
-from fedstack.transport.targets import parse_target
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.wire.status import Code, code_of
 
 # What the fuzzer's own leaf functions compute may overflow, of which NumPy warns; what the service computes may not.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning:fuzz_requests")]

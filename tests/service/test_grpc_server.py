@@ -18,15 +18,15 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 
 from fedstack import errors
-from fedstack.computations.language import RetryableError
-from fedstack.service import grpc_server
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.health import HEALTH_SERVICE
-from fedstack.service.limits import ServerLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.status import Code, StatusError, error_from_status
-from fedstack.transport.targets import parse_target
+from fedstack.computations.types.language import RetryableError
+from fedstack.service.server import grpc_server
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.health import HEALTH_SERVICE
+from fedstack.service.server.limits import ServerLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.wire.status import Code, StatusError, error_from_status
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 

@@ -11,24 +11,24 @@ import psutil
 import pytest
 
 import fedstack
-from fedstack.computations.carriers import CarrierPolicy
-from fedstack.computations.columns import Column, ScalarColumn
-from fedstack.computations.schedule import schedule
-from fedstack.computations.tasks import Phase, PhaseTask
-from fedstack.computations.trace import trace
-from fedstack.computations.travel import portable
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.travel import portable
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import Phase, PhaseTask
+from fedstack.computations.plan.trace import trace
+from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
-from fedstack.executors.phase_messages import write_phase
-from fedstack.executors.placed_executor import FoldArgument
+from fedstack.executors.base.placed_executor import FoldArgument
+from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.proto.extensions_pb2 import HandshakeRequest, PhaseRequest
-from fedstack.service import isolated_phase
-from fedstack.service.executor_extensions import ExecutorExtensions
-from fedstack.service.isolated_phase import search_phase
-from fedstack.service.isolation import Death
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.service_core import ServiceCore
-from fedstack.transport.packing import Packer
-from fedstack.transport.unpacking import Unpacker
+from fedstack.service.executor import isolated_phase
+from fedstack.service.executor.executor_extensions import ExecutorExtensions
+from fedstack.service.executor.isolated_phase import search_phase
+from fedstack.service.executor.isolation import Death
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import Unpacker
 
 FIRST, COUNT = 100, 40
 EVERYONE = range(FIRST, FIRST + COUNT)

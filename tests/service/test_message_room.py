@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fedstack.service.message_room import MessageRoom
+from fedstack.service.server.message_room import MessageRoom
 
 MIB = 1 << 20
 pytestmark = pytest.mark.asyncio

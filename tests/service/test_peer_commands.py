@@ -26,27 +26,27 @@ from test_serve_command import served
 
 import fedstack
 from fedstack.__main__ import main
-from fedstack.computations.carriers import CarrierPolicy
-from fedstack.executors.factories import local_executor_factory
+from fedstack.command_line import status_command
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
 from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
-from fedstack.service.command_line import status_command
-from fedstack.service.executor_extensions import ExecutorExtensions
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServiceLimits
-from fedstack.service.server_facts import ServerFacts
-from fedstack.service.server_thread import ServerThread
-from fedstack.service.service_core import ServiceCore
-from fedstack.service.stall_meter import StallCounts
+from fedstack.service.executor.executor_extensions import ExecutorExtensions
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.server.server_facts import ServerFacts
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.service.server.stall_meter import StallCounts
 from fedstack.testing.meeting import until_set
-from fedstack.transport.credentials import ServerCredentials
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.targets import parse_target
+from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
 pytestmark = pytest.mark.slow
 

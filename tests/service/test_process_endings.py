@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fedstack.service.pool_process import Restarts
-from fedstack.service.process_endings import crash_in, crash_told, ending_of, users_lines_in
+from fedstack.service.pool.pool_process import Restarts
+from fedstack.service.processes.process_endings import crash_in, crash_told, ending_of, users_lines_in
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")

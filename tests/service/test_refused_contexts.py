@@ -19,15 +19,15 @@ from echo_service import EchoService
 
 import fedstack
 from fedstack import errors
-from fedstack.executors.factories import local_executor_factory
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.server_thread import ServerThread
-from fedstack.service.worker_pool import local_worker_pool
-from fedstack.transport.credentials import ClientCredentials, ServerCredentials
-from fedstack.transport.executor_stub import ExecutorStub
-from fedstack.transport.status import Code, error_from_status
+from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.pool.worker_pool import local_worker_pool
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.wire.status import Code, error_from_status
 
 pytestmark = pytest.mark.slow
 

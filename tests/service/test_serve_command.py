@@ -30,18 +30,18 @@ from calling import WALL, call, on_loop
 import fedstack
 from fedstack import errors
 from fedstack.__main__ import main
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
-from fedstack.service.command_line import serve_command
-from fedstack.service.command_line.command import UsageError
-from fedstack.service.command_line.log_format import JsonFormatter
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServerLimits, ServiceLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.credentials import ClientCredentials
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.retry import RetryPolicy
-from fedstack.transport.status import code_of
-from fedstack.transport.targets import parse_target
+from fedstack.command_line import serve_command
+from fedstack.command_line.command import UsageError
+from fedstack.command_line.log_format import JsonFormatter
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServerLimits, ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.peers.retry import RetryPolicy
+from fedstack.transport.wire.status import code_of
 
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
 SERVING, NOT_SERVING = 1, 2

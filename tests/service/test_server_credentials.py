@@ -16,13 +16,13 @@ from calling import WALL, call, on_loop
 from echo_service import ECHO, EchoService
 
 from fedstack import errors
-from fedstack.service.certificates import CertificateFiles, make_test_certificates
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.refusal_log import RefusalLog
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.credentials import ClientCredentials, ServerCredentials
-from fedstack.transport.grpc_connection import GrpcConnection
-from fedstack.transport.targets import parse_target
+from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.refusal_log import RefusalLog
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.grpc.targets import parse_target
 
 HEALTH = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

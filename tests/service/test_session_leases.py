@@ -10,12 +10,12 @@ import fedstack
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.service.executor_service import ExecutorService
+from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.frames import header_frame
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.methods import DownloadMethod, ExchangeMethod, UploadMethod
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, UploadMethod
+from fedstack.transport.wire.frames import header_frame
 
 LEASE_SECONDS = 50.0
 REQUESTS: dict[str, type[Any]] = {

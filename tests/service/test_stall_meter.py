@@ -2,7 +2,7 @@ import asyncio
 import logging
 import time
 
-from fedstack.service.stall_meter import StallCounts, StallMeter
+from fedstack.service.server.stall_meter import StallCounts, StallMeter
 
 
 class Clock:

@@ -23,7 +23,7 @@ from thread_starts import ThreadStarts
 
 import fedstack
 from fedstack import errors
-from fedstack.service.worker_pool import WorkerPool, local_worker_pool
+from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,7 @@ def test_what_functions_print_is_seen_here(pool: WorkerPool, capsys: pytest.Capt
 def test_what_functions_print_is_dropped_where_the_disk_is_full() -> None:
     program = (
         "import federated_language as fl, fedstack, numpy\n"
-        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "from fedstack.service.pool.worker_pool import local_worker_pool\n"
         "leaf = fedstack.python_computation(numpy.int64, numpy.int64)(lambda x: print('x' * 20_000) or x)\n"
         "everywhere = fl.federated_computation(fl.FederatedType(numpy.int64, fl.CLIENTS))(\n"
         "    lambda values: fl.federated_map(leaf, values)\n"
@@ -258,7 +258,7 @@ def test_a_pool_has_at_least_one_worker() -> None:
 def test_workers_end_with_their_parent_however_it_ends() -> None:
     program = (
         "import sys\n"
-        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "from fedstack.service.pool.worker_pool import local_worker_pool\n"
         "pool = local_worker_pool(2)\n"
         "print(*pool.pids, flush=True)\n"
         "sys.stdin.read()\n"
@@ -287,7 +287,7 @@ def parent_with_a_pool(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]"
     """Runs a program that has a pool until the end of its input; its temporary folders are in `tmp_path`."""
     program = (
         "import signal, sys\n"
-        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "from fedstack.service.pool.worker_pool import local_worker_pool\n"
         # Shells let what they start in the background ignore Ctrl-C, and these tests may be among it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with local_worker_pool(2) as pool:\n"
@@ -326,7 +326,7 @@ def test_workers_whose_parent_cannot_clear_up_remove_the_files_of_the_pool(tmp_p
 def test_a_program_that_ends_removes_the_files_of_a_pool_whose_workers_were_killed(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
-        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "from fedstack.service.pool.worker_pool import local_worker_pool\n"
         "pool = local_worker_pool(1)\n"
         "if os.fork() == 0:\n"
         "    sys.exit()\n"  # a child's end is not the end of the pool
@@ -343,7 +343,7 @@ def test_a_program_that_ends_removes_the_files_of_a_pool_whose_workers_were_kill
 def test_workers_end_with_their_parent_though_a_child_of_its_lives_on() -> None:
     program = (
         "import os, sys\n"
-        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "from fedstack.service.pool.worker_pool import local_worker_pool\n"
         "pool = local_worker_pool(2)\n"
         "if os.fork() == 0:\n"
         "    sys.stdin.read()\n"
@@ -367,7 +367,7 @@ def test_workers_end_with_their_parent_though_a_child_of_its_lives_on() -> None:
 def test_a_child_that_leaves_the_block_of_a_pool_leaves_the_pool_alone() -> None:
     program = (
         "import os, sys\n"
-        "from fedstack.service.worker_pool import local_worker_pool\n"
+        "from fedstack.service.pool.worker_pool import local_worker_pool\n"
         "with local_worker_pool(1) as pool:\n"
         "    if os.fork() == 0:\n"
         "        sys.exit()\n"

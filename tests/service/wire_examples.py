@@ -8,14 +8,14 @@ import ml_dtypes
 import numpy as np
 from wire_text import message_text
 
-from fedstack.computations.arrays import array_to_proto
-from fedstack.computations.codec import value_to_proto
-from fedstack.computations.columns import ConstantColumn, with_columns
-from fedstack.computations.federated_values import normalize_argument
-from fedstack.computations.language import Type, computation_pb2, data_type_pb2
+from fedstack.computations.types.language import Type, computation_pb2, data_type_pb2
+from fedstack.computations.values.arrays import array_to_proto
+from fedstack.computations.values.codec import value_to_proto
+from fedstack.computations.values.columns import ConstantColumn, with_columns
+from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
-from fedstack.transport.frames import data_frames, header_frame, heartbeat_frame
-from fedstack.transport.packing import Packer
+from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
+from fedstack.transport.wire.packing import Packer
 
 DTYPES: tuple[Any, ...] = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),

@@ -11,15 +11,16 @@ import numpy as np
 from wire_text import ShortIds, message_text
 
 import fedstack
-from fedstack.computations.arrays import dtype_of_number
-from fedstack.executors import RemoteExecutor, SyncExecutionContext
+from fedstack.computations.values.arrays import dtype_of_number
+from fedstack.contexts import SyncExecutionContext
+from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
-from fedstack.service.executor_service import ExecutorService
+from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, ExecutorStub
-from fedstack.transport.frames import Header, parse_frame
-from fedstack.transport.io_loop import io_loop
-from fedstack.transport.methods import UnaryMethod
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.methods import UnaryMethod
+from fedstack.transport.wire.frames import Header, parse_frame
 
 RAW_CLIENT = Path(__file__).resolve().parents[2] / "examples" / "raw_client.py"
 READINGS = [1.5, 2.5, 3.5, 4.5, 5.5]

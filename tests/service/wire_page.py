@@ -18,8 +18,8 @@ from wire_exchange import compute_now_exchange, fold_dtype_table, phase_exchange
 from wire_situations import status_table
 
 from fedstack import errors
-from fedstack.service.limits import ServerLimits, ServiceLimits, option_of
-from fedstack.transport.status import code_of
+from fedstack.service.server.limits import ServerLimits, ServiceLimits, option_of
+from fedstack.transport.wire.status import code_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
 # What stands between two such lines is written here, everything else by hand.

@@ -12,17 +12,17 @@ import numpy as np
 from wire_exchange import raw_client
 
 import fedstack
-from fedstack.computations.carriers import CarrierPolicy
-from fedstack.computations.language import array_pb2, computation_pb2
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.types.language import array_pb2, computation_pb2
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
-from fedstack.service.executor_service import ExecutorService
-from fedstack.service.grpc_server import GrpcServer
-from fedstack.service.limits import ServerLimits, ServiceLimits
-from fedstack.service.server_thread import ServerThread
-from fedstack.transport.credentials import ServerCredentials
-from fedstack.transport.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.frames import data_frames, header_frame
-from fedstack.transport.io_loop import io_loop
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.limits import ServerLimits, ServiceLimits
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.frames import data_frames, header_frame
 
 Computation: TypeAlias = computation_pb2.Computation
 RAW = raw_client()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from federated_language.framework import ComputationBuildingBlock, ConcreteComputation
 
-from fedstack.computations.language import SequenceType, StructType
+from fedstack.computations.types.language import SequenceType, StructType
 from fedstack.testing.computation_builder import (
     at_clients,
     at_server,

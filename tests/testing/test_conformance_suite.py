@@ -162,7 +162,7 @@ def test_check_executor_names_all_promises_that_are_not_kept() -> None:
 
 def test_check_stack_names_all_promises_that_are_not_kept() -> None:
     def make_factory():
-        return fedstack.executors.ResourceManagingExecutorFactory(lambda _: RaisingExecutor(ConnectionError("gone")))
+        return fedstack.contexts.ResourceManagingExecutorFactory(lambda _: RaisingExecutor(ConnectionError("gone")))
 
     with pytest.raises(ConformanceError, match="numbers_of_clients_must_agree: "):
         check_stack(make_factory)

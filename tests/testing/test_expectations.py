@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from fedstack.computations.language import Struct
+from fedstack.computations.types.language import Struct
 from fedstack.testing.expectations import expect, expect_error, expect_same, expect_same_bits, plain
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import InvalidValueError, RetryLimitError, WorkerUnavailableError
-from fedstack.executors import SyncExecutionContext
 from fedstack.testing import Fault, FaultInjectingExecutor, FaultPlan
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic
 from fedstack.testing.leaves import double

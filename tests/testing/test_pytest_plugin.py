@@ -45,7 +45,7 @@ def test_without():
 
 def test_with(fedstack_context):
     assert my_mean([1.0, 2.0]) == 1.5
-    assert isinstance(fedstack_context, fedstack.executors.SyncExecutionContext)
+    assert isinstance(fedstack_context, fedstack.contexts.SyncExecutionContext)
 
 async def test_with_a_loop(fedstack_context):
     assert my_mean([1.0, 3.0]) == 2.0

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import InvalidValueError, RetryLimitError, WorkerUnavailableError
-from fedstack.executors import SyncExecutionContext
-from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.testing import RaisingExecutor
 from fedstack.testing.leaves import double
 

@@ -7,11 +7,12 @@ import attrs
 import numpy as np
 import pytest
 
-from fedstack.computations.language import Struct
+from fedstack.computations.types.language import Struct
+from fedstack.contexts import SyncExecutionContext
+from fedstack.contexts.contexts import use_context
 from fedstack.errors import ClosedError, ForeignValueError, InvalidValueError
-from fedstack.executors import LeafExecutor, SyncExecutionContext
-from fedstack.executors.contexts import use_context
-from fedstack.executors.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors import LeafExecutor
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.testing import TracingExecutor
 from fedstack.testing.expectations import expect_same
 from fedstack.testing.leaves import add, double, fail

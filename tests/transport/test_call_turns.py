@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.transport.call_turns import CallTurns
+from fedstack.transport.grpc.call_turns import CallTurns
 
 WALL = 10.0
 

@@ -17,12 +17,12 @@ from federated_language import CLIENTS, FederatedType, federated_computation, fe
 
 import fedstack
 from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, WorkerUnavailableError
-from fedstack.executors.factories import local_executor_factory
-from fedstack.executors.workers import Workers
-from fedstack.service.executor_service import ExecutorService
+from fedstack.executors.fleet.workers import Workers
+from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.channel_connection import ChannelConnection
-from fedstack.transport.executor_stub import ExecutorStub
+from fedstack.transport.grpc.channel_connection import ChannelConnection
+from fedstack.transport.peers.executor_stub import ExecutorStub
 
 pytestmark = [pytest.mark.slow, pytest.mark.fedstack_leak_check(False)]  # gRPC keeps threads of a channel for a while
 

@@ -7,13 +7,13 @@ import grpc.aio
 import pytest
 
 from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
-from fedstack.service.certificates import make_test_certificates
-from fedstack.service.limits import ServerLimits
-from fedstack.transport import channels
-from fedstack.transport.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
-from fedstack.transport.credentials import ClientCredentials, ServerCredentials, bearer_token, server_credentials
-from fedstack.transport.status import MAX_DETAILS_BYTES, error_from_status
-from fedstack.transport.targets import Target, parse_target
+from fedstack.service.server.certificates import make_test_certificates
+from fedstack.service.server.limits import ServerLimits
+from fedstack.transport.grpc import channels
+from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, bearer_token, server_credentials
+from fedstack.transport.grpc.targets import Target, parse_target
+from fedstack.transport.wire.status import MAX_DETAILS_BYTES, error_from_status
 
 _SECONDS = 30.0
 

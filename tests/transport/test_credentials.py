@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.credentials import (
+from fedstack.transport.grpc.credentials import (
     ClientCredentials,
     ServerCredentials,
     bearer_token,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.disposal import DisposalQueue
+from fedstack.transport.wire.disposal import DisposalQueue
 
 
 class Clock:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fedstack.errors import InvalidValueError
 from fedstack.proto.extensions_pb2 import Frame, HandshakeRequest, Heartbeat
-from fedstack.transport import frames
-from fedstack.transport.frames import (
+from fedstack.transport.wire import frames
+from fedstack.transport.wire.frames import (
     Data,
     Header,
     Work,
@@ -17,7 +17,7 @@ from fedstack.transport.frames import (
     heartbeat_frame,
     parse_frame,
 )
-from fedstack.transport.segments import Rows, SegmentReader
+from fedstack.transport.wire.segments import Rows, SegmentReader
 
 segment_lists = st.lists(st.binary(max_size=300), max_size=12)
 

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.transport.heartbeat import SilenceWatch, watch
+from fedstack.transport.wire.heartbeat import SilenceWatch, watch
 
 LONG = 60.0
 SHORT = 0.02

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.leaf_threads import LeafThreads
-from fedstack.transport.io_loop import IoLoop, io_loop
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.transport.peers.io_loop import IoLoop, io_loop
 
 LIMIT_SECONDS = 20
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.transport.leases import Leases
+from fedstack.transport.peers.leases import Leases
 
 
 class Clock:

@@ -3,7 +3,7 @@
 import pytest
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.retry import RetryPolicy
+from fedstack.transport.peers.retry import RetryPolicy
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 @pytest.fixture
 def longest_draws(monkeypatch):
     """Every pause is as long as it may be."""
-    monkeypatch.setattr("fedstack.transport.retry.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("fedstack.transport.peers.retry.random.uniform", lambda low, high: high)
 
 
 @pytest.mark.usefixtures("longest_draws")

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack import errors
-from fedstack.computations import leaf_runtimes
-from fedstack.computations.language import RetryableError, computation_pb2
-from fedstack.computations.leaf_runtimes import load_leaf
+from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves.leaf_runtimes import load_leaf
+from fedstack.computations.types.language import RetryableError, computation_pb2
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
-from fedstack.transport.status import (
+from fedstack.transport.wire.status import (
     MAX_DETAILS_BYTES,
     Code,
     RemoteTraceback,

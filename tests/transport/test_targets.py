@@ -3,7 +3,7 @@
 import pytest
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.targets import Target, TargetResolver, is_loopback, parse_target, resolve_targets
+from fedstack.transport.grpc.targets import Target, TargetResolver, is_loopback, parse_target, resolve_targets
 
 
 @pytest.mark.parametrize(

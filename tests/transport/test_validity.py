@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from fedstack.transport.validity import why_no_authority, why_not_valid
+from fedstack.transport.grpc.validity import why_no_authority, why_not_valid
 
 NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "somebody")])
 # Of version 1, which is not written down in certificates: made by `openssl x509 -req`.

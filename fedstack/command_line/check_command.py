@@ -1,0 +1,147 @@
+"""The subcommand `fedstack check`."""
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, TypedDict
+
+import attrs
+
+from fedstack.command_line.command import SUCCESS
+from fedstack.command_line.peer_options import PLAIN, add_peer_options, ask, check_plain, failed, peer_of
+from fedstack.errors import FedstackError
+
+if TYPE_CHECKING:
+    from fedstack.transport.grpc.credentials import ClientCredentials
+    from fedstack.transport.grpc.targets import Target
+    from fedstack.transport.peers.executor_stub import ExecutorStub
+
+NAME = "check"
+SUMMARY = "Check that a server can be reached and used, and say what is wrong if not."
+
+_ROUND_TRIPS = 5
+# How long a server that has answered already has for another question at least.
+_LEAST_SECONDS = 0.1
+
+
+class Answer(TypedDict):
+    """What is found out about any server that can be used."""
+
+    target: str
+    service: str
+    encryption: str
+    token: str
+    round_trip_ms: float
+
+
+class Details(TypedDict):
+    """What a server of fedstack's tells of itself."""
+
+    version: str
+    python_version: str
+    leaf_runtimes: list[str]
+    allowed_modules: list[str]
+    max_value_bytes: int
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the check."""
+    add_peer_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks a server: what it is goes to standard output, what is wrong to standard error."""
+    target, credentials = peer_of(options)
+
+    end = time.monotonic() + options.timeout
+
+    def left() -> float:
+        return max(_LEAST_SECONDS, end - time.monotonic())
+
+    async def look(stub: "ExecutorStub") -> tuple[Answer, Details | None]:
+        handshake = await stub.handshake()
+        if handshake is None:
+            await check_plain(target, stub)
+        times: list[float] = []
+        for _ in range(_ROUND_TRIPS):
+            begin = time.perf_counter()
+            await stub.handshake()
+            times.append(time.perf_counter() - begin)
+        answer = Answer(
+            target=str(target),
+            service=PLAIN if handshake is None else f"fedstack {handshake.version}",
+            encryption=_encryption(target, credentials),
+            token=_token(credentials, handshake.asks_for_token if handshake is not None else None),
+            round_trip_ms=round(1000 * min(times), 3),
+        )
+        if handshake is None:
+            return answer, None
+        return answer, Details(
+            version=handshake.version,
+            python_version=handshake.python_version,
+            leaf_runtimes=list(handshake.leaf_runtimes),
+            allowed_modules=list(handshake.allowed_modules),
+            max_value_bytes=handshake.max_value_bytes,
+        )
+
+    try:
+        answer, details = ask(target, credentials, options.timeout, look)
+        if credentials.certificate is not None:
+            without = attrs.evolve(credentials, certificate=None, private_key=None)
+            if _lets_in(attrs.evolve(target, secure=True), without, left()):
+                answer["encryption"] = "TLS, our certificate is not asked for"
+    except FedstackError as error:
+        return failed(target, error, as_json=options.json)
+    if options.json:
+        print(json.dumps({"ok": True, **answer, **(details or {})}))
+    else:
+        _print(answer, details)
+    return SUCCESS
+
+
+def _lets_in(target: "Target", credentials: "ClientCredentials", timeout: float) -> bool:
+    """Tells whether a server lets us in with these credentials."""
+
+    async def look(stub: "ExecutorStub") -> bool:
+        return await stub.handshake() is not None
+
+    try:
+        return ask(target, credentials, timeout, look, explains=False)
+    except FedstackError:
+        return False
+
+
+def _token(credentials: "ClientCredentials", asked_for: bool | None) -> str:
+    if credentials.token is None:
+        return "none"
+    return {True: "accepted", False: "not asked for", None: "sent"}[asked_for]
+
+
+def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
+    if not (credentials.uses_tls if target.secure is None else target.secure):
+        return "none"
+    return "TLS" if credentials.certificate is None else "TLS, with our certificate"
+
+
+def _print(answer: Answer, details: Details | None) -> None:
+    rows = [("encryption", answer["encryption"]), ("token", answer["token"])]
+    if details is None:
+        print(f"{answer['target']} is up: {PLAIN}, which can be used value by value")
+    else:
+        print(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
+        rows += [
+            ("leaf runtimes", ", ".join(details["leaf_runtimes"]) or "none"),
+            ("allowed modules", ", ".join(details["allowed_modules"]) or "none"),
+            ("largest value", f"{details['max_value_bytes'] / 2**30:.3g} GiB"),
+        ]
+    rows.append(("round trip", f"{answer['round_trip_ms']:.2f} ms"))
+    for name, value in rows:
+        print(f"  {name:<16} {value}")
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    theirs = mine if details is None else details["python_version"]
+    if details is not None and theirs != mine and any("Pickled" in name for name in details["leaf_runtimes"]):
+        print(
+            f"Functions go there by reference only: by value they need one Python on both sides, and here is {mine}.",
+            file=sys.stderr,
+        )

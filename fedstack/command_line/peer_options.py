@@ -1,0 +1,168 @@
+"""What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fedstack.command_line.command import FAILURE, UsageError, seconds
+from fedstack.errors import DeadlineExceededError, FedstackError, InvalidValueError, RemoteError
+
+if TYPE_CHECKING:
+    from fedstack.transport.grpc.credentials import ClientCredentials
+    from fedstack.transport.grpc.targets import Target
+    from fedstack.transport.peers.executor_stub import ExecutorStub
+
+_T = TypeVar("_T")
+# gRPC cannot count much longer times.
+_MOST_SECONDS = 86_400
+# How much longer than it was told the search for what is wrong may take, where it is about to end.
+_FINISH_SECONDS = 0.5
+
+
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the address of a server, and what it may want to see."""
+    parser.add_argument("target", metavar="ADDRESS", help="host:port, grpcs://host:port or unix:/path of the server")
+    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority that signed the server's (PEM)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="our own certificate (PEM), for servers that ask for one")
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of our own certificate (PEM)")
+    parser.add_argument("--server-name", metavar="NAME", help="name in the server's certificate, if it is another one")
+    parser.add_argument("--token-file", metavar="FILE", help="file with the token that the server asks for")
+    parser.add_argument(
+        "--timeout",
+        type=seconds(0.001, _MOST_SECONDS),
+        default=10.0,
+        metavar="SECONDS",
+        help="how long it may take in all",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
+    """Returns the server and what to dial it with.
+
+    Raises:
+      UsageError: If the options do not fit each other, or name files that cannot be read.
+    """
+    from fedstack.transport.grpc.channels import check_certificates
+    from fedstack.transport.grpc.credentials import ClientCredentials
+    from fedstack.transport.grpc.targets import parse_target
+
+    try:
+        credentials = ClientCredentials.from_files(
+            root_certificates=options.tls_ca,
+            certificate=options.tls_cert,
+            private_key=options.tls_key,
+            token_file=options.token_file,
+            server_name=options.server_name,
+        )
+        check_certificates(credentials, "give the right --tls-cert, --tls-key and --tls-ca")
+        return parse_target(options.target), credentials
+    except InvalidValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def ask(
+    target: "Target",
+    credentials: "ClientCredentials",
+    timeout: float,
+    work: "Callable[[ExecutorStub], Coroutine[Any, Any, _T]]",
+    *,
+    explains: bool = True,
+) -> _T:
+    """Dials a server, and returns what `work` finds out from it.
+
+    Args:
+      target: The server.
+      credentials: What to dial it with.
+      timeout: How long it may take in all, in seconds.
+      work: Asks the server.
+      explains: Whether to look for what is wrong if it fails; else the error is gRPC's.
+
+    Raises:
+      FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
+    """
+    from fedstack.transport.grpc.diagnosis import OPTIONS, Patience
+    from fedstack.transport.grpc.grpc_connection import GrpcConnection
+    from fedstack.transport.peers.executor_stub import ExecutorStub
+    from fedstack.transport.peers.io_loop import io_loop
+
+    patience = Patience(min(Patience().step_seconds, timeout / 2), timeout)
+
+    async def dial() -> _T:
+        end = asyncio.get_running_loop().time() + timeout
+        connection = GrpcConnection(target, credentials, words=OPTIONS, patience=patience)
+        # Calls have more time than there is, so that it is this function which says that there is no answer.
+        working = asyncio.ensure_future(work(ExecutorStub(connection, control_seconds=2 * timeout)))
+        diagnosis: asyncio.Task[FedstackError | None] | None = None
+        try:
+            await asyncio.wait([working], timeout=timeout - patience.step_seconds)
+            if not working.done() and explains:
+                diagnosis = asyncio.ensure_future(connection.diagnosis())  # while there may still be an answer
+            await asyncio.wait([working], timeout=_left(end))
+            if working.done():
+                return working.result()
+            if diagnosis is not None:
+                await asyncio.wait([diagnosis], timeout=_FINISH_SECONDS)
+            found = diagnosis.result() if diagnosis is not None and diagnosis.done() else None
+            raise found or DeadlineExceededError(
+                f"Expected an answer from {target} within {timeout:g} s, found none; see what keeps it busy, or allow "
+                "more time with --timeout"
+            )
+        except FedstackError as error:
+            if not (working.done() and explains):
+                raise
+            try:
+                explained = await asyncio.wait_for(connection.explained(error), _left(end) + _FINISH_SECONDS)
+            except asyncio.TimeoutError:
+                explained = error
+            if explained is error:
+                raise
+            raise explained from error
+        finally:
+            every: list[asyncio.Task[Any]] = [task for task in (working, diagnosis) if task is not None]
+            for task in every:
+                task.cancel()
+            await asyncio.gather(*every, return_exceptions=True)
+            await connection.close()
+
+    return io_loop.run_sync(dial())
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - asyncio.get_running_loop().time())
+
+
+PLAIN = "a plain executor service"
+
+
+async def check_plain(target: "Target", stub: "ExecutorStub") -> None:
+    """Checks that a server without fedstack's extensions has the executor service, which every peer has.
+
+    Raises:
+      RemoteError: If it has not.
+    """
+    from fedstack.proto.executor_pb2 import DisposeExecutorRequest, GetExecutorRequest
+
+    try:
+        response = await stub.get_executor(GetExecutorRequest())
+    except RemoteError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        raise RemoteError(
+            f"Expected a fedstack server at {target}, found a gRPC server without its services; correct host and port"
+        ) from error
+    await stub.dispose_executor(DisposeExecutorRequest(executor=response.executor))
+
+
+def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:
+    """Ends a subcommand with an error; returns the exit code.
+
+    Raises:
+      FedstackError: The error, if it is not to be printed as JSON.
+    """
+    if not as_json:
+        raise error
+    print(json.dumps({"ok": False, "target": str(target), "error": str(error)}))
+    return FAILURE

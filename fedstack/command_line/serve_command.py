@@ -1,0 +1,284 @@
+"""The subcommand `fedstack serve`."""
+
+import argparse
+import contextlib
+import faulthandler
+import importlib.util
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, TypeVar
+
+import attrs
+
+from fedstack._version import __version__
+from fedstack.command_line.command import SUCCESS, UsageError, seconds, whole_number
+from fedstack.command_line.environment_options import EnvironmentOptions, one_of, variable_of
+from fedstack.command_line.forgiving_output import all_output_to_standard_error
+from fedstack.command_line.log_format import FORMATS, LEVELS, configure_logging
+from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
+from fedstack.command_line.standard_input import empty_standard_input
+from fedstack.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from fedstack.service.server.grpc_server import GrpcServer
+    from fedstack.transport.grpc.credentials import ServerCredentials
+
+_Table = TypeVar("_Table", bound=attrs.AttrsInstance)
+NAME = "serve"
+SUMMARY = "Run computations of other processes: a worker for remote executors."
+
+_logger = logging.getLogger(__name__)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the server, each with its environment variable."""
+    parser.epilog = "Each option can be given as the environment variable in brackets; the command line wins."
+    options = EnvironmentOptions(parser)
+    add, switch = options.add, options.add_switch
+    add("--host", "HOST", "name or address to listen at; all but loopback need TLS", type=_host, default="127.0.0.1")
+    add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0, 65_535), default=8000)
+    add("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path)
+    add("--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0)
+    add("--tls-cert", "FILE", "certificate of the server (PEM)")
+    add("--tls-key", "FILE", "key of the certificate (PEM)")
+    add("--tls-client-ca", "FILE", "authority (PEM) that must have signed the certificates of clients")
+    add("--token-file", "FILE", "file with tokens, one a line; clients must know one of them")
+    switch("--insecure", "let other machines in without TLS")
+    options.add_repeatable("--allow-module", "MODULE", "installed module whose functions clients may call, * for any")
+    switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca")
+    _add_limits(options)
+    switch("--compression", "take compressed messages, which may be small to send and large to unfold")
+    add("--threads", "N", "most threads that run functions", type=whole_number(1))
+    add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
+    add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
+    add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds(0), default=30.0)
+    switch("--exit-with-parent", "stop when standard input ends")
+
+
+def _add_limits(options: EnvironmentOptions) -> None:
+    """Adds an option for each limit."""
+    from fedstack.service.server.limits import ServerLimits, ServiceLimits, option_of
+
+    for field in (*attrs.fields(ServiceLimits), *attrs.fields(ServerLimits)):
+        if "most" in field.metadata:
+            metavar = "BYTES" if field.name.endswith("_bytes") else "N"
+            kind, description = whole_number(1, field.metadata["most"]), f"most {field.metadata['what']}"
+        elif "what" in field.metadata:
+            metavar, kind, description = "SECONDS", seconds(1), f"how long {field.metadata['what']}"
+        else:
+            continue
+        options.add(option_of(field.name), metavar, description, type=kind, default=field.default)
+
+
+def _limits(table: type[_Table], options: argparse.Namespace) -> _Table:
+    """Returns the limits of a table that the options ask for."""
+    given = vars(options)
+    return table(**{f.name: given[f.name] for f in attrs.fields(table) if f.name in given})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until told to stop: one line goes to standard output, once the server can be dialled, and no more."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # there may be no standard error
+        if not faulthandler.is_enabled():
+            faulthandler.enable()  # a crash in a client's function says where, before the process ends
+    if options.log_level == "debug":
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it says nothing: it is in no format, and we say it too
+    # What functions print is not for whoever waits for that line.
+    waiting = sys.stdout
+    # Before anything that a client sends is loaded.
+    with all_output_to_standard_error(), empty_standard_input() as standard_input:
+        configure_logging(options.log_level, options.log_format)
+        return _serve(options, standard_input, waiting)
+
+
+def _serve(options: argparse.Namespace, standard_input: int | None, waiting: TextIO) -> int:
+    from fedstack.service.server.server_thread import ServerThread
+
+    requests = ShutdownRequests()
+    if options.exit_with_parent:
+        requests.from_parent(standard_input)
+    with requests.from_signals():
+        server = make_server(options)
+        thread = ServerThread(server)
+        thread.start()
+        print(ready_line(dialled_address(server.target, options), options), file=waiting, flush=True)
+        who = requests.wait()
+        _logger.info("Asked to stop by %s", who)
+        thread.stop(0.0 if who == PARENT_GONE else None)
+    return SUCCESS
+
+
+def make_server(options: argparse.Namespace) -> "GrpcServer":
+    """Returns the server that the options ask for, not started yet.
+
+    Raises:
+      UsageError: If the options do not fit each other, or name files that cannot be read.
+    """
+    from fedstack.computations.leaves.python.carriers import CarrierPolicy
+    from fedstack.executors.stacks.factories import local_executor_factory
+    from fedstack.service.executor.executor_service import ExecutorService
+    from fedstack.service.server.grpc_server import GrpcServer
+    from fedstack.service.server.limits import ServerLimits, ServiceLimits
+
+    _check_address(options)
+    if options.clients > options.max_clients:
+        raise UsageError(
+            f"Expected at most {options.max_clients} clients where a request does not say (--max-clients), found "
+            f"{options.clients}; give a smaller --clients or a larger --max-clients"
+        )
+    _warn_of_missing_modules(options.allow_module)
+    try:
+        credentials = _credentials(options)
+        policy = CarrierPolicy(modules=options.allow_module, python_code=options.allow_python_code)
+        if policy.runs_anything and not (_is_private(options) or credentials.client_root_certificates):
+            raise UsageError(
+                f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
+                "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code and --allow-module for '*' "
+                "and for modules of Python itself and of others that run code (see SECURITY.md)"
+            )
+        service = ExecutorService(
+            local_executor_factory(options.clients, max_threads=options.threads),
+            limits=_limits(ServiceLimits, options),
+            policy=policy,
+        )
+        return GrpcServer(
+            [service],
+            host=options.host,
+            port=options.port,
+            unix_socket=options.unix_socket,
+            credentials=credentials,
+            insecure=options.insecure,
+            limits=_limits(ServerLimits, options),
+            compression=options.compression,
+            grace_seconds=options.grace_seconds,
+        )
+    except InvalidValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def ready_line(target: str, options: argparse.Namespace) -> str:
+    """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
+    from fedstack.service.server.listening import TcpListener
+
+    traits = ["TLS" if options.tls_cert else "insecure"]
+    if options.tls_client_ca:
+        traits.append("client certificates")
+    if options.token_file:
+        traits.append("token")
+    if options.unix_socket:
+        traits.append("this user only")
+    elif _is_private(options):
+        traits.append("loopback only")
+    elif TcpListener(options.host, options.port).is_everywhere:
+        traits.append("every network of this machine")
+    code = "allowed" if options.allow_python_code else "refused"
+    modules = f"; modules {', '.join(options.allow_module)}" if options.allow_module else ""
+    return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); python code {code}{modules}"
+
+
+def dialled_address(target: str, options: argparse.Namespace) -> str:
+    """Returns what clients dial: for a server that listens at all addresses of this machine, by its name."""
+    from fedstack.service.server.listening import TcpListener
+
+    if options.unix_socket is not None or not TcpListener(options.host, options.port).is_everywhere:
+        return target
+    return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}"
+
+
+def _host(text: str) -> str:
+    if text.startswith("[") and text.endswith("]") and ":" in text:  # as in addresses with a port
+        return text[1:-1]
+    if text.strip():
+        return text
+    raise argparse.ArgumentTypeError(
+        f"expected a name or an address of this machine, found {text!r}; 127.0.0.1 is for this machine alone, 0.0.0.0 "
+        "for every network it is in"
+    )
+
+
+def _check_address(options: argparse.Namespace) -> None:
+    if options.unix_socket is None:
+        return
+    on_command_line: frozenset[str] = getattr(options, "given", frozenset[str]())
+    given = on_command_line
+    if "unix_socket" not in given:  # of variables, only those clash that the command line does not override
+        given |= getattr(options, "of_environment", frozenset[str]())
+    clashing = [name for name in ("host", "port") if name in given]
+    if clashing:
+        names = [
+            f"--{name.replace('_', '-')}" if name in on_command_line else variable_of(name)
+            for name in ("unix_socket", *clashing)
+        ]
+        raise UsageError(
+            f"Expected a socket or host and port to listen at, found {' and '.join(names)}; leave one or the other out"
+        )
+
+
+def _warn_of_missing_modules(modules: Sequence[str]) -> None:
+    for module in modules:
+        if module != "*" and not _is_installed(module):
+            _logger.warning(
+                "Expected modules that are installed here in --allow-module, found none named %r; %s",
+                module,
+                "correct the name, install it, or set PYTHONPATH"
+                if all(map(str.isidentifier, module.split(".")))
+                else "put commas between several, and leave patterns out: a module stands for all that is inside it",
+            )
+
+
+def _is_installed(module: str) -> bool:
+    """Looks for a module without importing anything, which would run it."""
+    path: Sequence[str] | None = None
+    names = module.split(".")
+    for depth in range(len(names)):
+        name = ".".join(names[: depth + 1])
+        try:
+            found = PathFinder.find_spec(name, path) if depth else importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return False
+        if found is None:
+            return False
+        path = list(found.submodule_search_locations or ())
+    return True
+
+
+def _credentials(options: argparse.Namespace) -> "ServerCredentials":
+    from fedstack.transport.grpc.credentials import ServerCredentials
+
+    credentials = ServerCredentials.from_files(
+        certificate=options.tls_cert,
+        private_key=options.tls_key,
+        client_root_certificates=options.tls_client_ca,
+        token_file=options.token_file,
+    )
+    _warn_of_invalid_certificates(options, credentials)
+    return credentials
+
+
+def _warn_of_invalid_certificates(options: argparse.Namespace, credentials: "ServerCredentials") -> None:
+    """Warns of what no client will accept, or of what accepts none; it may be our clock that is wrong."""
+    from fedstack.transport.grpc.validity import why_no_authority, why_not_valid
+
+    for option, file, why in (
+        ("--tls-cert", options.tls_cert, why_not_valid(credentials.certificate or b"")),
+        ("--tls-client-ca", options.tls_client_ca, why_no_authority(credentials.client_root_certificates or b"")),
+    ):
+        if why is not None:
+            _logger.warning(
+                "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or set the "
+                "clock",
+                option,
+                file,
+                why,
+            )
+
+
+def _is_private(options: argparse.Namespace) -> bool:
+    from fedstack.service.server.listening import TcpListener
+
+    return options.unix_socket is not None or TcpListener(options.host, options.port).is_private

@@ -1,0 +1,74 @@
+"""Waits until somebody wants a process to end: a signal, or the end of the process that started it."""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Generator
+
+from fedstack.transport.peers.daemon_threads import start_daemon
+
+PARENT_GONE = "the parent process"
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How long a server without a parent may take to stop; what it works on is of no use to anybody.
+_ORPHAN_SECONDS = 3.0
+# Who stops a group of processes may reach each of them twice: that is one request.
+_SAME_REQUEST_SECONDS = 0.5
+# A signal that comes just before the wait begins does not end it: its handler runs when Python has the thread again. On
+# Windows no wait without an end notices Ctrl-C at all.
+_POLL_SECONDS = 0.25
+
+
+class ShutdownRequests:
+    """Says who asked for an end; whoever asks once more, half a second later or more, gets it at once."""
+
+    def __init__(self) -> None:
+        # The one queue into which a signal handler may put something, whatever it has interrupted.
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._asked: float | None = None  # when
+
+    @contextlib.contextmanager
+    def from_signals(self) -> Generator[None, None, None]:
+        """Takes SIGTERM and SIGINT for requests inside of the block; for the main thread."""
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def from_parent(self, lifeline: int | None) -> None:
+        """Takes the end of a pipe for a request: the parent holds its other end, and lets go of it at last.
+
+        Args:
+          lifeline: The descriptor of this end; without one the parent is taken to be gone.
+        """
+        if lifeline is not None:
+            lifeline = os.dup(lifeline)  # the thread waits as long as the process lives
+        start_daemon(self._watch_parent, lifeline, name="fedstack-parent")
+
+    def wait(self) -> str:
+        """Returns who asked, once somebody has."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._requests.get(timeout=_POLL_SECONDS)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self._requests.put(signal.Signals(number).name)
+        elif now - self._asked >= _SAME_REQUEST_SECONDS:
+            os._exit(128 + number)
+
+    def _watch_parent(self, lifeline: int | None) -> None:
+        # Not through a file: a thread that holds its lock when the process ends makes Python abort.
+        with contextlib.suppress(OSError):
+            while lifeline is not None and os.read(lifeline, 4096):
+                pass
+        self._requests.put(PARENT_GONE)
+        threading.Event().wait(_ORPHAN_SECONDS)
+        os._exit(1)

@@ -1,0 +1,161 @@
+"""The subcommand `fedstack status`."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedstack.command_line.command import SUCCESS
+from fedstack.command_line.peer_options import PLAIN, add_peer_options, ask, check_plain, failed, peer_of
+from fedstack.computations.types.texts import printable
+from fedstack.errors import FedstackError, RemoteError
+
+if TYPE_CHECKING:
+    from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
+    from fedstack.transport.peers.executor_stub import ExecutorStub
+
+NAME = "status"
+SUMMARY = "Show what a server holds and has done."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the status."""
+    add_peer_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints sessions and calls of a server, as tables or as JSON."""
+    target, credentials = peer_of(options)
+
+    async def look(stub: "ExecutorStub") -> "GetStatusResponse | None":
+        try:
+            return await stub.get_status()
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+        await check_plain(target, stub)
+        return None
+
+    try:
+        status = ask(target, credentials, options.timeout, look)
+    except FedstackError as error:
+        return failed(target, error, as_json=options.json)
+    told = {"service": PLAIN} if status is None else _as_object(status)
+    if options.json:
+        print(json.dumps({"ok": True, "target": str(target), **told}))
+    elif status is None:
+        print(f"{target}: {PLAIN}, which can be used value by value, and does not tell what it holds and has done")
+    else:
+        show(str(target), status)
+    return SUCCESS
+
+
+def _as_object(status: "GetStatusResponse") -> dict[str, object]:
+    return {
+        "version": status.version,
+        "uptime_seconds": round(status.uptime_seconds, 3),
+        "stopping": status.HasField("seconds_until_stop"),
+        "seconds_until_stop": round(status.seconds_until_stop, 3) if status.HasField("seconds_until_stop") else None,
+        "running": status.running,
+        "values": status.values,
+        "bytes": status.bytes,
+        "threads": status.threads,
+        "busy_threads": status.busy_threads,
+        "abandoned_threads": status.abandoned_threads,
+        "resident_bytes": status.resident_bytes or None,
+        "stalls": status.stalls,
+        "longest_stall_seconds": round(status.longest_stall_seconds, 3),
+        "sessions": [
+            {
+                "id": session.id,
+                "clients": session.clients,
+                "values": session.values,
+                "bytes": session.bytes,
+                "lease_seconds_left": round(session.lease_seconds_left, 3),
+            }
+            for session in status.session
+        ],
+        "work": [
+            {
+                "session": work.session,
+                "function": work.function,
+                "first_client": work.first_client if work.clients else None,
+                "clients": work.clients,
+                "seconds": round(work.seconds, 3),
+            }
+            for work in status.work
+        ],
+        "calls": [{"method": call.method, "code": call.code, "count": call.count} for call in status.calls],
+    }
+
+
+def show(target: str, status: "GetStatusResponse") -> None:
+    """Prints a status as tables."""
+    print(f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}")
+    if status.HasField("seconds_until_stop"):
+        print(f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away")
+    print(
+        f"sessions {len(status.session)}, values {status.values}, bytes {_size(status.bytes)}, running {status.running}"
+    )
+    if status.threads or status.resident_bytes:  # older servers do not tell
+        memory = _size(status.resident_bytes) if status.resident_bytes else "unknown"
+        print(
+            f"threads {status.threads}, busy {status.busy_threads}, at cancelled work {status.abandoned_threads}, "
+            f"memory {memory}"
+        )
+    if status.stalls:
+        print(f"stood still {status.stalls} times, for {status.longest_stall_seconds:.2g} s at most")
+    if status.session:
+        print()
+        _print_table(
+            ("session", "clients", "values", "bytes", "lease left"),
+            [
+                (s.id, f"{s.clients}", f"{s.values}", _size(s.bytes), f"{s.lease_seconds_left:.0f} s")
+                for s in status.session
+            ],
+        )
+    if status.work:
+        print()
+        _print_table(
+            ("function", "session", "client", "runs for"),
+            [(printable(work.function), work.session, _clients(work), f"{work.seconds:.1f} s") for work in status.work],
+            words=2,
+        )
+    if status.calls:
+        print()
+        _print_table(
+            ("method", "code", "calls"), [(call.method, call.code, f"{call.count}") for call in status.calls], words=2
+        )
+
+
+def _clients(work: "Work") -> str:
+    """Returns at which clients a function runs; nothing for one that runs at the server."""
+    if work.clients <= 1:
+        return f"{work.first_client}" if work.clients else "-"
+    return f"{work.first_client} to {work.first_client + work.clients - 1}"
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> None:
+    """Prints rows under a header; the first columns, so many as `words` says, are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"

@@ -1,0 +1,1 @@
+"""Leaf computations: what a runtime is, and what leaves this process."""

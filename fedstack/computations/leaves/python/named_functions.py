@@ -1,0 +1,166 @@
+"""Refers to Python functions by module and qualified name, and finds them again."""
+
+import hashlib
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import TypeGuard, cast
+
+from fedstack.computations.types.texts import name_text, text_of
+from fedstack.computations.values.tensor_values import shorten
+from fedstack.errors import CarrierError
+
+# Loading runs what somebody wrote: it can raise anything, and may want to end the process. Ctrl-C is not its own.
+LOADING_ERRORS = (Exception, SystemExit)
+# When each file that functions were taken from was last written, and its size, as of the first of them.
+_files_as_imported: dict[str, tuple[int, int]] = {}
+
+
+class Decorated:
+    """A base of computations of a function, their `__wrapped__`: a reference to one means that function."""
+
+
+def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
+    """Imports `module` and finds `qualname` in it; a decorated computation gives the function inside.
+
+    Raises:
+      CarrierError: If there is no such module or function, it is another module's and only imported there, it is no
+        function, or the module cannot be imported or may not be.
+    """
+    parts = module.split(".")
+    # The first runs the command line of a package, the second its body again, under another name.
+    if not all(part.isidentifier() and not (part.startswith("__") and part.endswith("__")) for part in parts):
+        raise CarrierError(f"Expected the name of a module that may be imported, found {name_text(module)!r}")
+    shown = name_text(f"{module}:{qualname}")
+    try:
+        imported = importlib.import_module(module)
+    except LOADING_ERRORS as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            raise CarrierError(
+                f"Expected to load the function {shown}, found that importing {name_text(module)} raised "
+                f"{told_of(error)}"
+            ) from error
+        raise _not_found(module, qualname, error) from error
+    found = _member_of(imported, module, qualname)
+    # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
+    if _names_of(found) != (module, qualname):
+        raise CarrierError(f"Expected a function defined as {shown}, found {_shown(found)} there")
+    if not callable(found):
+        raise CarrierError(f"Expected a function as {shown}, found {_shown(found)} there")
+    state = _state_of_file(found)
+    if state is not None:
+        _files_as_imported.setdefault(*state)
+    return found
+
+
+def _member_of(imported: object, module: str, qualname: str) -> object:
+    """Returns what a module has under a name, by way of its classes only.
+
+    Nothing but the import runs: neither `__getattr__` of modules and classes, nor properties. What decorators made is
+    taken as it is, so that what they do is done.
+    """
+    found: object = imported
+    for name in qualname.split("."):
+        if found is imported and isinstance(imported, ModuleType):
+            found = vars(imported).get(name, _NOTHING)
+        elif _is_class(found):
+            found = inspect.getattr_static(found, name, _NOTHING)
+        else:
+            found = _NOTHING
+        if found is _NOTHING:
+            raise _not_found(module, qualname, AttributeError(f"there is no {name_text(name)!r} in it"))
+        if type(found) is staticmethod:
+            found = cast("staticmethod[..., object]", found).__func__
+    return inspect.getattr_static(found, "__wrapped__", found) if issubclass(type(found), Decorated) else found
+
+
+_NOTHING = object()
+
+
+def _is_class(found: object) -> TypeGuard[type]:
+    return issubclass(type(found), type)  # isinstance() would ask the object for its class
+
+
+def _names_of(found: object) -> tuple[object, object]:
+    """Returns module and qualified name of an object as it was defined, without asking it: it may be of any class."""
+    if _is_class(found):
+        namespace = cast("Mapping[str, object]", _CLASS["__dict__"].__get__(found))
+        return namespace.get("__module__"), _CLASS["__qualname__"].__get__(found)
+    if type(found) in _FUNCTIONS:
+        function = cast(FunctionType, found)
+        return function.__module__, function.__qualname__
+    return inspect.getattr_static(found, "__module__", None), inspect.getattr_static(found, "__qualname__", None)
+
+
+_CLASS = vars(type)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
+
+
+def _shown(found: object) -> str:
+    """Names what was found by its class and its own name: what `repr` says is up to it."""
+    names = ":".join(name for name in _names_of(found) if isinstance(name, str))
+    return f"a `{type(found).__name__}`" + (f" {shorten(names)}" if names else "")
+
+
+def check_unchanged(function: Callable[..., object]) -> None:
+    """Checks that the file of a function is the one that was imported: only its source as it is now can be read.
+
+    Raises:
+      CarrierError: If it has been written since.
+    """
+    state = _state_of_file(function)
+    if state is not None and _files_as_imported.get(state[0], state[1]) != state[1]:
+        raise CarrierError(
+            f"Expected the source of {function.__module__}:{function.__qualname__} to be what was imported, found that "
+            "its file has changed since; start the worker anew"
+        )
+
+
+def _state_of_file(function: Callable[..., object]) -> tuple[str, tuple[int, int]] | None:
+    try:
+        file = inspect.getsourcefile(function)
+        if file is None:
+            return None
+        found = os.stat(file)
+    except (OSError, TypeError):
+        return None
+    return file, (found.st_mtime_ns, found.st_size)
+
+
+def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
+    return CarrierError(
+        f"Expected an installed function {name_text(f'{module}:{qualname}')}, found none: {type(error).__name__}: "
+        f"{text_of(error)}"
+    )
+
+
+def told_of(error: BaseException) -> str:
+    """Returns what to say of an error of loading: its class and text, and what to do where that can be known."""
+    text = text_of(error)
+    advice = ""
+    if isinstance(error, ImportError):
+        advice = "; install what it imports"
+    elif isinstance(error, AttributeError) and text.startswith("Can't get attribute"):  # as pickle says it
+        advice = "; put what it refers to into a module that is installed on the worker"
+    return f"{type(error).__name__}: {text}".removesuffix(": ") + advice
+
+
+def digest_of(function: Callable[..., object]) -> bytes:
+    """Returns the SHA-256 of a function's source, or nothing where there is no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).digest()
+    except (OSError, TypeError):
+        return b""
+
+
+def resolves_to_itself(function: Callable[..., object]) -> bool:
+    """Tells whether a reference to a function leads to it again."""
+    if getattr(function, "__module__", "__main__") == "__main__" or getattr(function, "__closure__", None):
+        return False
+    try:
+        return resolve_reference(function.__module__, function.__qualname__) is function
+    except (CarrierError, AttributeError):
+        return False

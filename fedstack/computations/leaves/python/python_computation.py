@@ -1,0 +1,328 @@
+"""Defines the decorator that makes a leaf computation out of a Python function."""
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from fedstack.computations.leaves.python.carriers import PythonFunction, handle_content, registry
+from fedstack.computations.leaves.python.computation_pickles import WrittenFunction, write_function
+from fedstack.computations.leaves.python.function_pickles import Reduced
+from fedstack.computations.leaves.python.named_functions import Decorated
+from fedstack.computations.leaves.python.python_functions import PythonLeaf, calls_by_name
+from fedstack.computations.types.language import (
+    ConcreteComputation,
+    FunctionType,
+    StructType,
+    TensorType,
+    Type,
+    computation_pb2,
+    get_context_stack,
+    infer_type,
+    to_type,
+)
+from fedstack.computations.types.type_structure import (
+    common_type,
+    contains_federated,
+    contains_function,
+    fields_of,
+    has_negative_sizes,
+    has_open_sizes,
+    is_scalar,
+    zeros,
+)
+from fedstack.computations.values.records import KeyedTuple, Record
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
+
+ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
+
+
+class PythonComputation(Decorated, ConcreteComputation):
+    """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor."""
+
+    def __init__(self, function: PythonFunction) -> None:
+        content, serial = handle_content(function)
+        signature = FunctionType(function.parameter, function.result)
+        super().__init__(
+            computation_proto=computation_pb2.Computation(
+                type=signature.to_proto(), data=computation_pb2.Data(content=content)
+            ),
+            context_stack=get_context_stack(),
+            annotated_type=signature,
+        )
+        self._function = function
+        self._serial = serial
+
+    # The language calls these when it builds this computation into another one, which then holds a copy of the handle.
+
+    def to_building_block(self) -> object:
+        registry.keep(self._serial)
+        return super().to_building_block()
+
+    def to_compiled_building_block(self) -> object:
+        registry.keep(self._serial)
+        return super().to_compiled_building_block()
+
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
+        """Runs the function in the context in force, on arguments by position or by the names of its parameters."""
+        if not kwargs:
+            return super().__call__(*args)
+        parameter = self._function.parameter
+        fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
+        # The language matches names with members of the type; it does not know what others are called.
+        if any(field in kwargs for field, _ in fields):
+            return super().__call__(*args, **kwargs)
+        return super().__call__(*self._by_position(args, kwargs))
+
+    def _by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        signature = inspect.signature(self._function.function)
+        try:
+            return signature.bind(*args, **kwargs).args
+        except TypeError as error:
+            raise TypeMismatchError(
+                f"Expected an argument for each of the parameters {list(signature.parameters)} of "
+                f"{self._function.name!r}, found {len(args)} by position and {list(kwargs)} by name: {error}"
+            ) from error
+
+    def __reduce__(self) -> Reduced:
+        """Says how to write the computation: functions of scripts refer to computations that they call."""
+        return _rebuilt, (write_function(self._function),)
+
+    def __repr__(self) -> str:
+        return f"<python_computation {self._function.name} {self.type_signature}>"
+
+
+def python_computation(
+    parameter_types: ParameterTypes = None, result_type: object = None
+) -> Callable[[Callable[..., object]], PythonComputation]:
+    """Returns a decorator that makes a leaf computation out of a Python function.
+
+    >>> import numpy as np
+    >>> @python_computation([np.float32, np.float32])
+    ... def add(x, y):
+    ...     return x + y
+    >>> str(add.type_signature)
+    '(<float32,float32> -> float32)'
+
+    The function gets NumPy scalars and read-only arrays of exactly the declared dtypes. It reads structs by attribute
+    and by key, and can pass them on with `**`; instances of attrs classes and dataclasses by attribute alone. A field
+    with the name of a method of its container, as `keys`, is read by key. The function may be called from several
+    threads at once. What it returns is taken as it is then: an array may be filled anew in the next call, but not by
+    another thread meanwhile.
+
+    Args:
+      parameter_types: One type per parameter of the function, as a sequence, or as a mapping by name; `None` or empty
+        for a function without parameters; a single type stands for a list of one. Each entry is anything that the
+        language converts to a type. A function of one parameter has that type; one of several has a struct of them.
+      result_type: The type of what the function returns. Left out, it is taken from the return annotation or, failing
+        that, from one evaluation on zeros; from two where parameters have unknown dimensions or sequences and the
+        result is no scalar: dimensions that differ are unknown ones. Python's own numbers count as float32 and
+        int32 then, as everywhere in the language, and a result that does not fit is an error.
+
+    Returns:
+      The decorator.
+
+    Raises:
+      InvalidComputationError: If the number of types is not that of the parameters, a type is no plain type, or the
+        result type is left out and cannot be found.
+      ResourceLimitError: If a type has more structs inside each other than a message of protobuf can hold.
+    """
+    if inspect.isroutine(parameter_types):
+        raise InvalidComputationError(
+            f"Expected parameter types, found the function {getattr(parameter_types, '__name__', '')!r}; write "
+            "@fedstack.python_computation([np.float32]) with one type per parameter"
+        )
+
+    def decorate(function: Callable[..., object]) -> PythonComputation:
+        name = getattr(function, "__name__", type(function).__name__)
+        try:
+            parameter = _parameter_type(parameter_types, function, name)
+            result = _find_result(function, name, parameter) if result_type is None else _plain_type(result_type, name)
+            computation = PythonComputation(PythonFunction(function, name, parameter, result))
+        except (DecodeError, RecursionError) as error:
+            # What the language's own conversion of a type to a message ends in.
+            raise ResourceLimitError(
+                f"Expected types for {name!r} with at most about 30 structs inside each other, found more "
+                f"({type(error).__name__}): protobuf, which holds them, stops at 100 levels; put members that are far "
+                "inside into one struct further out"
+            ) from error
+        functools.update_wrapper(computation, function, updated=())
+        return computation
+
+    return decorate
+
+
+def _rebuilt(written: WrittenFunction) -> PythonComputation:
+    function = written.read()
+    computation = PythonComputation(function)
+    functools.update_wrapper(computation, function.function, updated=())
+    return computation
+
+
+def _parameter_type(parameter_types: object, function: Callable[..., object], name: str) -> Type | None:
+    if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
+        parameter_types = [parameter_types]  # a single type, which the language's own decorators take as well
+    types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
+    parameters = _signature(function, name).parameters
+    spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
+    if spread:
+        raise InvalidComputationError(
+            f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
+        )
+    if len(types) != len(parameters):
+        raise InvalidComputationError(
+            f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
+            f"{len(types)}; {_advice_on_number(parameters, len(types), name)}"
+        )
+    if not types:
+        return None
+    if isinstance(types, Mapping):
+        if set(types) != set(parameters):
+            raise InvalidComputationError(
+                f"Expected types for the parameters {list(parameters)} of {name!r}, found {list(types)}"
+            )
+        types = {parameter: types[parameter] for parameter in parameters}
+    if len(types) == 1:
+        _check_kinds(parameters, name, by_name=False)
+        (only,) = types.values() if isinstance(types, Mapping) else types
+        return _plain_type(only, name)
+    struct = cast(StructType, _plain_type(types if isinstance(types, Mapping) else list(types), name))
+    named = [member for member, _ in fields_of(struct) if member is not None]
+    if named and set(named) != set(parameters):
+        raise InvalidComputationError(
+            f"Expected types for the parameters {list(parameters)} of {name!r}, found types named {named}"
+        )
+    _check_kinds(parameters, name, by_name=calls_by_name(function, struct))
+    return struct
+
+
+def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
+    """Says what to do about a number of types that is not that of the parameters."""
+    found = list(parameters.values())
+    several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
+    if several is not None and number > len(found):
+        # A struct of several types is the same as one type that is a struct, which *args get as it is.
+        return f"{several} takes one value, as any other parameter does: name the parameters one by one"
+    given, rest = found[:number], found[number:]
+    if not rest or any(parameter.default is parameter.empty for parameter in rest):
+        return "give a list with one type per parameter"
+    advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
+    if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
+        return advice
+    names = ", ".join(parameter.name for parameter in given)
+    return f"{advice}: lambda {names}: {name if name.isidentifier() else 'function'}({names})"
+
+
+def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
+    """Checks that each parameter of a function can be given as it will be: by name or by position."""
+    for key, found in parameters.items():
+        if not by_name and found.kind is found.KEYWORD_ONLY:
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that can be given by position, found the keyword-only {key!r}; "
+                + ("leave out the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
+            )
+        if by_name and found.kind in (found.POSITIONAL_ONLY, found.VAR_POSITIONAL):
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that can be given by name, as the types have names, found {found}; "
+                "give a list of types in the order of the parameters"
+            )
+
+
+def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
+    if inspect.iscoroutinefunction(function):
+        raise InvalidComputationError(
+            f"Expected a function that returns its result, found the coroutine function {name!r}; write it without "
+            "async"
+        )
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise InvalidComputationError(
+            f"Expected a Python function whose parameters are known, found {describe(function)}: {error}; wrap it in "
+            "one"
+        ) from error
+
+
+def _plain_type(spec: object, name: str) -> Type:
+    try:
+        result = to_type(spec)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        raise InvalidComputationError(
+            f"Expected types for {name!r} such as np.float32 or (np.float32, [3]), found {describe(spec)}: {error}"
+        ) from error
+    if has_negative_sizes(result):
+        raise InvalidComputationError(
+            f"Expected dimensions of 0 or more in types for {name!r}, found {result}; write None for an unknown one"
+        )
+    if contains_federated(result) or contains_function(result):
+        raise InvalidComputationError(
+            f"Expected plain types for {name!r}, found {result}; a python_computation runs in one place: map it over "
+            "clients with federated_map inside a federated_computation"
+        )
+    return result
+
+
+def _find_result(function: Callable[..., object], name: str, parameter: Type | None) -> Type:
+    advice = f"state it: @python_computation(parameter_types, result_type) for {name!r}"
+    annotation = inspect.signature(function).return_annotation
+    if annotation is not inspect.Signature.empty and not isinstance(annotation, str):
+        try:
+            return _plain_type(annotation, name)
+        except InvalidComputationError:
+            pass  # an annotation for readers or checkers, such as np.ndarray: evaluate instead
+    probe = PythonLeaf(function, name, parameter, cast(Type, None))
+
+    def call_on_zeros(open_size: int) -> Type:
+        # Dividing by a zero that nobody gave is nothing to warn of, or to fail for where warnings are errors.
+        with np.errstate(all="ignore"):
+            value = probe.evaluate(None if parameter is None else zeros(parameter, open_size))
+        if value is None:
+            raise InvalidComputationError("it returned None; a function without a return statement does")
+        return _plain_type(infer_type(_without_records(value)), name)
+
+    try:
+        found = call_on_zeros(1)
+    except FedstackError as error:
+        raise InvalidComputationError(
+            f"Expected to find the result type of {name!r} by one call on zeros, found an error; {advice}: {error}"
+        ) from error
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        raise InvalidComputationError(
+            f"Expected a result with a type of the language, found {error}; {advice}"
+        ) from error
+    if parameter is None or not has_open_sizes(parameter) or (isinstance(found, TensorType) and is_scalar(found)):
+        return found
+    # Which sizes of the result go by those that the parameter leaves open shows with other ones.
+    try:
+        other = call_on_zeros(2)
+    except (FedstackError, TypeError, ValueError, NotImplementedError, AttributeError):
+        return found  # a function for such values only
+    common = common_type(found, other)
+    if common is None:
+        raise InvalidComputationError(
+            f"Expected one result type of {name!r} for sizes that {parameter} leaves open, found {found} for "
+            f"size 1 and {other} for size 2; {advice}"
+        )
+    return common
+
+
+def _without_records(value: object) -> object:
+    """Returns structs that a function was given and passed on in containers whose names the language sees."""
+    if isinstance(value, Record):
+        members = tuple(_without_records(member) for member in tuple(value))
+        return members if None in value.__names__ else OrderedDict(zip(value.__names__, members))
+    if isinstance(value, KeyedTuple):
+        container = cast(Any, type(value).__bases__[1])
+        return container._make(map(_without_records, cast("tuple[object, ...]", value)))
+    if type(value) in (list, tuple):
+        listed = [_without_records(member) for member in cast("Sequence[object]", value)]
+        return tuple(listed) if isinstance(value, tuple) else listed
+    if isinstance(value, dict):
+        named = {name: _without_records(member) for name, member in cast("dict[str, object]", value).items()}
+        return OrderedDict(named) if isinstance(value, OrderedDict) else named
+    return value

@@ -1,0 +1,1 @@
+"""Plans: computations are traced, cut into phases, and become programs."""

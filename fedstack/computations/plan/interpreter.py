@@ -1,0 +1,122 @@
+"""Runs programs whose operations are all bound: once, or once per client over whole columns."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
+from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
+from fedstack.errors import UnsupportedIntrinsicError
+
+
+def run_once(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+    """Runs a program once.
+
+    Args:
+      program: The program; every operation is a `Leaf`.
+      inputs: The payloads of its inputs.
+
+    Returns:
+      The payloads of its results.
+    """
+    return tuple(ProgramRunner(program).run(inputs, None))
+
+
+class ProgramRunner:
+    """Runs a program again and again, with as little as possible to look up each time.
+
+    Args:
+      program: The program; every operation is a `Leaf`.
+    """
+
+    __slots__ = ("_constants", "_inputs", "_results", "_steps")
+
+    def __init__(self, program: Program) -> None:
+        self._inputs = program.inputs
+        self._constants: list[object] = [None] * program.slots
+        for slot, payload in program.constants:
+            self._constants[slot] = payload
+        self._steps = [
+            (bound(step.operation), None if step.argument is None else reader(step.argument), step.target)
+            for step in program.steps
+        ]
+        self._results = [reader(result) for result in program.results]
+
+    def run(self, inputs: Sequence[object], client: int | None) -> list[object]:
+        """Runs the program once.
+
+        Args:
+          inputs: The payloads of its inputs.
+          client: The index of the client whose work this is, for messages; `None` at the server.
+
+        Returns:
+          The payloads of its results, to which nothing here refers any more.
+        """
+        values = self._constants.copy()
+        for slot, payload in zip(self._inputs, inputs):
+            values[slot] = payload
+        for operation, argument, target in self._steps:
+            payload = None if argument is None else argument(values)
+            values[target] = operation.call(payload) if client is None else operation.call_client(payload, client)
+        return [result(values) for result in self._results]
+
+
+def reader(expression: Expression) -> Callable[[Sequence[object]], object]:
+    """Returns the function that evaluates an expression over payloads."""
+    if isinstance(expression, Slot):
+        return operator.itemgetter(expression.index)
+    if isinstance(expression, Join):
+        slots = [part.index for part in expression.parts if isinstance(part, Slot)]
+        if len(slots) == len(expression.parts) > 1:
+            return operator.itemgetter(*slots)
+        readers = [reader(part) for part in expression.parts]
+        return lambda values: tuple([read(values) for read in readers])
+    source = reader(expression.source)
+    member = cast("Callable[[object], object]", operator.itemgetter(expression.position))
+    return lambda values: member(source(values))
+
+
+def run_columns(program: Program, inputs: Sequence[Column], first_client: int, size: int) -> tuple[Column, ...]:
+    """Runs a program once for each of `size` clients, step by step.
+
+    Args:
+      program: The program; every operation is a `Leaf`.
+      inputs: A column of `size` clients per input.
+      first_client: The index of the first of them, for messages.
+      size: The number of clients.
+
+    Returns:
+      A column per result.
+    """
+    values: list[Column | None] = [None] * program.slots
+    for slot, column in zip(program.inputs, inputs):
+        values[slot] = column
+    for slot, payload in program.constants:
+        values[slot] = ConstantColumn(payload, size)
+    for step in program.steps:
+        argument = None if step.argument is None else read_column(step.argument, values, size)
+        values[step.target] = bound(step.operation).call_column(argument, first_client, size)
+    return tuple(read_column(result, values, size) for result in program.results)
+
+
+def read_column(expression: Expression, values: Sequence[Column | None], size: int) -> Column:
+    """Evaluates an expression over columns."""
+    if isinstance(expression, Slot):
+        return cast(Column, values[expression.index])
+    if isinstance(expression, Join):
+        return zip_columns([read_column(part, values, size) for part in expression.parts], size)
+    if isinstance(expression.source, Join):
+        return read_column(expression.source.parts[expression.position], values, size)
+    return read_column(expression.source, values, size).field(expression.position)
+
+
+def bound(operation: Operation) -> Leaf:
+    """Returns an operation that an executor has bound.
+
+    Raises:
+      UnsupportedIntrinsicError: If none has.
+    """
+    if isinstance(operation, Leaf):
+        return operation
+    raise UnsupportedIntrinsicError(f"Expected an operation that an executor has bound, found {operation}")

@@ -1,0 +1,364 @@
+"""Cuts a traced computation into tasks: server work, client phases with their aggregations, selections.
+
+All work at clients between two aggregations is one phase. Its program runs once per client, and what it yields goes
+straight into folds; values that only a fold wants are never held. Levels order the phases: a phase at level k uses what
+aggregations of lower levels gave.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import attrs
+
+from fedstack.computations.plan.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
+from fedstack.computations.plan.intrinsics import INTRINSICS
+from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
+from fedstack.computations.plan.sole_ownership import read_by_one
+from fedstack.computations.plan.tasks import (
+    Fold,
+    Phase,
+    PhaseTask,
+    Schedule,
+    SelectTask,
+    ServerTask,
+    Signature,
+    Task,
+)
+from fedstack.computations.types.language import FederatedType, StructType, Type
+from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
+
+_TRANSPARENT = {
+    "federated_broadcast",
+    "federated_value_at_clients",
+    "federated_value_at_server",
+    "federated_zip_at_clients",
+    "federated_zip_at_server",
+}
+_CLIENT_WORK = {"federated_map", "federated_eval_at_clients"}
+_SELECTS = {"federated_select", "federated_secure_select"}
+
+
+def schedule(function: Function, *, fuse: bool = True) -> Schedule:
+    """Returns the schedule of a traced computation, made once and kept with it.
+
+    Args:
+      function: The computation.
+      fuse: Whether client work is put together into phases. Without it every node is a task of its own whose result
+        is kept, for a caller that pulls parts of the result one by one.
+    """
+    key = f"schedule {fuse}"
+    found = function.memo.get(key)
+    if not isinstance(found, Schedule):
+        found = function.memo[key] = _Cutter(function, fuse).cut()
+    return found
+
+
+class _Cutter:
+    def __init__(self, function: Function, fuse: bool) -> None:
+        self.function = function
+        self.fuse = fuse
+        self.slots = 1
+        self.constants: list[tuple[int, object]] = []
+        self.place: dict[Node, Expression] = {}
+        self.level: dict[Node, int] = {}
+        self.tasks: list[Task] = []
+        if function.parameter is not None:
+            self.place[function.parameter] = Slot(0)
+            self.level[function.parameter] = 0
+
+    def cut(self) -> Schedule:
+        self._assign_levels()
+        groups: dict[int, list[Node]] = {}
+        for node in self.function.nodes:
+            groups.setdefault(self.level[node], []).append(node)
+        for level in sorted(groups):
+            self._cut_level(groups[level])
+        inputs = Counter(e for task in self.tasks if isinstance(task, PhaseTask) for e in frozenset(task.inputs))
+        shared = frozenset(expression for expression, phases in inputs.items() if phases > 1)
+        result = self.expression(self.function.result)
+        return Schedule(tuple(self.tasks), tuple(self.constants), result, self.slots, shared)
+
+    def _assign_levels(self) -> None:
+        """Finds the level at which each node runs; what an aggregation yields is one level further."""
+        position = 0
+        for node in self.function.nodes:
+            needed = max((self._available(leaf) for operand in node.operands() for leaf in _leaves(operand)), default=0)
+            self.level[node] = needed
+            if not self.fuse:
+                position += 1
+                self.level[node] = max(needed, position)
+
+    def _available(self, node: Node) -> int:
+        return self.level.get(node, 0) + (1 if _is_barrier(node) else 0)
+
+    def _cut_level(self, nodes: Sequence[Node]) -> None:
+        phase = [node for node in nodes if _is_client_work(node) or _is_aggregation(node)]
+        before = [node for node in nodes if not _is_client_work(node) and not _is_barrier(node)]
+        late: list[Node] = []
+        for node in before:
+            # Zips and selections of client values that this phase makes are placed after it.
+            if any(leaf in phase for operand in node.operands() for leaf in self._phase_leaves(operand, phase)):
+                late.append(node)
+            else:
+                self._place(node)
+        if phase:
+            self._phase_task(phase, late)
+        for node in late:
+            if node not in self.place and all(leaf in self.place for o in node.operands() for leaf in _leaves(o)):
+                self._place(node)
+        for node in nodes:
+            if isinstance(node, IntrinsicCall) and node.uri in _SELECTS:
+                self._select_task(node)
+
+    def _phase_leaves(self, symbol: Symbol, phase: Sequence[Node]) -> Iterator[Node]:
+        """Yields the nodes behind a symbol, looking through zips that are not placed yet."""
+        for leaf in _leaves(symbol):
+            if leaf not in phase and leaf not in self.place and _is_transparent(leaf):
+                for operand in leaf.operands():
+                    yield from self._phase_leaves(operand, phase)
+            else:
+                yield leaf
+
+    def expression(self, symbol: Symbol) -> Expression:
+        """Returns where the value of a symbol stands."""
+        if isinstance(symbol, Pack):
+            return Join(tuple(self.expression(member) for member in symbol.members))
+        found = self.place.get(cast(Node, symbol))
+        if found is None and isinstance(symbol, Selection):
+            found = self.place[symbol] = Pick(self.expression(symbol.source), symbol.position)
+        if found is None:
+            raise AssertionError(f"{symbol!r} is used before it is placed")
+        return found
+
+    def _new_slot(self) -> int:
+        self.slots += 1
+        return self.slots - 1
+
+    def _place(self, node: Node) -> None:
+        if isinstance(node, Selection):
+            self.place[node] = Pick(self.expression(node.source), node.position)
+        elif isinstance(node, Constant):
+            slot = self._new_slot()
+            self.constants.append((slot, node.payload))
+            self.place[node] = Slot(slot)
+        elif isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT:
+            # An all-equal value is its payload, a value at the server too, and a struct of columns is a column.
+            self.place[node] = self.expression(node.arguments[0])
+        else:
+            self._server_task(node)
+
+    def _server_task(self, node: Node) -> None:
+        builder = ProgramBuilder()
+        inputs: list[Expression] = []
+
+        def bind(symbol: Symbol) -> None:
+            for leaf in _leaves(symbol):
+                if leaf not in builder.bound:
+                    inputs.append(self.expression(leaf))
+                    builder.bind(leaf, builder.input())
+
+        for operand in node.operands():
+            bind(operand)
+        if isinstance(node, IntrinsicCall) and isinstance(node.type, FederatedType):
+            function = node.functions[0]  # federated_apply, federated_map_all_equal, federated_eval_at_server
+            argument = builder.read(node.arguments[0]) if node.arguments else None
+            result = builder.inline(function, argument)
+        else:
+            result = builder.add(node)
+        target = self._new_slot()
+        self.tasks.append(ServerTask(builder.finish([result]), tuple(inputs), target, _slots_read(inputs)))
+        self.place[node] = Slot(target)
+
+    def _phase_task(self, phase: Sequence[Node], late: Sequence[Node]) -> None:
+        builder = ProgramBuilder()
+        inputs = _PhaseInputs(builder)
+        inside = {node for node in phase if not _is_barrier(node)}
+
+        def bind(symbol: Symbol) -> None:
+            for leaf in _leaves(symbol):
+                if leaf in builder.bound:
+                    continue
+                if leaf in late and isinstance(leaf, IntrinsicCall):
+                    bind(leaf.arguments[0])
+                    builder.bind(leaf, builder.read(leaf.arguments[0]))
+                else:
+                    builder.bind(leaf, inputs.read(self.expression(leaf), _at_one_client(leaf.type)))
+
+        results: list[Expression] = []
+        folds: list[Fold] = []
+        fold_targets: list[int] = []
+        for node in phase:
+            if not isinstance(node, IntrinsicCall):
+                continue
+            if node in inside:
+                for operand in node.operands():
+                    bind(operand)
+                argument = builder.read(node.arguments[0]) if node.arguments else None
+                builder.bind(node, builder.inline(node.functions[0], argument))
+            else:
+                folds.append(self._fold(node, builder, bind, results))
+                fold_targets.append(self._new_slot())
+        held: list[tuple[int, Type]] = []
+        held_targets: list[int] = []
+        for node in self._kept(inside, phase):
+            held.append((len(results), _member(node.type)))
+            results.append(builder.read(node))
+            held_targets.append(self._new_slot())
+            self.place[node] = Slot(held_targets[-1])
+        for node, target in zip((n for n in phase if _is_barrier(n)), fold_targets):
+            self.place[node] = Slot(target)
+        program = builder.finish(results)
+        alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
+        folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
+        work = Phase(program, inputs.types, tuple(folds), tuple(held))
+        reads = _slots_read([*inputs.expressions, *(e for fold in folds for e in _fold_reads(fold))])
+        self.tasks.append(PhaseTask(work, inputs.expressions, (*fold_targets, *held_targets), reads))
+
+    def _fold(
+        self, node: IntrinsicCall, builder: ProgramBuilder, bind: Callable[[Symbol], None], results: list[Expression]
+    ) -> Fold:
+        over_clients = [argument for argument in node.arguments if is_placed_at_clients(type_of(argument))]
+        others = [pair for pair in zip(node.arguments, node.types) if not is_placed_at_clients(pair[1])]
+        positions: list[int] = []
+        for argument in over_clients:
+            bind(argument)
+            positions.append(len(results))
+            results.append(builder.read(argument))
+        members = [_member(type_of(argument)) for argument in over_clients]
+        return Fold(
+            node.uri,
+            tuple(positions),
+            members[0],
+            members[1] if len(members) > 1 else None,
+            tuple(self.expression(argument) for argument, _ in others),
+            tuple(declared for _, declared in others),
+            tuple(closed_program(function) for function in node.functions),
+            tuple(_signature(function) for function in node.functions),
+            tuple(tuple(self.expression(capture) for capture in function.captures) for function in node.functions),
+            _member(node.type),
+        )
+
+    def _kept(self, inside: set[Node], phase: Sequence[Node]) -> list[Node]:
+        """Returns the nodes of a phase that anything outside of it wants: later tasks, or the result."""
+        wanted = set(self._deep_leaves(self.function.result))
+        members = set(phase)
+        for node in self.function.nodes:
+            if node not in members and not _is_transparent(node):
+                for operand in node.operands():
+                    wanted.update(self._deep_leaves(operand))
+        return [node for node in phase if node in inside and node in wanted]
+
+    def _deep_leaves(self, symbol: Symbol) -> Iterator[Node]:
+        for leaf in _leaves(symbol):
+            yield leaf
+            if _is_transparent(leaf):
+                for operand in leaf.operands():
+                    yield from self._deep_leaves(operand)
+
+    def _select_task(self, node: IntrinsicCall) -> None:
+        keys, max_key, value = (self.expression(argument) for argument in node.arguments)
+        function = node.functions[0]
+        captures = tuple(self.expression(capture) for capture in function.captures)
+        target = self._new_slot()
+        reads = _slots_read([keys, max_key, value, *captures])
+        self.tasks.append(
+            SelectTask(
+                node.uri, keys, max_key, value, closed_program(function), captures, _member(node.type), target, reads
+            )
+        )
+        self.place[node] = Slot(target)
+
+
+class _PhaseInputs:
+    """What a phase reads from before it, each value once. A struct is one input per member: others may read some."""
+
+    def __init__(self, builder: ProgramBuilder) -> None:
+        self._builder = builder
+        self._slots: dict[tuple[Expression, Type], Slot] = {}
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """Where the inputs stand."""
+        return tuple(expression for expression, _ in self._slots)
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """The types of the inputs, as one client sees them."""
+        return tuple(type_spec for _, type_spec in self._slots)
+
+    def read(self, expression: Expression, type_spec: Type) -> Expression:
+        """Returns where the phase's program finds the value of an expression of the schedule."""
+        if isinstance(expression, Join):
+            members = [member for _, member in fields_of(cast(StructType, type_spec))]
+            return Join(tuple(map(self.read, expression.parts, members)))
+        slot = self._slots.get((expression, type_spec))
+        if slot is None:
+            slot = self._slots[expression, type_spec] = self._builder.input()
+        return slot
+
+
+def _leaves(symbol: Symbol) -> Iterator[Node]:
+    if isinstance(symbol, Node):
+        yield symbol
+    elif isinstance(symbol, Pack):
+        for member in symbol.members:
+            yield from _leaves(member)
+
+
+def _member(type_spec: Type) -> Type:
+    return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
+
+
+def _signature(function: Function) -> Signature:
+    """Returns the types of a function's closed program: its parameter, if any, and then what it captures."""
+    parameter = () if function.parameter is None else (function.parameter.type,)
+    captures = [_at_one_client(capture.type) for capture in function.captures]
+    return Signature((*parameter, *captures), type_of(function.result))
+
+
+def _at_one_client(type_spec: Type) -> Type:
+    """Returns the type of what one client sees of a value, also of a struct of federated values."""
+    if isinstance(type_spec, StructType):
+        members = [(name, _at_one_client(member)) for name, member in fields_of(type_spec)]
+        return StructType([(name, member) if name is not None else member for name, member in members])
+    return _member(type_spec)
+
+
+def _is_client_work(node: Node) -> bool:
+    return isinstance(node, IntrinsicCall) and node.uri in _CLIENT_WORK
+
+
+def _is_aggregation(node: Node) -> bool:
+    return isinstance(node, IntrinsicCall) and node.uri in INTRINSICS and INTRINSICS[node.uri].aggregates
+
+
+def _is_barrier(node: Node) -> bool:
+    return _is_aggregation(node) or (isinstance(node, IntrinsicCall) and node.uri in _SELECTS)
+
+
+def _is_transparent(node: Node) -> bool:
+    return isinstance(node, Selection) or (isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT)
+
+
+def _fold_reads(fold: Fold) -> Iterator[Expression]:
+    yield from fold.server_inputs
+    for captures in fold.captures:
+        yield from captures
+
+
+def _slots_read(expressions: Sequence[Expression]) -> frozenset[int]:
+    found: set[int] = set()
+
+    def visit(expression: Expression) -> None:
+        if isinstance(expression, Slot):
+            found.add(expression.index)
+        elif isinstance(expression, Join):
+            for part in expression.parts:
+                visit(part)
+        else:
+            visit(expression.source)
+
+    for expression in expressions:
+        visit(expression)
+    return frozenset(found)

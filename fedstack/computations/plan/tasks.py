@@ -1,0 +1,136 @@
+"""Defines what a schedule is made of: server work, client phases with their aggregations, selections.
+
+`schedule` makes them from a traced computation; executors run them.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias, cast
+
+import attrs
+
+from fedstack.computations.plan.program import Expression, Program
+from fedstack.computations.types.language import Type
+
+
+@attrs.frozen(eq=False)
+class ServerTask:
+    """Runs a program once, on unplaced values and values at the server."""
+
+    program: Program
+    inputs: tuple[Expression, ...]
+    target: int
+    reads: frozenset[int]
+
+
+@attrs.frozen
+class Signature:
+    """The types of a program: of its inputs, and of its only result."""
+
+    inputs: tuple[Type, ...]
+    result: Type
+
+
+@attrs.frozen(eq=False)
+class Fold:
+    """An aggregation of what a phase's program yields.
+
+    Attributes:
+      uri: The aggregating intrinsic.
+      results: Positions in the program's results: the values, and for a weighted mean the weights.
+      member: The type of the values.
+      weight: The type of the weights, if any.
+      server_inputs: The other arguments, in their order: zero, or the bound of a secure sum.
+      functions: Programs of its functional arguments; their inputs are the parameter, then the captures.
+      signatures: For each function, the types of its program.
+      captures: For each function, its captures.
+      type: The result's member type.
+      reads_alone: Whether the program makes what the fold reads, and nothing else reads that.
+    """
+
+    uri: str
+    results: tuple[int, ...]
+    member: Type
+    weight: Type | None
+    server_inputs: tuple[Expression, ...]
+    server_types: tuple[Type, ...]
+    functions: tuple[Program, ...]
+    signatures: tuple[Signature, ...]
+    captures: tuple[tuple[Expression, ...], ...]
+    type: Type
+    reads_alone: bool = False
+
+
+@attrs.frozen(eq=False)
+class Phase:
+    """What clients do between two aggregations: one program per client, and the folds over its results.
+
+    Attributes:
+      program: The program. Its inputs are columns, or payloads that are the same for all clients.
+      input_types: The types of the inputs, as one client sees them.
+      folds: The aggregations.
+      held: Positions of the results that are kept as columns, with their member types.
+      memo: What executors make of the phase and want to make only once.
+    """
+
+    program: Program
+    input_types: tuple[Type, ...]
+    folds: tuple[Fold, ...]
+    held: tuple[tuple[int, Type], ...]
+    memo: dict[object, object] = attrs.field(factory=cast("Callable[[], dict[object, object]]", dict))
+
+    @property
+    def result_types(self) -> tuple[Type, ...]:
+        """The types of the program's results, as one client yields them."""
+        types: dict[int, Type] = dict(self.held)
+        for fold in self.folds:
+            types[fold.results[0]] = fold.member
+            if fold.weight is not None:
+                types[fold.results[1]] = fold.weight
+        return tuple(types[position] for position in range(len(self.program.results)))
+
+
+@attrs.frozen(eq=False)
+class PhaseTask:
+    """Runs a phase; the targets take the folds' results, then the held columns."""
+
+    phase: Phase
+    inputs: tuple[Expression, ...]
+    targets: tuple[int, ...]
+    reads: frozenset[int]
+
+
+@attrs.frozen(eq=False)
+class SelectTask:
+    """Gives each client the slices of a server value that its keys ask for."""
+
+    uri: str
+    keys: Expression
+    max_key: Expression
+    value: Expression
+    function: Program
+    captures: tuple[Expression, ...]
+    type: Type
+    target: int
+    reads: frozenset[int]
+
+
+Task: TypeAlias = ServerTask | PhaseTask | SelectTask
+
+
+@attrs.frozen(eq=False)
+class Schedule:
+    """Tasks in an order in which they can run. Slot 0 is the argument.
+
+    Attributes:
+      tasks: The tasks.
+      constants: Slots that are filled from the beginning.
+      result: The result.
+      slots: How many there are.
+      shared: What more than one phase has among its inputs.
+    """
+
+    tasks: tuple[Task, ...]
+    constants: tuple[tuple[int, object], ...]
+    result: Expression
+    slots: int
+    shared: frozenset[Expression]

@@ -1,0 +1,397 @@
+"""Normalises a computation by running it on symbols: lambdas, blocks, references and calls of them disappear.
+
+What remains is a `Function`: a flat list of leaf calls and intrinsic calls. Functions that were captured, curried,
+shadowed or passed around have met their arguments on the way. Locals that nothing uses leave no node that anything
+needs, so they never run.
+"""
+
+import contextvars
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.leaves.python.references import used_locals
+from fedstack.computations.plan.graph import (
+    Callee,
+    Constant,
+    Data,
+    Function,
+    IntrinsicCall,
+    LeafCall,
+    Node,
+    Pack,
+    Parameter,
+    Scope,
+    Symbol,
+    declared_type,
+    members_of,
+    select,
+    type_of,
+)
+from fedstack.computations.plan.intrinsics import (
+    GENERIC_ZERO,
+    Intrinsic,
+    argument_types,
+    checked_type,
+    find_intrinsic,
+)
+from fedstack.computations.types.language import (
+    CLIENTS,
+    FederatedType,
+    FunctionType,
+    StructType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.types.texts import name_text
+from fedstack.computations.types.type_checks import check_assignable, matched_members
+from fedstack.computations.types.type_structure import (
+    contains_federated,
+    contains_function,
+    fields_of,
+    is_client_valued,
+    zeros,
+)
+from fedstack.computations.values.arrays import array_from_proto
+from fedstack.computations.values.values import normalize
+from fedstack.errors import InvalidComputationError, ResourceLimitError, TypeMismatchError
+
+MAX_STEPS = 1_000_000
+# A few kilobytes can unfold to any number of steps. A service allows fewer while it works for others.
+step_limit: contextvars.ContextVar[int] = contextvars.ContextVar("step_limit", default=MAX_STEPS)
+MAX_MEMBERS = 50_000
+
+
+class Environment:
+    """The names in force at a place in a computation, innermost first."""
+
+    __slots__ = ("bindings", "outer")
+
+    def __init__(self, outer: "Environment | None") -> None:
+        self.outer = outer
+        self.bindings: dict[str, Symbol] = {}
+
+    def find(self, name: str) -> Symbol:
+        """Returns what the name is bound to.
+
+        Raises:
+          InvalidComputationError: If it is not bound.
+        """
+        scope: Environment | None = self
+        while scope is not None:
+            if name in scope.bindings:
+                return scope.bindings[name]
+            scope = scope.outer
+        raise InvalidComputationError(
+            f"Expected every reference to be bound, found {name_text(name)!r} unbound; bind it in a block or a lambda"
+        )
+
+
+class Tracer:
+    """Evaluates computations on symbols. One tracer serves one computation and counts its steps."""
+
+    def __init__(self, max_steps: int | None = None) -> None:
+        self._max_steps = step_limit.get() if max_steps is None else max_steps
+        self._steps_left = self._max_steps
+
+    def evaluate(self, computation: computation_pb2.Computation, environment: Environment, scope: Scope) -> Symbol:
+        """Returns the symbol for what `computation` yields; new nodes go into `scope`."""
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise ResourceLimitError(
+                f"Expected a computation of at most {self._max_steps} steps once its calls are unfolded, found more; "
+                "call fewer nested functions, or map a function instead of repeating it"
+            )
+        kind = computation.WhichOneof("computation")
+        if kind == "reference":
+            return environment.find(computation.reference.name)
+        if kind == "call":
+            call = computation.call
+            function = self.evaluate(call.function, environment, scope)
+            argument = self.evaluate(call.argument, environment, scope) if call.HasField("argument") else None
+            return self.apply(function, argument, scope)
+        if kind == "block":
+            return self._block(computation.block, environment, scope)
+        if kind == "struct":
+            elements = computation.struct.element
+            names = tuple(element.name or None for element in elements)
+            pack = Pack(names, tuple(self.evaluate(element.value, environment, scope) for element in elements))
+            if pack.size > MAX_MEMBERS:  # few steps can make a struct of very many members, each twice the one before
+                raise ResourceLimitError(
+                    f"Expected structs of at most {MAX_MEMBERS} members, found one of {pack.size}; use arrays"
+                )
+            return pack
+        if kind == "selection":
+            source = self.evaluate(computation.selection.source, environment, scope)
+            return select(source, _checked_index(source, computation.selection.index))
+        if kind == "lambda":
+            return _function(Callee(computation, environment))
+        if kind == "literal":
+            return self._literal(computation, scope)
+        return self._atom(computation, kind, scope)
+
+    def _atom(self, computation: computation_pb2.Computation, kind: str | None, scope: Scope) -> Symbol:
+        if kind == "intrinsic":
+            if computation.intrinsic.uri == GENERIC_ZERO:
+                return self._generic_zero(declared_type(computation), scope)
+            find_intrinsic(computation.intrinsic.uri)
+            return _function(Callee(computation))
+        if kind in ("data", "xla", "tensorflow"):
+            declared = declared_type(computation)
+            if isinstance(declared, FunctionType):
+                if contains_federated(declared):
+                    raise InvalidComputationError(
+                        f"Expected a leaf computation without federated parts, found {declared}"
+                    )
+                return Callee(computation)
+            if kind == "data":
+                return Data(declared, scope, computation)
+        raise InvalidComputationError(
+            f"Expected a computation that can be executed, found a {kind or 'computation of no kind'}"
+        )
+
+    def _literal(self, computation: computation_pb2.Computation, scope: Scope) -> Symbol:
+        declared = declared_type(computation)
+        payload = array_from_proto(computation.literal.value)
+        constant = normalize(payload, declared, "the literal")
+        if isinstance(constant, np.ndarray):
+            # The plan keeps it. An array that owns its memory is copied where it becomes a result.
+            owned = cast("NDArray[Any]", constant).copy()
+            owned.flags.writeable = False
+            return Constant(declared, scope, owned)
+        return Constant(declared, scope, constant)
+
+    def _generic_zero(self, type_spec: Type, scope: Scope) -> Symbol:
+        if isinstance(type_spec, FederatedType):
+            member = Constant(type_spec.member, scope, zeros(type_spec.member))
+            at = "clients" if type_spec.placement is CLIENTS else "server"
+            return IntrinsicCall(type_spec, scope, f"federated_value_at_{at}", (), (member,))
+        return Constant(type_spec, scope, zeros(type_spec))
+
+    def _block(self, block: computation_pb2.Block, outer: Environment, scope: Scope) -> Symbol:
+        environment = Environment(outer)
+        for local in used_locals(block):
+            value = self.evaluate(local.value, environment, scope)
+            if local.name in environment.bindings:
+                environment = Environment(environment)  # closures made before must go on seeing the earlier binding
+            environment.bindings[local.name] = value
+        return self.evaluate(block.result, environment, scope)
+
+    def apply(self, function: Symbol, argument: Symbol | None, scope: Scope) -> Symbol:
+        """Returns the symbol for a call; new nodes go into `scope`.
+
+        Raises:
+          InvalidComputationError: If what is called is not known, or no function.
+          TypeMismatchError: If the argument does not fit.
+        """
+        if not isinstance(function, Callee):
+            shown = type_of(function)
+            if isinstance(shown, FunctionType):
+                raise InvalidComputationError(
+                    "Expected a known function, found one that is an argument; pass the computation itself"
+                )
+            raise InvalidComputationError(f"Expected a function to call, found a value of type {shown}")
+        computation = function.computation
+        declared = function.type
+        if not isinstance(declared, FunctionType):
+            raise InvalidComputationError(f"Expected a functional type for what is called, found {declared}")
+        if (declared.parameter is None) != (argument is None):
+            found = "none" if argument is None else f"one of type {type_of(argument)}"
+            raise TypeMismatchError(f"Expected an argument of type {declared.parameter}, found {found}")
+        kind = computation.WhichOneof("computation")
+        if argument is not None and declared.parameter is not None:
+            check_fits(argument, declared.parameter, "arg")
+        if kind == "lambda":
+            environment = Environment(_environment_of(function))
+            if argument is not None:
+                environment.bindings[getattr(computation, "lambda").parameter_name] = argument
+            result = self.evaluate(getattr(computation, "lambda").result, environment, scope)
+            check_fits(result, declared.result, "result")  # callers rely on what it declares
+            return _widened(result, declared.result, scope)
+        if kind == "intrinsic":
+            return self._apply_intrinsic(find_intrinsic(computation.intrinsic.uri), declared, argument, scope)
+        return LeafCall(declared.result, scope, computation, argument)
+
+    def close(self, function: Symbol, parameter: Type | None) -> Function:
+        """Traces a function over a fresh parameter, in a scope of its own."""
+        scope = Scope()
+        node = Parameter(parameter, scope) if parameter is not None else None
+        return Function(scope, node, self.apply(function, node, scope))
+
+    def _apply_intrinsic(
+        self, intrinsic: Intrinsic, declared: FunctionType, argument: Symbol | None, scope: Scope
+    ) -> Symbol:
+        declared = checked_type(intrinsic, declared)
+        if argument is None or declared.parameter is None:
+            raise TypeMismatchError(f"Expected an argument for {intrinsic.uri}, found none")
+        types = argument_types(intrinsic, declared.parameter)
+        arguments = [argument] if intrinsic.arity == 1 else members_of(argument, intrinsic.arity)
+        if intrinsic.uri.startswith("generic_") and isinstance(types[0], FederatedType):
+            return self._generic_over_federated(intrinsic, types, declared.result, argument, scope)
+        functions = tuple(self._close_argument(arguments[i], types[i]) for i in intrinsic.functions)
+        rest = tuple(value for i, value in enumerate(arguments) if i not in intrinsic.functions)
+        for value in rest:
+            check_plain(value, intrinsic.uri)
+        declared_types = tuple(t for i, t in enumerate(types) if i not in intrinsic.functions)
+        return IntrinsicCall(declared.result, scope, intrinsic.uri, functions, rest, declared_types)
+
+    def _close_argument(self, function: Symbol, declared: Type) -> Function:
+        if not isinstance(declared, FunctionType):
+            raise TypeMismatchError(f"Expected a function, found {declared}")
+        return self.close(function, declared.parameter)
+
+    def _generic_over_federated(
+        self, intrinsic: Intrinsic, types: Iterable[Type], result: Type, argument: Symbol, scope: Scope
+    ) -> Symbol:
+        """Turns an operator between federated values into a map of the operator over their zip."""
+        federated = next(iter(types))
+        if not isinstance(federated, FederatedType) or not isinstance(result, FederatedType):
+            raise TypeMismatchError(f"Expected federated arguments and result for {intrinsic.uri}, found {result}")
+        at_clients = federated.placement is CLIENTS
+        pair = StructType([federated.member, federated.member])
+        zipped_type = FederatedType(pair, federated.placement, federated.all_equal)
+        zipped = IntrinsicCall(
+            zipped_type, scope, f"federated_zip_at_{'clients' if at_clients else 'server'}", (), (argument,)
+        )
+        body = Scope()
+        parameter = Parameter(pair, body)
+        inner = IntrinsicCall(result.member, body, intrinsic.uri, (), tuple(members_of(parameter, 2)))
+        uri = (
+            "federated_apply"
+            if not at_clients
+            else "federated_map_all_equal"
+            if federated.all_equal
+            else "federated_map"
+        )
+        return IntrinsicCall(result, scope, uri, (Function(body, parameter, inner),), (zipped,))
+
+
+def _function(callee: Callee) -> Callee:
+    if not isinstance(callee.type, FunctionType):
+        raise InvalidComputationError(f"Expected a functional type for a function, found {callee.type}")
+    return callee
+
+
+def _environment_of(function: Callee) -> Environment | None:
+    environment = function.environment
+    return environment if isinstance(environment, Environment) else None
+
+
+def _checked_index(source: Symbol, index: int) -> int:
+    if isinstance(source, Pack):
+        size = len(source.members)
+    elif isinstance(source, Node) and isinstance(source.type, StructType):
+        size = len(fields_of(source.type))
+    else:
+        raise TypeMismatchError(f"Expected a struct to select from, found {type_of(source)}")
+    if not 0 <= index < size:
+        raise TypeMismatchError(
+            f"Expected an index from 0 to {size - 1}, found {index}; in a selection from {type_of(source)}"
+        )
+    return index
+
+
+def check_fits(value: Symbol, expected: Type, path: str) -> None:
+    """Checks that a symbol can be used where `expected` is asked for.
+
+    Raises:
+      TypeMismatchError: If not; the message has both types and the path.
+    """
+    if isinstance(value, Pack) and isinstance(expected, StructType):
+        members = matched_members(expected, value.names, path)
+        if members is not None:
+            for member, (member_path, member_type) in zip(value.members, members):
+                check_fits(member, member_type, member_path)
+            return
+    check_assignable(expected, type_of(value), path)
+
+
+def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
+    """Returns a symbol with a value per client where the declared type has one and the value is the same for all."""
+    if isinstance(value, Node) and value.type is declared:
+        return value
+    if isinstance(value, Node) and is_client_valued(declared) and not is_client_valued(value.type):
+        return IntrinsicCall(declared, scope, "federated_zip_at_clients", (), (value,))
+    if isinstance(value, Callee) or not isinstance(declared, StructType) or not contains_federated(declared):
+        return value
+    fields = fields_of(declared)
+    members = members_of(value, len(fields))
+    widened = tuple(_widened(member, t, scope) for member, (_, t) in zip(members, fields))
+    if all(new is old for new, old in zip(widened, members)):
+        return value
+    return Pack(tuple(name for name, _ in fields), widened)
+
+
+def check_plain(value: Symbol, where: str) -> None:
+    """Checks that a symbol has no function in it."""
+    if isinstance(value, Callee):
+        raise TypeMismatchError(f"Expected a value, found the function {value.type}; in an argument of {where}")
+    if isinstance(value, Pack):
+        for member in value.members:
+            check_plain(member, where)
+
+
+def trace(computation: computation_pb2.Computation) -> Function:
+    """Normalises a computation that has a functional type.
+
+    A computation of any other type becomes a function without parameter.
+
+    Raises:
+      InvalidComputationError: If it is malformed, takes a function or returns one.
+      ResourceLimitError: If it is nested too deeply or unfolds to too many steps.
+    """
+    tracer = Tracer()
+    scope = Scope()
+    try:
+        symbol = tracer.evaluate(computation, Environment(None), scope)
+        if isinstance(symbol, Callee) and isinstance(symbol.type, FunctionType):
+            signature = symbol.type
+            check_fits(symbol, declared_type(computation), "the computation")
+            check_takes_values(signature)
+            function = tracer.close(symbol, signature.parameter)
+            declared = signature.result
+        else:
+            declared = declared_type(computation)
+            check_result(symbol, declared)
+            function = Function(scope, None, _widened(symbol, declared, scope))
+        check_result(function.result, declared)
+    except RecursionError:
+        raise ResourceLimitError(
+            "Expected a computation whose functions call each other less deeply, found one beyond Python's recursion "
+            "limit; split it into several computations"
+        ) from None
+    return function
+
+
+def check_takes_values(signature: FunctionType) -> None:
+    """Checks that a computation can be called from outside.
+
+    Raises:
+      InvalidComputationError: If it takes a function.
+    """
+    if signature.parameter is not None and contains_function(signature.parameter):
+        raise InvalidComputationError(
+            f"Expected a computation of values, found one that takes a function: {signature}; call it from another "
+            "federated_computation that supplies the function"
+        )
+
+
+def check_result(result: Symbol, declared: Type) -> None:
+    """Checks what a computation returns against its declared type.
+
+    Raises:
+      InvalidComputationError: If it returns a function.
+      TypeMismatchError: If it returns something else than declared.
+    """
+    if _returns_function(result) or contains_function(declared):
+        raise InvalidComputationError(
+            f"Expected a computation that returns values, found one that returns a function: {declared}; call the "
+            "function inside and return its result"
+        )
+    check_fits(result, declared, "result")
+
+
+def _returns_function(symbol: Symbol) -> bool:
+    return isinstance(symbol, Callee) or (isinstance(symbol, Pack) and any(map(_returns_function, symbol.members)))

@@ -1,0 +1,1 @@
+"""The language's types, and what is said of them."""

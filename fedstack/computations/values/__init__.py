@@ -1,0 +1,1 @@
+"""Values: payloads, columns of them, and their codec."""

@@ -1,0 +1,346 @@
+"""Turns scalars and arrays into the language's `Array` message and back.
+
+A scalar is a NumPy scalar of exactly the dtype, an array an `np.ndarray` of exactly the dtype; strings are `bytes` and
+object arrays of `bytes`. The message has two encodings. A *list* field, one per dtype, holds the elements one by one;
+`content` holds the raw bytes, little-endian and in C order. Peers differ in what they read: an old worker wants lists
+for scalars and strings and `content` for all other arrays, newer ones read both. That is also what is written here, and
+both are read.
+
+A message from elsewhere is not trusted: sizes are compared before anything is allocated, and what does not fit is an
+error that says where.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import array_pb2, data_type_pb2
+from fedstack.errors import InvalidValueError, TypeMismatchError
+
+ArrayPayload: TypeAlias = "np.generic | NDArray[Any] | bytes"
+Shape: TypeAlias = "Sequence[int | None] | None"
+
+# NumPy's own limit. It also keeps the product of hostile dimensions small.
+_MAX_RANK = 64
+
+
+@attrs.frozen
+class _Encoding:
+    """How one dtype is written.
+
+    Attributes:
+      dtype: The dtype of the payload.
+      number: The dtype's number in the message.
+      list_field: The name of the list field of the dtype.
+      word: The dtype whose values are the entries of the list: the 16 bits of a half, the two parts of a complex.
+      entry: The dtype in which the field itself holds its entries; wider than `word` where protobuf has no narrow one.
+    """
+
+    dtype: np.dtype[Any]
+    number: data_type_pb2.DataType
+    list_field: str
+    word: np.dtype[Any]
+    entry: np.dtype[Any]
+
+    @property
+    def entries_per_element(self) -> int:
+        return 2 if self.dtype.kind == "c" else 1
+
+
+def _encoding(dtype: type[np.generic], number: data_type_pb2.DataType, name: str, word: Any, entry: Any) -> _Encoding:
+    return _Encoding(np.dtype(dtype), number, name, np.dtype(word), np.dtype(entry))
+
+
+_ENCODINGS = (
+    _encoding(np.bool_, data_type_pb2.DT_BOOL, "bool_list", np.bool_, np.bool_),
+    _encoding(np.int8, data_type_pb2.DT_INT8, "int8_list", np.int8, np.int32),
+    _encoding(np.int16, data_type_pb2.DT_INT16, "int16_list", np.int16, np.int32),
+    _encoding(np.int32, data_type_pb2.DT_INT32, "int32_list", np.int32, np.int32),
+    _encoding(np.int64, data_type_pb2.DT_INT64, "int64_list", np.int64, np.int64),
+    _encoding(np.uint8, data_type_pb2.DT_UINT8, "uint8_list", np.uint8, np.int32),
+    _encoding(np.uint16, data_type_pb2.DT_UINT16, "uint16_list", np.uint16, np.int32),
+    _encoding(np.uint32, data_type_pb2.DT_UINT32, "uint32_list", np.uint32, np.uint32),
+    _encoding(np.uint64, data_type_pb2.DT_UINT64, "uint64_list", np.uint64, np.uint64),
+    _encoding(np.float16, data_type_pb2.DT_HALF, "float16_list", np.uint16, np.int32),
+    _encoding(ml_dtypes.bfloat16, data_type_pb2.DT_BFLOAT16, "bfloat16_list", np.uint16, np.int32),
+    _encoding(np.float32, data_type_pb2.DT_FLOAT, "float32_list", np.float32, np.float32),
+    _encoding(np.float64, data_type_pb2.DT_DOUBLE, "float64_list", np.float64, np.float64),
+    _encoding(np.complex64, data_type_pb2.DT_COMPLEX64, "complex64_list", np.float32, np.float32),
+    _encoding(np.complex128, data_type_pb2.DT_COMPLEX128, "complex128_list", np.float64, np.float64),
+    _encoding(np.str_, data_type_pb2.DT_STRING, "string_list", np.object_, np.object_),
+)
+_BY_TYPE = {encoding.dtype.type: encoding for encoding in _ENCODINGS}
+_BY_NUMBER = {int(encoding.number): encoding for encoding in _ENCODINGS}
+_STRING = _BY_TYPE[np.str_]
+_OBJECT = np.dtype(np.object_)
+
+
+def array_to_proto(
+    payload: object, dtype: np.dtype[Any], shape: Shape = None, *, path: str = "value"
+) -> array_pb2.Array:
+    """Encodes a scalar or an array.
+
+    Args:
+      payload: A NumPy scalar or an array of exactly `dtype`; for strings `bytes`, or an object array of `bytes`.
+      dtype: One of the 16 dtypes of the language; strings are `np.dtype(np.str_)`.
+      shape: The shape that the payload must have. `None` as a dimension allows any, `None` as a whole any rank.
+      path: Where the payload stands, for messages.
+
+    Returns:
+      A new message, with a list field for scalars and strings and with `content` for other arrays.
+
+    Raises:
+      TypeMismatchError: If the payload has another dtype or shape.
+    """
+    proto = array_pb2.Array()
+    write_array(proto, payload, dtype, shape, path=path)
+    return proto
+
+
+def array_to_literal(payload: object, dtype: np.dtype[Any], shape: Shape = None) -> array_pb2.Array:
+    """Encodes a scalar or an array for a literal: with a list field always, the only one that is read there.
+
+    Args and errors are those of `array_to_proto`.
+    """
+    proto = array_pb2.Array()
+    write_array(proto, payload, dtype, shape, path="the literal", as_list=True)
+    return proto
+
+
+def write_array(
+    proto: array_pb2.Array,
+    payload: object,
+    dtype: np.dtype[Any],
+    shape: Shape = None,
+    *,
+    path: str = "value",
+    as_list: bool = False,
+) -> None:
+    """Encodes a scalar or an array into an empty message, so that a message around it need not copy the bytes.
+
+    Args and errors are those of `array_to_proto`; `as_list` asks for a list field whatever the shape.
+    """
+    encoding = _encoding_of(dtype, path)
+    if encoding is _STRING:
+        _write_strings(proto, payload, shape, path)
+        return
+    array = _as_array(payload)
+    if array is None or array.dtype != encoding.dtype:
+        raise _mismatch(encoding.dtype, shape, payload, path, f"convert it to {encoding.dtype} first")
+    if not _is_compatible(array.shape, shape):
+        raise _mismatch(encoding.dtype, shape, payload, path, "give it the shape of its type")
+    proto.dtype = encoding.number
+    proto.shape.dim.extend(array.shape)
+    if array.ndim == 0 or as_list:
+        words = _view(np.ascontiguousarray(array).reshape(-1), encoding.word)
+        _list_of(proto, encoding.list_field).extend(words.tolist())
+        getattr(proto, encoding.list_field).SetInParent()  # or an array without elements would have no list at all
+    else:
+        proto.content = _little_endian(array).tobytes()
+
+
+def array_from_proto(
+    proto: array_pb2.Array,
+    dtype: np.dtype[Any] | None = None,
+    shape: Shape = None,
+    *,
+    path: str = "value",
+) -> ArrayPayload:
+    """Decodes a scalar or an array, whichever of the two encodings it has.
+
+    Args:
+      proto: The message. If it has both encodings, `content` counts.
+      dtype: The dtype that it must have; `None` for any.
+      shape: The shape that it must have. `None` as a dimension allows any, `None` as a whole any rank.
+      path: Where the value stands, for messages.
+
+    Returns:
+      A NumPy scalar, or a read-only array in C order; for strings `bytes`, or a read-only object array of `bytes`. An
+      array from `content` is a view of the bytes that protobuf handed out, not a copy.
+
+    Raises:
+      TypeMismatchError: If the message has another dtype or shape than asked for.
+      InvalidValueError: If the message contradicts itself or is incomplete.
+    """
+    encoding = _BY_NUMBER.get(proto.dtype)
+    if encoding is None:
+        raise InvalidValueError(
+            f"Expected the number of a dtype that the language has, found {proto.dtype}; at {path}; "
+            "send one of the 16 dtypes"
+        )
+    dims = _dims(proto.shape, path)
+    if (dtype is not None and dtype.type is not encoding.dtype.type) or not _is_compatible(dims, shape):
+        expected = _notation(encoding.dtype if dtype is None else dtype, shape)
+        raise TypeMismatchError(
+            f"Expected {expected}, found {_notation(encoding.dtype, dims)}; at {path}; send what the type says"
+        )
+    if proto.HasField("content"):
+        flat = _read_content(proto, encoding, dims, path)
+    else:
+        flat = _read_list(proto, encoding, dims, path)
+    if not dims:
+        return cast(ArrayPayload, flat[0])
+    try:
+        array = np.reshape(flat, dims)
+    except ValueError as error:
+        # Only shapes without elements get here: NumPy cannot hold some of them, such as (2**40, 2**40, 0).
+        raise InvalidValueError(
+            f"Expected a shape that NumPy can hold, found {_notation(encoding.dtype, dims)}; at {path}; "
+            "use smaller dimensions"
+        ) from error
+    array.flags.writeable = False
+    return array
+
+
+def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: str) -> None:
+    array = _as_array(payload)
+    if array is not None and array.dtype == _OBJECT:
+        values, dims = cast("list[object]", array.ravel().tolist()), array.shape
+    else:
+        values, dims = [payload], ()
+    for value in values:
+        if not isinstance(value, bytes):
+            raise TypeMismatchError(
+                f"Expected `bytes` or an object array of `bytes` for {_notation(_STRING.dtype, shape)}, found "
+                f"`{type(value).__name__}`; at {path}; encode text first"
+            )
+    if not _is_compatible(dims, shape):
+        raise _mismatch(_STRING.dtype, shape, payload, path, "give it the shape of its type")
+    proto.dtype = _STRING.number
+    proto.shape.dim.extend(dims)
+    proto.string_list.value.extend(cast("list[bytes]", values))
+    # Without this an array without elements would have no list at all.
+    proto.string_list.SetInParent()
+
+
+def _read_content(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...], path: str) -> NDArray[Any]:
+    if encoding is _STRING:
+        raise InvalidValueError(
+            f"Expected strings in `string_list`, found them in `content`; at {path}; send them as a list"
+        )
+    content = proto.content
+    length = math.prod(dims) * encoding.dtype.itemsize
+    if len(content) != length:
+        raise InvalidValueError(
+            f"Expected {length} bytes of content for {_notation(encoding.dtype, dims)}, found {len(content)}; "
+            f"at {path}; send the shape that the content has"
+        )
+    if encoding.dtype == np.bool_ and np.any(np.frombuffer(content, np.uint8) > 1):
+        # NumPy trusts these bytes: with others, two values that both are true would not be equal.
+        raise InvalidValueError(f"Expected bytes 0 and 1 for bool, found others; at {path}; send 0 or 1")
+    return _little_endian(np.frombuffer(content, encoding.dtype))
+
+
+def _read_list(proto: array_pb2.Array, encoding: _Encoding, dims: tuple[int, ...], path: str) -> NDArray[Any]:
+    kind = proto.WhichOneof("kind")
+    if kind != encoding.list_field:
+        raise InvalidValueError(
+            f"Expected `{encoding.list_field}`{'' if encoding is _STRING else ' or `content`'} for "
+            f"{_notation(encoding.dtype, dims)}, found {f'`{kind}`' if kind else 'neither'}; at {path}; "
+            "send the list of the dtype"
+        )
+    values = _list_of(proto, kind)
+    length = math.prod(dims) * encoding.entries_per_element
+    if len(values) != length:
+        raise InvalidValueError(
+            f"Expected {length} entries in `{kind}` for {_notation(encoding.dtype, dims)}, found {len(values)}; "
+            f"at {path}; send the shape that the list has"
+        )
+    words = np.fromiter(values, encoding.entry, length)
+    if encoding.entry != encoding.word:
+        limits = np.iinfo(encoding.word)
+        if length and (words.min() < limits.min or words.max() > limits.max):
+            raise InvalidValueError(
+                f"Expected entries in [{limits.min}, {limits.max}] in `{kind}`, found others; at {path}; "
+                "send values that the dtype can hold"
+            )
+        words = words.astype(encoding.word)
+    words.flags.writeable = False  # the result is a view of this, and nobody may take it for their own
+    return words if encoding is _STRING else _view(words, encoding.dtype)
+
+
+def float_limits(dtype: np.dtype[Any]) -> np.finfo[Any]:
+    """Returns the limits of a floating dtype; NumPy's own `finfo` does not know bfloat16."""
+    return cast("np.finfo[Any]", ml_dtypes.finfo(dtype))
+
+
+def dtype_number(dtype: np.dtype[Any]) -> data_type_pb2.DataType:
+    """Returns the number of a dtype in messages."""
+    return _encoding_of(dtype, "dtype").number
+
+
+def dtype_of_number(number: int) -> np.dtype[Any] | None:
+    """Returns the dtype of a number in messages, or `None` if the language has none for it."""
+    found = _BY_NUMBER.get(number)
+    return None if found is None else found.dtype
+
+
+def _encoding_of(dtype: np.dtype[Any], path: str) -> _Encoding:
+    encoding = _BY_TYPE.get(dtype.type)
+    if encoding is None:
+        raise TypeMismatchError(
+            f"Expected a dtype that the language has, found {dtype}; at {path}; use one of its 16 dtypes"
+        )
+    return encoding
+
+
+def _dims(proto: array_pb2.ArrayShape, path: str) -> tuple[int, ...]:
+    """Returns the shape of a value, where nothing may be unknown."""
+    if proto.unknown_rank or len(proto.dim) > _MAX_RANK:
+        found = "an unknown rank" if proto.unknown_rank else f"{len(proto.dim)} dimensions"
+        raise InvalidValueError(
+            f"Expected the shape of a value, of at most {_MAX_RANK} dimensions, found {found}; at {path}; "
+            "send the shape that the value has"
+        )
+    dims = tuple(proto.dim)
+    if any(dim < 0 for dim in dims):
+        raise InvalidValueError(
+            f"Expected the shape of a value, found a dimension of {min(dims)}; at {path}; "
+            "only types may leave dimensions open"
+        )
+    return dims
+
+
+def _is_compatible(dims: Sequence[int], shape: Shape) -> bool:
+    if shape is None:
+        return True
+    return len(dims) == len(shape) and all(want is None or want == dim for dim, want in zip(dims, shape, strict=True))
+
+
+def _as_array(payload: object) -> NDArray[Any] | None:
+    return np.asarray(cast(Any, payload)) if isinstance(payload, (np.generic, np.ndarray)) else None
+
+
+def _view(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return cast(Any, array).view(dtype)
+
+
+def _list_of(proto: array_pb2.Array, field: str) -> Any:
+    """Returns the entries of a list field, for which protobuf has a different class each."""
+    return getattr(proto, field).value
+
+
+def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    """Exchanges the machine's byte order and the wire's."""
+    return array if sys.byteorder == "little" else cast(Any, array).byteswap()
+
+
+def _mismatch(dtype: np.dtype[Any], shape: Shape, payload: object, path: str, hint: str) -> TypeMismatchError:
+    array = _as_array(payload)
+    found = f"`{type(payload).__name__}`" if array is None else _notation(array.dtype, array.shape)
+    return TypeMismatchError(f"Expected {_notation(dtype, shape)}, found {found}; at {path}; {hint}")
+
+
+def _notation(dtype: np.dtype[Any], shape: Shape) -> str:
+    """Writes dtype and shape as the language writes a tensor type, such as `float32[2,?]`."""
+    name = "str" if dtype.type is np.str_ else str(dtype)
+    if shape is None:
+        return f"{name} of any shape"
+    dims = ",".join("?" if dim is None else str(dim) for dim in shape)
+    return f"{name}[{dims}]" if dims else name

@@ -1,0 +1,207 @@
+"""Holds one value per client as one object: a column.
+
+A federated value travels through the whole runtime as a column; nothing but leaf runtimes and folds loops over
+its clients. A column of structs is a struct of columns, so that zipping and selecting cost nothing per client.
+"""
+
+import abc
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
+from fedstack.computations.types.type_structure import (
+    contains_federated,
+    fields_of,
+    is_client_valued,
+    is_scalar,
+    is_string,
+)
+
+
+class Column(abc.ABC):
+    """The member payloads of a federated value, in client order."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def items(self) -> Sequence[object]:
+        """Returns the payload of each client."""
+
+    @abc.abstractmethod
+    def slice(self, start: int, stop: int) -> "Column":
+        """Returns the clients from `start` up to, not including, `stop`."""
+
+    @abc.abstractmethod
+    def field(self, index: int) -> "Column":
+        """Selects a field from a column of structs."""
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.items())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} clients>"
+
+
+class ScalarColumn(Column):
+    """Numeric or boolean scalars, kept as one NumPy vector of shape [clients]."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def items(self) -> Sequence[object]:
+        return list(self.values)
+
+    def slice(self, start: int, stop: int) -> Column:
+        return ScalarColumn(self.values[start:stop])
+
+    def field(self, index: int) -> Column:
+        raise TypeError("Expected a column of structs, found one of scalars")
+
+
+class ListColumn(Column):
+    """Payloads of any kind, one by one: arrays, strings, sequences.
+
+    Attributes:
+      values: The payloads.
+      list_is_own: Whether `values` is a list that only this column has.
+    """
+
+    __slots__ = ("list_is_own", "values")
+
+    def __init__(self, values: Sequence[object], *, list_is_own: bool = False) -> None:
+        self.values = values
+        self.list_is_own = list_is_own
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def items(self) -> Sequence[object]:
+        return self.values
+
+    def slice(self, start: int, stop: int) -> Column:
+        return ListColumn(self.values[start:stop])
+
+    def field(self, index: int) -> Column:
+        return ListColumn([cast("tuple[object, ...]", value)[index] for value in self.values])
+
+
+class StructColumn(Column):
+    """Structs, kept as one column per field."""
+
+    __slots__ = ("fields", "size")
+
+    def __init__(self, fields: tuple[Column, ...], size: int) -> None:
+        self.fields = fields
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def items(self) -> Sequence[object]:
+        if not self.fields:
+            return [()] * self.size
+        return list(zip(*(field.items() for field in self.fields)))
+
+    def slice(self, start: int, stop: int) -> Column:
+        return StructColumn(tuple(field.slice(start, stop) for field in self.fields), stop - start)
+
+    def field(self, index: int) -> Column:
+        return self.fields[index]
+
+
+class ConstantColumn(Column):
+    """The same payload at every client: what a broadcast gives."""
+
+    __slots__ = ("size", "value")
+
+    def __init__(self, value: object, size: int) -> None:
+        self.value = value
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def items(self) -> Sequence[object]:
+        return [self.value] * self.size
+
+    def slice(self, start: int, stop: int) -> Column:
+        return ConstantColumn(self.value, stop - start)
+
+    def field(self, index: int) -> Column:
+        return ConstantColumn(cast("tuple[object, ...]", self.value)[index], self.size)
+
+
+def zip_columns(fields: Sequence[Column], size: int) -> Column:
+    """Returns the column of structs with the given columns as fields."""
+    if all(isinstance(field, ConstantColumn) for field in fields):
+        return ConstantColumn(tuple(cast(ConstantColumn, field).value for field in fields), size)
+    return StructColumn(tuple(fields), size)
+
+
+def empty_column(member: Type) -> Column:
+    """Returns the column of no clients."""
+    return column_from_payloads([], member)
+
+
+def column_from_payloads(payloads: Sequence[object], member: Type, *, list_is_own: bool = False) -> Column:
+    """Packs payloads that are known to fit `member` into the column for it.
+
+    Args:
+      payloads: The payloads.
+      member: Their type.
+      list_is_own: Whether they are in a list that nobody else has.
+    """
+    if isinstance(member, StructType):
+        types = [field_type for _, field_type in fields_of(member)]
+        rows = cast("Sequence[tuple[object, ...]]", payloads)
+        columns = list(map(list, zip(*rows))) if rows else [list[object]() for _ in types]
+        fields = [column_from_payloads(values, t, list_is_own=True) for values, t in zip(columns, types)]
+        return StructColumn(tuple(fields), len(payloads))
+    if isinstance(member, TensorType) and is_scalar(member) and not is_string(member):
+        return ScalarColumn(np.array(payloads, member.dtype))
+    return ListColumn(payloads, list_is_own=list_is_own)
+
+
+def concatenate(columns: Sequence[Column], member: Type) -> Column:
+    """Joins columns of the member type `member`, in order."""
+    if len(columns) == 1:
+        return columns[0]
+    size = sum(len(column) for column in columns)
+    if all(isinstance(column, ConstantColumn) for column in columns):
+        constants = cast("Sequence[ConstantColumn]", columns)
+        if all(constant.value is constants[0].value for constant in constants):
+            return ConstantColumn(constants[0].value, size)
+    if all(isinstance(column, ScalarColumn) for column in columns):
+        return ScalarColumn(np.concatenate([cast(ScalarColumn, column).values for column in columns]))
+    if all(isinstance(column, StructColumn) for column in columns):
+        structs = cast("Sequence[StructColumn]", columns)
+        types = [field_type for _, field_type in fields_of(cast(StructType, member))]
+        return StructColumn(tuple(concatenate([s.fields[i] for s in structs], t) for i, t in enumerate(types)), size)
+    return column_from_payloads([payload for column in columns for payload in column.items()], member)
+
+
+def column_of(value: object, size: int) -> Column:
+    """Returns a value at clients as a column: an all-equal payload becomes a constant one."""
+    return value if isinstance(value, Column) else ConstantColumn(value, size)
+
+
+def with_columns(payload: object, type_spec: Type) -> object:
+    """Returns a payload in which what differs by client is a column, as executors keep it, and not a list."""
+    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+        if isinstance(payload, Column):
+            return payload
+        return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
+    if isinstance(type_spec, StructType) and contains_federated(type_spec):
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
+        return tuple(with_columns(member, member_type) for member, (_, member_type) in members)
+    return payload

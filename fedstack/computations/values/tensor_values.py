@@ -1,0 +1,324 @@
+"""Turns what a user calls a tensor into the payload of a tensor type, or says why it does not fit.
+
+The rule is the language's: same kind of number, and a NumPy value must be safely castable (int32 to int64, not
+float64 to float32), while a plain Python number must be representable (3.0 as float32, 3 as uint8, not 300).
+Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; strings are `bytes`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, cast
+
+import numpy as np
+
+from fedstack.computations.types.language import TensorType, Type
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import is_scalar, is_string
+from fedstack.data.client_columns import check_nothing_missing
+from fedstack.errors import TypeMismatchError
+
+# What gives the payload of a tensor: `normalize_tensor`, or another rule like it.
+ReadTensor = Callable[[object, TensorType, str], object]
+
+_MAX_RANK = 64
+_KIND_NAMES = {"b": "bool", "i": "integer", "f": "floating", "c": "complex", "S": "string"}
+_PYTHON_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f", complex: "c", str: "S", bytes: "S"}
+
+
+def kind_of_dtype(dtype: np.dtype) -> str:
+    """Returns the kind of a dtype: b, i (signed or not), f (bfloat16 included), c, S, or ? for anything else."""
+    kind = dtype.kind
+    if kind in "iu":
+        return "i"
+    if kind in "SUO":
+        return "S"
+    if kind == "V":
+        return "f" if dtype.name == "bfloat16" else "?"
+    return kind if kind in "bfc" else "?"
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Shows a value in a message, cut to `limit` characters."""
+    try:
+        text = repr(value)
+    except Exception as error:  # of the user's own class, of a list in itself, of an integer with too many digits
+        text = f"whose repr raises {type(error).__name__}"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def mismatch(expected: object, found: object, path: str, advice: str = "") -> NoReturn:
+    """Raises `TypeMismatchError` in the house grammar."""
+    shown, seen = _shown(expected), _shown(found)
+    raise TypeMismatchError(f"Expected {shown}, found {seen}; at {path}" + (f"; {advice}" if advice else ""))
+
+
+def _shown(what: object) -> object:
+    return type_text(what) if isinstance(what, Type) else what
+
+
+def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
+    """Returns the payload of `value` for a tensor type.
+
+    Args:
+      value: A NumPy scalar or array, a Python scalar, a string, a nest of lists of those, or anything with
+        `__array__`.
+      tensor: The type to fit; `None` dimensions fit any size.
+      path: Where the value stands, for messages.
+
+    Raises:
+      TypeMismatchError: If dtype or shape do not fit.
+    """
+    dtype = tensor.dtype
+    if is_string(tensor):
+        return _normalize_string(value, tensor, path)
+    if type(value) is dtype.type and is_scalar(tensor):
+        return value
+    _check_unmasked(value, tensor, path)
+    if isinstance(value, np.ndarray):
+        # As a plain array: a subclass (np.matrix, say) computes otherwise.
+        array = _cast_array(np.asarray(cast(np.ndarray, value)), tensor, path)
+    elif isinstance(value, np.generic):
+        array = _cast_array(np.asarray(cast(np.generic, value)), tensor, path)
+    elif isinstance(value, (bool, int, float, complex)):
+        array = _cast_python(np.asarray(_checked_kind(value, tensor, path)), [value], tensor, path)
+    elif isinstance(value, (list, tuple)):
+        array = _array_from_nest(cast("Sequence[object]", value), tensor, path)
+    elif hasattr(value, "__array__") and not isinstance(value, type):
+        array = _cast_array(_converted(value, tensor, path), tensor, path)
+    else:
+        mismatch(tensor, describe(value), path, _advice(value))
+    _check_shape(array.shape, tensor, path)
+    return array[()] if array.ndim == 0 else read_only(array)
+
+
+def normalize_result(value: object, tensor: TensorType, path: str) -> object:
+    """Returns the payload of a tensor in what a function returned, as `normalize_tensor` does.
+
+    Scalars of NumPy's widest types count as Python's numbers, of which these are subclasses: a ratio to a count is a
+    float64, whatever it is a ratio of, and so is the mean of integers.
+    """
+    kind = kind_of_dtype(tensor.dtype)
+    if is_scalar(tensor) and (
+        (type(value) is np.float64 and kind == "f") or (type(value) is np.complex128 and kind == "c")
+    ):
+        value = cast(np.generic, value).item()
+    return normalize_tensor(value, tensor, path)
+
+
+def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
+    check_nothing_missing(value, path)
+    try:
+        return np.asarray(value)
+    except Exception as error:
+        shown = f"{type(value).__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
+        raise TypeMismatchError(f"Expected {tensor}, found {shown}; at {path}") from error
+
+
+_set_writeable = cast("Callable[[np.ndarray, bool], None]", np.ndarray.setflags)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Returns the array if nobody can write through it, else a read-only view: the owner's own stays writable."""
+    if array.flags.writeable:
+        array = array.view()
+        _set_writeable(array, False)  # the quickest way by far, and there may be a view per client
+    return array
+
+
+def describe(value: object) -> str:
+    """Names a value by its type and, where short, its content."""
+    if isinstance(value, np.ndarray):
+        array = cast(np.ndarray, value)
+        return f"an array {array.dtype}{list(array.shape)}"
+    if isinstance(value, np.generic):
+        scalar = cast(np.generic, value)
+        return f"{scalar.dtype} {scalar}"
+    if value is None:
+        return "None"
+    return f"{type(value).__name__} {shorten(value)}"
+
+
+def _advice(value: object) -> str:
+    if value is None:
+        return "a function without a return statement gives None"
+    if isinstance(value, (str, bytes)):
+        return "convert the text to a number first"
+    return ""
+
+
+def shape_fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
+    """Tells whether a shape fits a declared one, in which `None` stands for any size or, as a whole, any rank."""
+    if declared is None or shape == declared:
+        return True
+    return len(shape) == len(declared) and all(d is None or d == s for s, d in zip(shape, declared))
+
+
+def _check_shape(shape: tuple[int, ...], tensor: TensorType, path: str) -> None:
+    declared = tensor.shape
+    if declared is not None and not shape_fits(shape, declared):
+        mismatch(f"shape {_show_shape(declared)} of {tensor}", f"shape {_show_shape(shape)}", path)
+
+
+def _show_shape(shape: Sequence[int | None]) -> str:
+    return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+def _cast_array(array: np.ndarray, tensor: TensorType, path: str) -> np.ndarray:
+    dtype = tensor.dtype
+    if array.dtype == dtype:
+        # Byte order is part of NumPy's dtype equality; the payload is in native order.
+        return array
+    if array.dtype.kind == "O":
+        mismatch(tensor, f"an array of Python objects {list(array.shape)}", path, "give it a numeric dtype")
+    if kind_of_dtype(array.dtype) != kind_of_dtype(dtype) or not np.can_cast(array.dtype, dtype):
+        shown = describe(array[()] if array.ndim == 0 else array)
+        module = "ml_dtypes" if dtype.name == "bfloat16" else "np"
+        mismatch(tensor, shown, path, f"convert it yourself with .astype({module}.{dtype.name}) if that is meant")
+    return array.astype(dtype)
+
+
+def _checked_kind(value: object, tensor: TensorType, path: str) -> object:
+    expected, found = kind_of_dtype(tensor.dtype), _PYTHON_KINDS[_python_kind(value)]
+    if expected != found:
+        advice = ""
+        if (found, expected) == ("i", "f"):
+            advice = f"write {shorten(value)}.0 if a floating number is meant"
+        elif found in "if" and expected == "c":
+            advice = f"write complex({shorten(value)}) if a complex number is meant"
+        mismatch(tensor, describe(value), path, advice)
+    return value
+
+
+def _python_kind(value: object) -> type:
+    return next(kind for kind in _PYTHON_KINDS if isinstance(value, kind))
+
+
+def _cast_python(array: np.ndarray, leaves: Sequence[object], tensor: TensorType, path: str) -> np.ndarray:
+    """Casts numbers that came from Python: each must be representable, not merely castable."""
+    dtype = tensor.dtype
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        integers = cast("Sequence[int]", leaves)
+        if integers and not (info.min <= min(integers) and max(integers) <= info.max):
+            worst = min(integers) if min(integers) < info.min else max(integers)
+            mismatch(f"{tensor}, from {info.min} to {info.max}", f"int {shorten(worst)}", path)
+        return array.astype(dtype)
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype)
+    if kind_of_dtype(dtype) in "fc" and not np.array_equal(
+        np.isfinite(result.astype(np.complex128)), np.isfinite(array)
+    ):
+        mismatch(f"{tensor}, within its range", f"{shorten(leaves[0] if len(leaves) == 1 else list(leaves))}", path)
+    return result
+
+
+def _nest_leaves(nest: Sequence[object], depth: int = 1) -> Iterator[object]:
+    if depth > _MAX_RANK:
+        raise ValueError(f"NumPy has arrays of at most {_MAX_RANK} dimensions")
+    for item in nest:
+        if isinstance(item, (list, tuple)):
+            yield from _nest_leaves(cast("Sequence[object]", item), depth + 1)
+        else:
+            yield item
+
+
+def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> np.ndarray:
+    try:
+        leaves = list(_nest_leaves(nest))
+    except (TypeError, ValueError) as error:
+        raise TypeMismatchError(f"Expected {tensor}, found a list that makes no array; at {path}; {error}") from error
+    kinds = set(map(type, leaves))
+    try:
+        if not leaves:
+            return np.array(nest, tensor.dtype)
+        if kinds <= {bool} or kinds <= {int} or kinds <= {float} or kinds <= {complex}:
+            _checked_kind(leaves[0], tensor, path)
+            wide = np.array(nest, np.object_ if kinds == {int} else None)
+            return _cast_python(wide, leaves, tensor, path)
+        if any(issubclass(kind, (np.generic, np.ndarray)) for kind in kinds):
+            if len(kinds) > 1 or len({cast(np.ndarray, leaf).dtype for leaf in leaves}) > 1:
+                # NumPy would promote them to what may hold none of them.
+                return np.array(_cast_leaves(nest, tensor, path), tensor.dtype)
+            for leaf in leaves:
+                _check_unmasked(leaf, tensor, path)
+            return _cast_array(np.array(nest), tensor, path)
+    except TypeMismatchError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _ragged(tensor, path) from error
+    names = sorted(kind.__name__ for kind in kinds)
+    mismatch(tensor, f"a list of {', '.join(names)}", path, "use one kind of number throughout")
+
+
+def _ragged(tensor: TensorType, path: str) -> TypeMismatchError:
+    """Returns the error for lists of which NumPy makes no array, in whose own words it is about its own functions."""
+    return TypeMismatchError(f"Expected {tensor}, found a ragged list; at {path}; give all its rows one shape")
+
+
+def _cast_leaves(nest: Sequence[object], tensor: TensorType, path: str) -> list[object]:
+    """Casts the numbers and arrays in nested lists, each by the rule for its own kind."""
+    return [
+        _cast_leaves(cast("Sequence[object]", item), tensor, path)
+        if isinstance(item, (list, tuple))
+        else _cast_leaf(item, tensor, path)
+        for item in nest
+    ]
+
+
+def _cast_leaf(leaf: object, tensor: TensorType, path: str) -> np.ndarray:
+    _check_unmasked(leaf, tensor, path)
+    if isinstance(leaf, (np.generic, np.ndarray)):
+        return _cast_array(np.asarray(cast(np.ndarray, leaf)), tensor, path)
+    if type(leaf) not in _PYTHON_KINDS:
+        mismatch(tensor, describe(leaf), path)
+    _checked_kind(leaf, tensor, path)
+    return _cast_python(np.array(leaf, np.object_ if type(leaf) is int else None), [leaf], tensor, path)
+
+
+def _check_unmasked(value: object, tensor: TensorType, path: str) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        mismatch(tensor, "a masked array", path, "say what stands for the masked elements: value.filled(…)")
+
+
+def to_bytes(value: object, path: str) -> bytes:
+    """Returns the payload of one string.
+
+    Raises:
+      TypeMismatchError: If `value` is neither `str` (encoded as UTF-8) nor `bytes`.
+    """
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise TypeMismatchError(
+                f"Expected text that UTF-8 can hold, found {describe(value)}; at {path}; {error.reason}; give bytes"
+            ) from error
+    if isinstance(value, bytes):
+        return bytes(value)
+    return mismatch("a string", describe(value), path)
+
+
+def _normalize_string(value: object, tensor: TensorType, path: str) -> object:
+    if isinstance(value, np.ndarray):
+        array = cast(np.ndarray, value)
+        if kind_of_dtype(array.dtype) != "S":
+            mismatch(tensor, describe(array), path)
+        shape, flat = array.shape, list(array.ravel())
+    elif isinstance(value, (list, tuple)):
+        try:
+            nest = np.array(value, np.object_) if value else np.empty((0,), np.object_)
+        except ValueError as error:  # of arrays that differ in shape NumPy makes no array, of lists it does
+            raise _ragged(tensor, path) from error
+        shape, flat = nest.shape, list(nest.ravel())
+    elif is_scalar(tensor) or isinstance(value, (str, bytes)):
+        shape, flat = (), [value]
+    else:
+        mismatch(tensor, describe(value), path)
+    _check_shape(shape, tensor, path)
+    strings = [to_bytes(item, path) for item in flat]
+    if shape == ():
+        return strings[0]
+    result = np.empty(len(strings), np.object_)
+    result[:] = strings
+    result = result.reshape(shape)
+    result.flags.writeable = False
+    return result

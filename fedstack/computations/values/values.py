@@ -1,0 +1,339 @@
+"""Turns Python and NumPy values into payloads of the language's types, reporting the path of what does not fit.
+
+| type | payload |
+| --- | --- |
+| tensor | NumPy scalar or read-only array of exactly the dtype; strings are `bytes` |
+| struct | tuple of payloads, in the type's order |
+| sequence | list of payloads, or a lazy re-iterable of them |
+
+Federated values are built out of these in `federated_values`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from typing import Any, TypeGuard, cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.types.language import (
+    RetryableError,
+    SequenceType,
+    Struct,
+    StructType,
+    TensorType,
+    Type,
+    struct_elements,
+)
+from fedstack.computations.types.own_frames import users_lines, without_calling_frames
+from fedstack.computations.types.texts import text_of
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.records import Record
+from fedstack.computations.values.snapshots import snapshot_of
+from fedstack.computations.values.tensor_values import (
+    ReadTensor,
+    describe,
+    mismatch,
+    normalize_tensor,
+    read_only,
+    shape_fits,
+)
+from fedstack.data.client_data import AHEAD, Batches, FromGenerator
+from fedstack.errors import FedstackError, InvalidValueError
+
+
+def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> object:
+    """Returns the payload of `value` for an unplaced type.
+
+    Args:
+      value: Python and NumPy values in any container that fits: dictionaries, named tuples, attrs and dataclass
+        instances are matched by name, lists and tuples by position.
+      type_spec: The type to fit.
+      path: Where the value stands, for messages.
+      read: The rule for its tensors.
+
+    Raises:
+      TypeMismatchError: If the value does not fit; the message has the path of the misfit.
+      InvalidValueError: If a column of a data frame has no value in a row.
+    """
+    if isinstance(type_spec, TensorType):
+        return read(value, type_spec, path)
+    if isinstance(type_spec, StructType):
+        members = split_struct(value, type_spec, path)
+        return tuple(
+            normalize(member, member_type, join_path(path, name, index), read)
+            for index, (member, (name, member_type)) in enumerate(zip(members, fields_of(type_spec)))
+        )
+    if isinstance(type_spec, SequenceType):
+        return normalize_sequence(value, type_spec, path, read)
+    return mismatch(type_spec, describe(value), path, "only values can be passed, not functions or placements")
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[object, ...]]:
+    return isinstance(value, tuple)
+
+
+def split_struct(value: object, struct: StructType, path: str) -> Sequence[object]:
+    """Returns the members of a struct-like value in the type's order.
+
+    Raises:
+      TypeMismatchError: If `value` is no struct, or has missing or extra members.
+    """
+    fields = fields_of(struct)
+    if isinstance(value, Record):
+        if value.__names__ == tuple(name for name, _ in fields):
+            return tuple(value)
+        return _split_pairs(list(zip(value.__names__, tuple(value))), struct, path)
+    if isinstance(value, Mapping):
+        return _split_named(cast("Mapping[str, object]", value), struct, path)
+    if isinstance(value, Struct):
+        return _split_pairs(struct_elements(value), struct, path)
+    if _is_tuple(value) and hasattr(value, "_asdict"):
+        return _split_pairs(list(cast(Any, value)._asdict().items()), struct, path)
+    if attrs.has(type(value)):
+        names = [field.name for field in attrs.fields(type(value))]
+        return _split_pairs([(name, getattr(value, name)) for name in names], struct, path)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _split_pairs(
+            [(field.name, getattr(value, field.name)) for field in dataclass_fields(value)], struct, path
+        )
+    if isinstance(value, (list, tuple)):
+        members = cast("Sequence[object]", value)
+        if len(members) != len(fields):
+            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path)
+        return members
+    return mismatch(struct, describe(value), path, "give a dictionary, a tuple or a list")
+
+
+def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType, path: str) -> Sequence[object]:
+    """Matches (name, value) pairs: by name where the type has names and they are given, else by position."""
+    names = [name for name, _ in pairs]
+    declared = [name for name, _ in fields_of(struct)]
+    if names == declared or all(name is None for name in names) or all(name is None for name in declared):
+        if len(names) != len(declared):
+            mismatch(f"{len(declared)} members of {struct}", f"{len(names)}", path)
+        return [value for _, value in pairs]
+    if len(set(names)) == len(names) and None not in names:
+        return _split_named(cast("dict[str, object]", dict(pairs)), struct, path)
+    if len(names) == len(declared) and all(name is None or name == wanted for name, wanted in zip(names, declared)):
+        return [value for _, value in pairs]
+    return mismatch(f"the members {declared}", f"{names}", path)
+
+
+def _split_named(value: Mapping[str, object], struct: StructType, path: str) -> Sequence[object]:
+    declared = [name for name, _ in fields_of(struct)]
+    if None in declared:
+        mismatch(struct, f"a mapping with the names {list(value)}", path, "give a tuple: the type has no names")
+    missing = [name for name in declared if name not in value]
+    if missing or len(value) != len(declared):
+        extra = [name for name in value if name not in declared]
+        found = "; ".join([f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra))
+        mismatch(f"the names {names_of(declared)} of {struct}", found, path)
+    return [value[cast(str, name)] for name in declared]
+
+
+def names_of(names: Sequence[object]) -> str:
+    """Lists names for a message."""
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+class SequenceView:
+    """A re-iterable sequence of payloads that normalises its source's elements as they stream by."""
+
+    __slots__ = ("element", "path", "read", "source")
+
+    def __init__(self, source: Iterable[object], element: Type, path: str, read: ReadTensor = normalize_tensor) -> None:
+        self.source = source
+        self.element = element
+        self.path = path
+        self.read = read
+
+    def __iter__(self) -> Iterator[object]:
+        batches = self.batches()
+        return self._normalized() if batches is None else itertools.chain.from_iterable(batches)
+
+    def batches(self) -> Iterator[Sequence[object]] | None:
+        """Returns an iterator over lists of payloads, where the source is batches of arrays that fit as they are."""
+        source: object = self.source
+        arrays = _fitting_arrays(source, self.element) if type(source) is Batches else None
+        return None if arrays is None else cast(Batches, source).tuples(arrays)
+
+    def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "SequenceView":
+        """Returns the sequence over arrays that stay as they are, each as `keep` returns it; others come when asked."""
+        source: object = self.source
+        return (
+            self if type(source) is not Batches else SequenceView(source.over(keep), self.element, self.path, self.read)
+        )
+
+    def _normalized(self) -> Iterator[object]:
+        source: object = self.source
+        quick, snapshot = quick_reader(self.element), snapshot_of(self.element)
+        index = 0
+        try:
+            elements = source.start(self.path) if isinstance(source, FromGenerator) else self.source
+            # Not by enumerate(), which holds on to the values that it has yielded.
+            for value in cast("Iterable[object]", elements):
+                payload = quick(value)
+                if payload is None:
+                    payload = normalize(value, self.element, f"{self.path}[{index}]", self.read)
+                del value
+                if snapshot is not None:
+                    payload = snapshot(payload, None)  # the same array may come again, filled anew
+                yield payload
+                del payload
+                index += 1
+        except (FedstackError, RetryableError):
+            raise
+        except Exception as error:
+            error.__traceback__ = without_calling_frames(error.__traceback__)
+            shown = repr(source) if isinstance(source, FromGenerator) else type(self.source).__name__
+            raise InvalidValueError(
+                f"Expected to iterate over {shown}, found that it raised {type(error).__name__}: {text_of(error)}; "
+                f"at {self.path}{users_lines(error)}"
+            ) from error
+
+    def __len__(self) -> int:
+        source: object = self.source
+        if isinstance(source, Sized):
+            return len(source)
+        raise TypeError("Expected a sequence of known length, found a stream; iterate over it, or count as you go")
+
+    def __repr__(self) -> str:
+        return f"<SequenceView of {type(self.source).__name__}>"
+
+
+def in_lists(sequence: Iterable[object]) -> Iterator[Sequence[object]] | None:
+    """Returns an iterator over lists of a few elements of a sequence; `None` where these have to be made one by one."""
+    if isinstance(sequence, SequenceView):
+        return sequence.batches()
+    if isinstance(sequence, ColumnSequence):
+        return sequence.lists(AHEAD)
+    if not isinstance(sequence, (list, tuple)):
+        return None
+    return (sequence[first : first + AHEAD] for first in range(0, len(sequence), AHEAD))
+
+
+def _fitting_arrays(batches: Batches, element: Type) -> list[np.ndarray] | None:
+    """Returns the arrays of `batches` in the order of a struct type that any batch of them fits, else `None`."""
+    arrays = batches.named_arrays()
+    fields = fields_of(element) if isinstance(element, StructType) else ()
+    if arrays is None or len(arrays) != len(fields):
+        return None
+    found: list[np.ndarray] = []
+    for name, member in fields:
+        array = arrays.get(cast(str, name))
+        if array is None:
+            return None
+        found.append(array)
+        if not isinstance(member, TensorType) or array.dtype != member.dtype:
+            return None
+        # A batch may be of any size: only a type that leaves the number of rows open fits them all.
+        if member.shape is not None and (not member.shape or member.shape[0] is not None):
+            return None
+        if not shape_fits(array.shape, member.shape):
+            return None
+    return found
+
+
+def quick_reader(type_spec: Type) -> Callable[[object], object]:
+    """Returns a function that gives the payload of a usual value of a type, and `None` for any other.
+
+    Usual are NumPy scalars and arrays of exactly the declared dtypes, alone, in tuples or in dictionaries: what a
+    function of one batch, or of one client, takes and gives.
+    """
+    if isinstance(type_spec, StructType) and fields_of(type_spec):
+        return _struct_reader(type_spec)
+    if not isinstance(type_spec, TensorType) or is_string(type_spec):
+        return lambda _: None
+    return _scalar_reader(type_spec) if is_scalar(type_spec) else _array_reader(type_spec)
+
+
+def _scalar_reader(tensor: TensorType) -> Callable[[object], object]:
+    kind = tensor.dtype.type
+    return lambda value: value if type(value) is kind else None
+
+
+def _array_reader(tensor: TensorType) -> Callable[[object], object]:
+    dtype, shape = tensor.dtype, tensor.shape
+    fitting = shape  # with unknown dimensions, the last shape that fitted; never that of a scalar
+
+    def read(value: object) -> object:
+        nonlocal fitting
+        if type(value) is not np.ndarray or (value.dtype is not dtype and value.dtype != dtype):
+            return None
+        found = value.shape
+        if found != fitting:
+            if found == () or not shape_fits(found, shape):
+                return None
+            fitting = found
+        return read_only(value)
+
+    return read
+
+
+_length = cast("Callable[[object], int]", len)
+
+
+def _struct_reader(struct: StructType) -> Callable[[object], object]:
+    names = [name for name, _ in fields_of(struct)]
+    readers = [quick_reader(member) for _, member in fields_of(struct)]
+    named_readers = list(zip(names, readers))
+    size = len(readers)
+    named = None not in names
+
+    def read(value: object) -> object:
+        kind = type(value)
+        payload: list[object] = []
+        append = payload.append
+        if kind is tuple or kind is list:
+            if _length(value) != size:
+                return None
+            for reader, member in zip(readers, cast("Iterable[object]", value)):
+                if (found := reader(member)) is None:
+                    return None
+                append(found)
+        elif named and isinstance(value, dict):
+            if _length(cast(object, value)) != size:
+                return None
+            get = cast("dict[object, object]", value).get
+            for name, reader in named_readers:
+                if (found := reader(get(name))) is None:
+                    return None
+                append(found)
+        else:
+            return None
+        return tuple(payload)
+
+    return read
+
+
+def _is_iterable(value: object) -> TypeGuard[Iterable[object]]:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
+
+
+def normalize_sequence(
+    value: object, sequence: SequenceType, path: str, read: ReadTensor = normalize_tensor
+) -> Iterable[object]:
+    """Returns the payload of a sequence: a list at once for a list or tuple, a lazy view for other re-iterables.
+
+    Raises:
+      TypeMismatchError: If `value` cannot be iterated over again and again, or an element does not fit.
+    """
+    if not _is_iterable(value):
+        mismatch(f"a re-iterable of {sequence.element}", describe(value), path, "give a list of elements")
+    source = value
+    # Only of iterators is `iter` known to be free: elsewhere it may open files.
+    if isinstance(source, Iterator) and iter(source) is source:
+        kind = type(source).__name__
+        mismatch(
+            f"a re-iterable of {sequence.element}", f"the one-shot iterator {kind}", path,
+            "give a list, or fedstack.from_generator(function)",
+        )  # fmt: skip
+    if isinstance(source, (list, tuple)):
+        return [normalize(item, sequence.element, f"{path}[{index}]", read) for index, item in enumerate(source)]
+    return SequenceView(source, sequence.element, path, read)

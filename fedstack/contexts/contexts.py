@@ -1,0 +1,214 @@
+"""Defines the execution contexts: what the language calls when somebody calls a computation.
+
+They are subclasses of the language's `SyncContext` and `AsyncContext`, not of its execution contexts, which close a
+shared executor under concurrent callers and retry without bound. One context serves any number of threads.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Generator
+from typing import cast
+
+from fedstack.computations.types.language import (
+    AsyncContext,
+    ExecutorFactory,
+    SyncContext,
+    get_context_stack,
+)
+from fedstack.computations.types.own_frames import without_own_frames
+from fedstack.computations.values.tensor_values import describe
+from fedstack.contexts.invocation import Invoker
+from fedstack.contexts.progress_guard import Progress
+from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.concurrency.thread_pool import leaf_environment
+from fedstack.transport.peers.retry import RetryPolicy
+
+
+class SyncExecutionContext(SyncContext):
+    """Runs a computation when it is called, and returns its result.
+
+    It works in a plain script, under a running event loop (a notebook) and from several threads at once. Leaf work runs
+    on the caller's thread as far as one thread serves.
+
+    Args:
+      factory: Makes the executors.
+      retry_policy: What to do about retryable errors; five attempts by default.
+      progress: Shows the progress of invocations, if given.
+      debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
+
+    Raises:
+      InvalidValueError: If an argument is of the wrong kind.
+
+    As a context manager it closes itself; `use_context` makes it the one that computations are run in.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        progress: Progress | None = None,
+        debug: bool = False,
+    ) -> None:
+        self._invoker = Invoker(_checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress))
+        self._driver = SyncDriver(allow_loop=not debug)
+        self._debug = debug
+
+    @property
+    def executor_factory(self) -> ExecutorFactory:
+        """The factory of this context's executors."""
+        return self._invoker.factory
+
+    def invoke(self, comp: object, arg: object) -> object:
+        """Runs a computation and returns its result in the containers of its annotated type."""
+        token = leaf_environment.set(_installing(self))
+        try:
+            return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
+        except FedstackError as error:
+            raise (error if self._debug else without_own_frames(error).with_traceback(None)) from error.__cause__
+        finally:
+            leaf_environment.reset(token)
+
+    def close(self) -> None:
+        """Closes the executors and ends the context's threads. Idempotent.
+
+        It does not wait: calls that are running come to their end, and what they use is closed then.
+        """
+        self._invoker.close()
+        self._driver.close()
+
+    def __enter__(self) -> "SyncExecutionContext":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SyncExecutionContext of {self._invoker.factory!r}>"
+
+
+class AsyncExecutionContext(AsyncContext):
+    """Runs a computation when the coroutine that its call returns is awaited. Invocations overlap.
+
+    A computation that is called inside a leaf function returns its result there, as in a sync context.
+
+    Args:
+      factory: Makes the executors.
+      retry_policy: What to do about retryable errors; five attempts by default.
+      progress: Shows the progress of invocations, if given.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._invoker = Invoker(_checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress))
+        self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
+
+    @property
+    def executor_factory(self) -> ExecutorFactory:
+        """The factory of this context's executors."""
+        return self._invoker.factory
+
+    async def invoke(self, comp: object, arg: object) -> object:
+        """Runs a computation and returns its result in the containers of its annotated type."""
+        if inspect.isawaitable(arg):
+            arg = await arg
+        token = leaf_environment.set(_installing(self._inside_leaves))
+        try:
+            return await self._invoker.invoke(comp, arg)
+        except FedstackError as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        except asyncio.CancelledError as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        finally:
+            leaf_environment.reset(token)
+
+    def close(self) -> None:
+        """Closes the executors. Idempotent.
+
+        It does not wait: calls that are running come to their end, and what they use is closed then.
+        """
+        self._inside_leaves.close()
+        self._invoker.close()
+
+    def __enter__(self) -> "AsyncExecutionContext":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
+
+
+def _checked_factory(factory: object) -> ExecutorFactory:
+    # Factories of another origin may only look like the language's.
+    if not callable(getattr(factory, "create_executor", None)):
+        advice = "give" if not inspect.isfunction(factory) else "call it:"
+        raise InvalidValueError(
+            f"Expected a factory of executors, found {describe(factory)}; {advice} fedstack.local_executor_factory(), "
+            "for example"
+        )
+    return cast(ExecutorFactory, factory)
+
+
+def _checked_policy(policy: object) -> RetryPolicy:
+    if policy is None:
+        return RetryPolicy()
+    if not isinstance(policy, RetryPolicy):
+        raise InvalidValueError(
+            f"Expected retry_policy as a fedstack.RetryPolicy, found {describe(policy)}; give "
+            "fedstack.RetryPolicy(attempts=3), for example"
+        )
+    return policy
+
+
+def _checked_progress(progress: Progress | None) -> Progress | None:
+    if not (progress is None or callable(cast(object, progress))):
+        raise InvalidValueError(
+            "Expected progress to be True, False or a function of the computation that returns a context manager of "
+            f"what counts its clients, found {describe(progress)}"
+        )
+    return progress
+
+
+def _installing(context: SyncContext) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    """Returns what makes `context` the one of leaf functions.
+
+    It does not keep it alive: event loops keep the variables of calls that have long ended, until their timers expire.
+    """
+    found = weakref.ref(context)
+
+    def install() -> contextlib.AbstractContextManager[object]:
+        context = found()
+        return contextlib.nullcontext() if context is None else get_context_stack().install(context)
+
+    return install
+
+
+@contextlib.contextmanager
+def use_context(context: SyncContext | AsyncContext) -> Generator[SyncContext | AsyncContext, None, None]:
+    """Makes `context` the one that computations are run in, for the block and in this thread.
+
+    The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
+    loop share a thread, so they should share a context.
+
+    >>> import fedstack
+    >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+    ...     pass
+    """
+    if not isinstance(cast(object, context), (SyncContext, AsyncContext)):
+        advice = "give" if not inspect.isfunction(context) else "call it:"
+        raise TypeError(
+            f"Expected an execution context, found {describe(context)}; {advice} "
+            "fedstack.create_sync_local_execution_context(), for example"
+        )
+    with get_context_stack().install(context):
+        yield context

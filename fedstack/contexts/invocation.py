@@ -1,0 +1,249 @@
+"""Runs one invocation of a computation: argument in, result out, on an executor that a factory lends."""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from typing import cast
+
+from fedstack.computations.plan.trace import check_takes_values
+from fedstack.computations.types.language import (
+    CLIENTS,
+    ConcreteComputation,
+    Executor,
+    ExecutorFactory,
+    ExecutorValue,
+    FunctionType,
+    PlacementLiteral,
+    RetryableError,
+    Struct,
+    Type,
+    struct_elements,
+)
+from fedstack.computations.types.own_frames import without_frames
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.federated_values import count_clients, normalize_argument
+from fedstack.computations.values.tensor_values import describe
+from fedstack.contexts.progress_guard import GuardedProgress, Progress, showing
+from fedstack.errors import (
+    ClosedError,
+    FedstackError,
+    InvalidComputationError,
+    LostWorkersError,
+    NoWorkersError,
+    RetryLimitError,
+    WorkerUnavailableError,
+)
+from fedstack.executors.base.lazy_executor import LazyExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.concurrency.progress import current_progress
+from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
+from fedstack.executors.remote.lost_ranges import LostRanges, lost_ranges
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.transport.peers.retry import RetryPolicy
+from fedstack.transport.wire.unreached import listed
+
+_logger = logging.getLogger(__name__)
+_NORMALIZING_THREADS = 4
+_MANY_VALUES = 1000
+Cardinalities = dict[PlacementLiteral, int]
+
+
+class Invoker:
+    """Invokes computations on the executors of a factory, any number of them at once.
+
+    Args:
+      factory: Makes the executors.
+      retry_policy: What to do about retryable errors.
+      progress: Returns what shows the progress of an invocation, or `None`.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        retry_policy: RetryPolicy,
+        progress: Progress | None = None,
+    ) -> None:
+        self.factory = factory
+        self._retry_policy = retry_policy
+        self._progress = progress
+        self._threads = LeafThreads(_NORMALIZING_THREADS)
+        self._closed = False
+
+    async def invoke(self, comp: object, arg: object) -> object:
+        """Runs a computation and returns its result in the containers of its annotated type.
+
+        Raises:
+          ClosedError: If this is closed.
+          TypeMismatchError: If the argument does not fit.
+          RetryLimitError: If every attempt failed with a retryable error.
+          NoWorkersError: If the last of them found no worker at all.
+          InvalidValueError: If what shows the progress raised.
+        """
+        self._check_open()
+        if not isinstance(comp, ConcreteComputation):
+            raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
+        signature = comp.type_signature
+        payload: object = None
+        cardinalities: Cardinalities = {}
+        if signature.parameter is not None:
+            check_takes_values(signature)
+            payload = await self._normalized(arg, signature.parameter)
+            clients = count_clients(payload, signature.parameter)
+            if clients is not None:
+                cardinalities[CLIENTS] = clients
+        # What runs inside of a leaf function of another invocation does not count there.
+        outer = current_progress.get(), lost_ranges.get()
+        lost_ranges.set(losses := LostRanges())
+        try:
+            if self._progress is None:
+                return await self._retried(comp, signature, payload, cardinalities, None, losses)
+            with showing(self._progress, comp) as progress:
+                return await self._retried(comp, signature, payload, cardinalities, progress, losses)
+        finally:
+            current_progress.set(outer[0])  # not reset(): this may have moved to a loop, with a context of its own
+            lost_ranges.set(outer[1])
+
+    async def _normalized(self, arg: object, parameter: Type) -> object:
+        """Returns the payload of the argument; one with many values is checked on a thread, not on the event loop."""
+        if runs_inline() or not _has_many(arg):
+            return normalize_argument(arg, parameter)
+        return await self._threads.run(lambda: normalize_argument(arg, parameter))
+
+    async def _retried(
+        self,
+        comp: ConcreteComputation,
+        signature: FunctionType,
+        payload: object,
+        cardinalities: Cardinalities,
+        progress: GuardedProgress | None,
+        losses: LostRanges,
+    ) -> object:
+        pauses = self._retry_policy.pauses()
+        causes: dict[str, str] = {}
+        said = ""
+        while True:
+            current_progress.set(progress)
+            try:
+                async with self._leased(cardinalities) as executor:
+                    with telling_path(executor):
+                        return await _run(executor, comp, signature, payload)
+            except RetryableError as error:
+                is_final = isinstance(error, NoWorkersError) and error.is_final
+                pause = None if is_final else next(pauses, None)
+                if isinstance(error, FedstackError):
+                    causes.update(error.causes)
+                if pause is None:
+                    if isinstance(error, NoWorkersError):
+                        error.args = (f"{error}{losses.told()}",)
+                        raise  # it says all there is to say
+                    raise self._given_up(error, causes, losses) from error
+                # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
+                found = f"{type(error).__name__}: {error}"
+                _logger.warning(
+                    "Trying a computation again in %.2f s after %s", pause, "the same" if found == said else found
+                )
+                said = found
+                without_frames(error)
+            await wait(pause)
+            self._check_open()
+            progress = None if progress is None else progress.next_attempt()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("Expected an open context, found it closed; make a new one, fedstack.create_…")
+
+    def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LostRanges) -> FedstackError:
+        limits = self._retry_policy.limits
+        if not (isinstance(error, WorkerUnavailableError) and causes):
+            kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError
+            return kind(
+                f"Expected the computation to succeed within {limits}, found a retryable error each time; the last was "
+                f"{type(error).__name__}: {error}"
+            )
+        lost = LostWorkersError(
+            f"Expected the computation to succeed within {limits}, found workers lost; ask one with `fedstack check`:"
+            f"{listed(causes)}{losses.told()}"
+        )
+        lost.causes = causes
+        return lost
+
+    @contextlib.asynccontextmanager
+    async def _leased(self, cardinalities: Cardinalities) -> AsyncGenerator[Executor, None]:
+        if isinstance(self.factory, ResourceManagingExecutorFactory):
+            executor = self.factory.lease(cardinalities)
+            failed = True
+            try:
+                yield executor
+                failed = False
+            finally:
+                self.factory.release(executor, failed=failed)
+            return
+        try:
+            yield self.factory.create_executor({**cardinalities})
+        except Exception:
+            # A factory of another origin has no leases; this is what the language's own contexts do.
+            self.factory.clean_up_executor({**cardinalities})
+            raise
+
+    def close(self) -> None:
+        """Closes the factory, if it can be closed; a factory of ours lets invocations come to their end."""
+        self._closed = True
+        self._threads.close()
+        close = getattr(self.factory, "close", None)
+        if callable(close):
+            close()
+
+
+def _has_many(arg: object) -> bool:
+    """Tells whether checking an argument may take long enough to matter to an event loop."""
+    if isinstance(arg, (list, tuple)):
+        members = cast("Sequence[object]", arg)
+        return len(members) >= _MANY_VALUES or any(map(_has_many, members[:8]))
+    if isinstance(arg, Mapping):
+        return any(map(_has_many, cast("Mapping[object, object]", arg).values()))
+    return isinstance(arg, Struct) and any(_has_many(member) for _, member in struct_elements(arg))
+
+
+async def _run(executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object) -> object:
+    if not isinstance(executor, LazyExecutor):
+        return await _run_foreign(executor, comp, signature, payload)
+    if not executor.drives_inline:
+        await need_event_loop()
+    function = await executor.create_value(comp.to_proto())
+    argument = None if signature.parameter is None else executor.known(payload, signature.parameter)
+    value = await executor.create_call(function, argument)
+    result = await value.pull()
+    return await executor.finish(lambda: to_result(result, signature.result), signature.result)
+
+
+async def _run_foreign(
+    executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object
+) -> object:
+    """Drives an executor of another origin through the four verbs."""
+    await need_event_loop()
+    argument: ExecutorValue | None = None
+    if signature.parameter is not None:
+        argument = await executor.create_value(to_result(payload, signature.parameter), signature.parameter)
+    function = await executor.create_value(comp, signature)
+    result = await (await executor.create_call(function, argument)).compute()
+    return to_result(normalize_argument(result, signature.result, "result"), signature.result)
+
+
+@contextlib.contextmanager
+def telling_path(executor: Executor) -> Generator[None, None, None]:
+    """Lets errors of what is run in an executor tell its stack, unless they know better: where a worker raised them."""
+    try:
+        yield
+    except FedstackError as error:
+        error.executor_path = error.executor_path or executor_path(executor)
+        raise
+
+
+def executor_path(executor: Executor) -> tuple[str, ...]:
+    """Lists the kinds of executors in a stack, from the outermost in, as far as they tell."""
+    path: list[str] = []
+    inner: object = executor
+    while isinstance(inner, Executor):
+        path.append(type(inner).__name__)
+        inner = getattr(inner, "target", None) or getattr(inner, "server", None)
+    return tuple(path)

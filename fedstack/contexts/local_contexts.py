@@ -1,0 +1,108 @@
+"""Makes and installs execution contexts over local stacks, in one line each."""
+
+from typing import TYPE_CHECKING, TypedDict
+
+from fedstack.computations.types.language import set_default_context
+from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
+from fedstack.contexts.progress_display import show_progress
+from fedstack.executors.data_executor import DataBackend
+from fedstack.executors.stacks.factories import check_options, local_executor_factory
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.transport.peers.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from typing import Unpack  # for type checkers only: Python 3.10 has none
+
+
+class LocalOptions(TypedDict, total=False):
+    """What the functions of this module take.
+
+    Attributes:
+      default_num_clients: The number of clients of computations whose arguments do not tell; 0 by default.
+      max_fanout: The most children of a composing executor; without effect in a local stack.
+      clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
+      max_concurrent_clients: The most clients that run at the same time; 1 makes them run one after the other.
+      max_threads: The most threads that run leaf work.
+      data_backend: Resolves `data` blocks that are not functions.
+      retry_policy: What to do about retryable errors; five attempts by default.
+      progress: True to show how many clients are done, or what shows it.
+      debug: True to keep leaf functions on the caller's thread, one after the other, for a debugger; sync only.
+    """
+
+    default_num_clients: int
+    max_fanout: int
+    clients_per_thread: int | None
+    max_concurrent_clients: int | None
+    max_threads: int | None
+    data_backend: DataBackend | None
+    retry_policy: RetryPolicy | None
+    progress: bool | Progress
+    debug: bool
+
+
+def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
+    return local_executor_factory(
+        options.get("default_num_clients", 0),
+        options.get("max_fanout", 100),
+        options.get("clients_per_thread"),
+        1 if options.get("debug") else options.get("max_concurrent_clients"),
+        max_threads=options.get("max_threads"),
+        data_backend=options.get("data_backend"),
+    )
+
+
+def _progress(options: LocalOptions) -> Progress | None:
+    progress = options.get("progress", False)
+    if isinstance(progress, bool):
+        # A bar would draw over the prompt of a debugger.
+        return show_progress if progress and not options.get("debug") else None
+    return progress
+
+
+def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> SyncExecutionContext:
+    """Returns a context that runs computations in this process, when they are called.
+
+    Args:
+      **options: See `LocalOptions`.
+    """
+    check_options(options, LocalOptions)
+    return SyncExecutionContext(
+        _factory(options),
+        retry_policy=options.get("retry_policy"),
+        progress=_progress(options),
+        debug=options.get("debug", False),
+    )
+
+
+def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> AsyncExecutionContext:
+    """Returns a context that runs computations in this process, when the coroutine of a call is awaited.
+
+    Args:
+      **options: See `LocalOptions`.
+    """
+    check_options(options, LocalOptions)
+    if options.get("debug"):
+        raise TypeError(
+            "Expected debug in a sync context, found it in an async one; use create_sync_local_execution_context"
+        )
+    return AsyncExecutionContext(
+        _factory(options), retry_policy=options.get("retry_policy"), progress=_progress(options)
+    )
+
+
+def set_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
+    """Makes a new sync local context this thread's default.
+
+    Args:
+      **options: See `LocalOptions`.
+    """
+    set_default_context(create_sync_local_execution_context(**options))
+
+
+def set_async_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
+    """Makes a new async local context this thread's default.
+
+    Args:
+      **options: See `LocalOptions`.
+    """
+    set_default_context(create_async_local_execution_context(**options))

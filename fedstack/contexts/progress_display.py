@@ -1,0 +1,183 @@
+"""Shows how far work is: a bar in a terminal where rich is installed, else a plain line every few seconds.
+
+Whoever works only counts. A thread of its own looks at the counts now and then and draws, so that work neither waits
+for a terminal nor fails with one. Work that is soon done shows nothing.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Protocol, TextIO
+
+import attrs
+
+from fedstack.computations.types.language import ConcreteComputation
+from fedstack.computations.types.texts import printable
+from fedstack.errors import ResourceLimitError
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.transport.peers.daemon_threads import start_daemon
+from fedstack.transport.wire.frames import Work
+
+_logger = logging.getLogger(__name__)
+# Who has worked for so long is named.
+_LONG_SECONDS = 3.0
+
+
+@attrs.frozen
+class Standing:
+    """How far work is.
+
+    Attributes:
+      done: How many units are done.
+      total: How many there are, as far as is known; 0 if nothing is.
+      note: What else there is to say, in a few words.
+      title: What is being done, if that is known only now.
+    """
+
+    done: int
+    total: int
+    note: str = ""
+    title: str = ""
+
+
+class Display(Protocol):
+    """Shows the standing of one piece of work, called from one thread.
+
+    Attributes:
+      seconds_before: How long work must last to be shown.
+      seconds_between: How often it is shown.
+    """
+
+    seconds_before: float
+    seconds_between: float
+
+    def show(self, standing: Standing) -> None:
+        """Shows where work stands now."""
+        ...
+
+    def close(self, standing: Standing) -> None:
+        """Ends the display; where work stands at its end."""
+        ...
+
+
+class LineDisplay:
+    """Writes a line to standard error every few seconds, and one at the end if there were others."""
+
+    def __init__(self, title: str, unit: str, *, seconds_between: float = 3.0) -> None:
+        self.seconds_before = self.seconds_between = seconds_between
+        self._title = title
+        self._unit = unit
+        self._begin = time.monotonic()
+
+    def show(self, standing: Standing) -> None:
+        self._title = standing.title or self._title
+        note = f", {standing.note}" if standing.note else ""
+        self._print(f"{standing.done} of {standing.total} {self._unit} done{note}")
+
+    def close(self, standing: Standing) -> None:
+        seconds = time.monotonic() - self._begin
+        self._print(f"ended after {seconds:.1f} s, {standing.done} of {standing.total} {self._unit} done")
+
+    def _print(self, text: str) -> None:
+        print(f"{self._title}: {text}", file=sys.stderr, flush=True)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether one can draw on `stream`. The output of a notebook's cell is no terminal."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def choose_display(title: str, unit: str) -> Display:
+    """Returns what suits standard error."""
+    if is_terminal(sys.stderr):
+        # rich is optional, and slow to import where nothing is drawn.
+        with contextlib.suppress(ImportError):
+            from fedstack.contexts.rich_display import BarDisplay
+
+            return BarDisplay(title, unit)
+    return LineDisplay(title, unit)
+
+
+@contextlib.contextmanager
+def display(
+    title: str,
+    unit: str,
+    standing: Callable[[], Standing],
+    choose: Callable[[str, str], Display] = choose_display,
+) -> Generator[None]:
+    """Shows the standing of work while the block runs.
+
+    Args:
+      title: What is being done.
+      unit: What `standing` counts, in the plural.
+      standing: Tells how far work is; called from another thread.
+      choose: Makes the display from title and unit.
+    """
+    ended = threading.Event()
+    watcher: threading.Thread | None = None
+    try:
+        watcher = start_daemon(_watch, title, unit, standing, choose, ended, name="fedstack-progress")
+    except ResourceLimitError:  # the work may need no thread
+        _logger.debug("Cannot show progress", exc_info=True)
+    try:
+        yield
+    finally:
+        ended.set()
+        if watcher is not None:
+            watcher.join()
+
+
+def _watch(
+    title: str,
+    unit: str,
+    standing: Callable[[], Standing],
+    choose: Callable[[str, str], Display],
+    ended: threading.Event,
+) -> None:
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  # so it is under pythonw.exe
+        return
+    try:
+        shown = choose(title, unit)
+        if ended.wait(shown.seconds_before):
+            return
+        try:
+            shown.show(standing())
+            while not ended.wait(shown.seconds_between):
+                shown.show(standing())
+        finally:
+            shown.close(standing())
+    except Exception:  # a closed pipe, say: whoever works does not care
+        _logger.debug("Cannot show progress any more", exc_info=True)
+
+
+@contextlib.contextmanager
+def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]:
+    """Shows the clients of one invocation while the block runs, which is to count them."""
+    counts = ProgressCounts()
+    # The language gives federated computations no name. The functions that run have names.
+    name = getattr(computation, "__name__", "")
+
+    def standing() -> Standing:
+        nonlocal name
+        work = counts.work()
+        name = work[0].function if work else name
+        notes = [f"{counts.running} running"]
+        if counts.failures:
+            notes.append(f"{counts.failures} failed")
+        if work and work[0].seconds >= _LONG_SECONDS:
+            notes.append(_shown(work[0]))
+        return Standing(counts.done, counts.total, ", ".join(notes), printable(name))
+
+    with display(name or "computation", "clients", standing):
+        yield counts
+
+
+def _shown(work: Work) -> str:
+    """Says who works, and for how long: `client 7 for 8 s`."""
+    first, last = work.first_client, work.first_client + work.clients - 1
+    who = "the server" if not work.clients else f"client {first}" if first == last else f"clients {first} to {last}"
+    return f"{who} for {work.seconds:.0f} s"

@@ -1,0 +1,110 @@
+"""Makes and installs execution contexts over workers in other processes, in one line each."""
+
+from typing import TYPE_CHECKING, TypedDict
+
+from fedstack.computations.types.language import set_default_context
+from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
+from fedstack.contexts.progress_display import show_progress
+from fedstack.executors.data_executor import DataBackend
+from fedstack.executors.stacks.factories import check_options
+from fedstack.executors.stacks.remote_factory import RemoteExecutorFactory, WorkerTargets, remote_executor_factory
+from fedstack.transport.peers.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from typing import Unpack  # for type checkers only: Python 3.10 has none
+
+    from fedstack.transport.grpc.credentials import ClientCredentials
+
+
+class RemoteOptions(TypedDict, total=False):
+    """What the functions of this module take, beside the targets.
+
+    Attributes:
+      default_num_clients: The number of clients of computations whose arguments do not tell; 0 by default.
+      max_fanout: The most children of one composing executor; 100 by default.
+      dispose_batch_size: How many values a remote executor disposes of in one call; 20 by default.
+      stream_structs: Whether structs go to peers without extensions leaf by leaf.
+      credentials: Certificates and the token for the workers.
+      connect_seconds: How long to wait for the first worker; 10 by default.
+      data_backend: Resolves `data` blocks at the server that are not functions.
+      retry_policy: What to do about retryable errors, a dead worker's among them; five attempts by default.
+      progress: True to show how many clients are done, or what shows it.
+    """
+
+    default_num_clients: int
+    max_fanout: int
+    dispose_batch_size: int
+    stream_structs: bool
+    credentials: "ClientCredentials | None"
+    connect_seconds: float
+    data_backend: DataBackend | None
+    retry_policy: RetryPolicy | None
+    progress: bool | Progress
+
+
+def _factory(targets: WorkerTargets, options: RemoteOptions) -> RemoteExecutorFactory:
+    return remote_executor_factory(
+        targets,
+        options.get("default_num_clients", 0),
+        options.get("max_fanout", 100),
+        options.get("dispose_batch_size", 20),
+        options.get("stream_structs", False),
+        credentials=options.get("credentials"),
+        connect_seconds=options.get("connect_seconds", 10.0),
+        data_backend=options.get("data_backend"),
+    )
+
+
+def _progress(options: RemoteOptions) -> Progress | None:
+    progress = options.get("progress", False)
+    if isinstance(progress, bool):
+        return show_progress if progress else None
+    return progress
+
+
+def create_sync_remote_execution_context(
+    targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
+) -> SyncExecutionContext:
+    """Returns a context that runs client work on workers, when a computation is called.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    check_options(options, RemoteOptions)
+    factory = _factory(targets, options)
+    return SyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=_progress(options))
+
+
+def create_async_remote_execution_context(
+    targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
+) -> AsyncExecutionContext:
+    """Returns a context that runs client work on workers, when the coroutine of a call is awaited.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    check_options(options, RemoteOptions)
+    factory = _factory(targets, options)
+    return AsyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=_progress(options))
+
+
+def set_sync_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
+    """Makes a new sync remote context this thread's default.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    set_default_context(create_sync_remote_execution_context(targets, **options))
+
+
+def set_async_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
+    """Makes a new async remote context this thread's default.
+
+    Args:
+      targets: The workers; see `remote_executor_factory`.
+      **options: See `RemoteOptions`.
+    """
+    set_default_context(create_async_remote_execution_context(targets, **options))

@@ -1,0 +1,109 @@
+"""Draws bars and tables in a terminal. This is the one module that imports rich, which is optional."""
+
+import sys
+import threading
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.contexts.progress_display import Standing
+
+
+class _LiveBars:
+    """All bars of this process, in the one live display that a terminal can show; it is there while it has bars."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: Progress | None = None
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Leaves the display to the parent: what a forked child prints goes past it, since it has locks of its own."""
+        self._lock = threading.Lock()
+        if self._progress is not None:
+            self._progress = None
+            for name in ("stdout", "stderr"):
+                stream = getattr(sys, name)
+                if isinstance(stream, FileProxy):
+                    setattr(sys, name, stream.rich_proxied_file)
+
+    def add(self, title: str, unit: str) -> TaskID:
+        with self._lock:
+            if self._progress is None:
+                progress = Progress(
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    TextColumn("{task.completed} of {task.fields[of]} {task.fields[unit]}"),
+                    TimeElapsedColumn(),
+                    TextColumn("{task.fields[note]}", style="dim"),
+                    console=Console(stderr=True),
+                    auto_refresh=False,
+                    transient=True,
+                    # Redirected, what others print goes above the bars; into a file or a pipe it must go on as ever.
+                    redirect_stdout=sys.stdout.isatty(),
+                )
+                progress.start()
+                self._progress = progress
+            return self._progress.add_task(escape(title), total=None, unit=unit, of="?", note="")
+
+    def update(self, bar: TaskID, standing: Standing) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.update(
+                    bar,
+                    description=escape(standing.title) if standing.title else None,
+                    completed=standing.done,
+                    total=standing.total or None,
+                    of=standing.total or "?",
+                    note=standing.note,
+                )
+                self._progress.refresh()
+
+    def remove(self, bar: TaskID) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.remove_task(bar)
+                if not self._progress.tasks:
+                    progress, self._progress = self._progress, None
+                    progress.stop()
+
+
+_bars = _LiveBars()
+
+
+class BarDisplay:
+    """A bar on standard error that goes away at the end."""
+
+    seconds_before = 0.3
+    seconds_between = 0.1
+
+    def __init__(self, title: str, unit: str) -> None:
+        self._title = title
+        self._unit = unit
+        self._bar: TaskID | None = None
+
+    def show(self, standing: Standing) -> None:
+        if self._bar is None:
+            self._bar = _bars.add(self._title, self._unit)
+        _bars.update(self._bar, standing)
+
+    def close(self, standing: Standing) -> None:
+        del standing
+        if self._bar is not None:
+            _bars.remove(self._bar)
+
+
+def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Draws a table of numbers on standard output."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in header:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

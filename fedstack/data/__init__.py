@@ -1,0 +1,1 @@
+"""What clients have: batches, tables, columns of data frames."""

@@ -1,0 +1,145 @@
+"""Splits a table whose rows are of many clients into one table per client."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedstack.data.client_columns import (
+    DataFrameLike,
+    check_named_once,
+    check_unmasked,
+    column_array,
+    is_data_frame,
+)
+from fedstack.errors import InvalidValueError, TypeMismatchError
+
+
+def by_client(
+    table: Mapping[str, ArrayLike] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
+) -> dict[Any, dict[str, NDArray[Any]]]:
+    """Splits a table into one table per client.
+
+    Clients come in the order of their ids where these can be sorted, else (ids of several kinds) in the order of
+    their first rows. A client's rows keep their order.
+
+    >>> {who: part["x"].tolist() for who, part in by_client({"who": ["b", "a", "b"], "x": [1, 2, 3]}, "who").items()}
+    {'a': [2], 'b': [1, 3]}
+
+    Args:
+      table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`;
+        a nullable one (pandas' `Int64`) has the dtype of its values, all of which must be there.
+      client_id: The name of the column that tells whose row it is.
+      columns: The names of the columns to keep, in this order; all but `client_id` if left out.
+
+    Returns:
+      For each client id, as a Python value, the columns of its rows. The arrays are read-only.
+
+    Raises:
+      TypeMismatchError: If the table is neither, or a column is a masked array.
+      InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
+        client id, or a nullable column has no value in a row.
+    """
+    names = _column_names(table)
+    kept = [name for name in names if name != client_id] if columns is None else list(columns)
+    for name in (client_id, *kept):
+        if name not in names:
+            raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
+    check_named_once(names, (client_id, *kept), "by_client")
+    ids = _id_array(table[client_id], f"column {client_id!r}")
+    if ids.ndim != 1:
+        raise InvalidValueError(
+            f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
+        )
+    arrays = {name: column_array(table[name], f"column {name!r}") for name in kept}
+    for name, array in arrays.items():
+        if array.shape[:1] != ids.shape:
+            raise InvalidValueError(
+                f"Expected {len(ids)} rows as in column {client_id!r}, found shape {list(array.shape)}; "
+                f"at column {name!r}; give all columns the same rows"
+            )
+    clients, rows_of = _group(ids, client_id)
+    result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
+    for name, array in arrays.items():
+        for client, rows in zip(clients, rows_of, strict=True):
+            part = array[rows]
+            part.flags.writeable = False
+            result[client][name] = part
+    return result
+
+
+def _column_names(table: object) -> list[str]:
+    if isinstance(table, Mapping):
+        return list(cast("Mapping[str, object]", table))
+    if is_data_frame(table):
+        return list(table.columns)
+    raise TypeMismatchError(
+        f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; "
+        "give a dict from column names to arrays"
+    )
+
+
+def _id_array(column: Any, path: str) -> NDArray[Any]:
+    """Returns the ids of a column; those of a list keep their own kinds and all their digits.
+
+    NumPy would make 2^63 and 1 into floats, "1" and 1 into strings, and cut NULs off the ends of texts: different
+    clients would become one.
+    """
+    if not isinstance(column, (list, tuple)):
+        return column_array(column, path)
+    items = list(cast("Sequence[Any]", column))
+    check_unmasked(items, path)
+    kinds = set(map(type, items))
+    nested = not kinds.isdisjoint({list, tuple, np.ndarray})
+    if nested or kinds <= {int} or kinds <= {str}:
+        plain = column_array(items, path)
+        if nested or plain.dtype.kind in "iuU":
+            return plain
+    ids = np.empty(len(items), np.object_)
+    ids[:] = items
+    return ids
+
+
+def _group(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
+    """Returns the distinct ids and, for each, its rows."""
+    values = cast("list[Any]", ids.tolist())
+    if ids.dtype.kind in "mM" and any(isinstance(value, int) for value in values):
+        values = list(ids)  # Python has no times to the nanosecond; NumPy would make bare numbers of them
+    numbers: dict[Any, int] = {}
+    try:
+        inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))
+    except TypeError as error:
+        raise InvalidValueError(
+            f"Expected client ids that can be keys of a dict, found: {error}; at column {column!r}; "
+            "use text or integers"
+        ) from error
+    for value in numbers:
+        if _is_missing(value):
+            row = next(row for row, other in enumerate(values) if other is value)
+            raise InvalidValueError(
+                f"Expected a client id in every row, found {value!r} in row {row}; at column {column!r}; "
+                "drop such rows or give them an id"
+            )
+    # A stable sort by number puts the rows of each client side by side and keeps their order.
+    stops = np.cumsum(np.bincount(inverse, minlength=len(numbers)))
+    rows = np.argsort(inverse, kind="stable")
+    starts = itertools.chain((0,), stops.tolist())
+    groups = {value: rows[start:stop] for value, start, stop in zip(numbers, starts, stops.tolist(), strict=False)}
+    try:
+        clients = sorted(groups)
+    except TypeError:
+        clients = list(groups)
+    return clients, [groups[client] for client in clients]
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None:
+        return True
+    try:
+        # Not-a-number and not-a-time are the values that differ from themselves.
+        return bool(value != value)
+    except TypeError:
+        # pandas' NA refuses to be a condition.
+        return True

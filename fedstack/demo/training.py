@@ -1,0 +1,147 @@
+"""Runs the example of federated averaging, `examples/federated_averaging.py`, and records each round.
+
+The example is the one text of that computation: readers copy it, the demo runs it. A wheel carries it next to this
+module.
+"""
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.contexts.contexts import SyncExecutionContext, use_context
+from fedstack.contexts.local_contexts import create_sync_local_execution_context
+from fedstack.contexts.progress_display import Standing, display
+from fedstack.contexts.remote_contexts import create_sync_remote_execution_context
+
+_FILE = "federated_averaging.py"
+_IN_WHEEL = Path(__file__).parent / "examples" / _FILE
+_IN_CHECKOUT = Path(__file__).parents[3] / "examples" / _FILE
+
+Batches = Iterable[Mapping[str, NDArray[Any]]]
+
+
+class FederatedAveraging(Protocol):
+    """The functions of the example."""
+
+    def load_clients(self, num_clients: int, seed: int) -> tuple[list[Batches], list[Batches]]:
+        """Returns each client's batches to train on, and those to evaluate on."""
+        ...
+
+    def train(
+        self, training: list[Batches], evaluation: list[Batches], num_rounds: int, seed: int
+    ) -> Iterator[Mapping[str, float]]:
+        """Yields `accuracy` and `loss` after each round."""
+        ...
+
+
+@attrs.frozen
+class Round:
+    """What a round came to.
+
+    Attributes:
+      number: The number of the round, from 1.
+      accuracy: The share of the held-out images that the model names rightly after this round.
+      loss: The mean cross-entropy of these images, in nats.
+      seconds: How long the round took, training and evaluation.
+      clients_per_second: How many clients were trained per second of the round.
+    """
+
+    number: int
+    accuracy: float
+    loss: float
+    seconds: float
+    clients_per_second: float
+
+
+def load_example() -> FederatedAveraging:
+    """Imports the example.
+
+    Raises:
+      ImportError: If a package that it needs is not installed.
+    """
+    path = _IN_WHEEL if _IN_WHEEL.is_file() else _IN_CHECKOUT
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(f'The demo needs {error.name}; install it with: pip install "fedstack[demo]"') from error
+    return cast(FederatedAveraging, module)
+
+
+def counted(number: int, noun: str) -> str:
+    """Says how many there are."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def describe_clients(training: Sequence[Batches]) -> str:
+    """Says how unevenly the images are dealt out."""
+    digits = [np.concatenate([batch["digit"] for batch in client]) for client in training]
+    sizes = [len(held) for held in digits]
+    kinds = float(np.mean([len(np.unique(held)) for held in digits]))
+    least, most = min(sizes), max(sizes)
+    each = f"{counted(least, 'handwritten digit')}" if least == most else f"{least} to {most} handwritten digits"
+    return f"{counted(len(digits), 'client')} with {each} each, of {kinds:.1f} kinds on average"
+
+
+@contextlib.contextmanager
+def _context(num_workers: int) -> Generator[SyncExecutionContext, None, None]:
+    """Makes a context in this process, or over new workers, for the block."""
+    if not num_workers:
+        with contextlib.closing(create_sync_local_execution_context()) as context:
+            yield context
+        return
+    from fedstack.service.pool.worker_pool import local_worker_pool  # those without workers need no gRPC
+
+    with (
+        local_worker_pool(num_workers) as workers,
+        contextlib.closing(create_sync_remote_execution_context(workers)) as context,
+    ):
+        yield context
+
+
+def run_rounds(
+    example: FederatedAveraging,
+    training: list[Batches],
+    evaluation: list[Batches],
+    num_rounds: int,
+    seed: int,
+    num_workers: int = 0,
+) -> list[Round]:
+    """Trains and evaluates for some rounds, with a progress bar: in this process, or in worker processes.
+
+    The same arguments give the same accuracies and losses, to the bit, whatever the number of workers.
+    """
+    rounds: list[Round] = []
+
+    def standing() -> Standing:
+        return Standing(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
+
+    with (
+        _context(num_workers) as context,
+        use_context(context),
+        display("Training", "rounds", standing),
+    ):
+        begin = time.perf_counter()
+        for metrics in example.train(training, evaluation, num_rounds, seed):
+            end = time.perf_counter()
+            rounds.append(
+                Round(
+                    number=len(rounds) + 1,
+                    accuracy=float(metrics["accuracy"]),
+                    loss=float(metrics["loss"]),
+                    seconds=end - begin,
+                    clients_per_second=len(training) / (end - begin),
+                )
+            )
+            begin = end
+    return rounds

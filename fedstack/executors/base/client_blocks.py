@@ -1,0 +1,332 @@
+"""Runs a program for many clients, block by block, on one thread or on as many as pay.
+
+A block is an aligned range of clients, a node of the folds' tree. Blocks start with one client, which is timed, and
+grow until one takes a few milliseconds. The calling thread works through them;
+helpers join only when the work lasts, so that a cheap function never pays for a thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+from fedstack.computations.plan.interpreter import ProgramRunner, bound, run_columns
+from fedstack.computations.plan.program import Program
+from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
+from fedstack.executors.concurrency.blas_threads import one_blas_thread
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
+from fedstack.executors.concurrency.progress import current_progress, name_of
+from fedstack.transport.wire.frames import Work
+
+_BLOCK_SECONDS = 0.004
+# Results from this size on go into the folds client by client: they leave the cache before a block is done.
+_LARGE_BYTES = 64 * 1024
+# With results of this size more threads than cores would take memory, not time.
+_TOO_LARGE_TO_WAIT = 1 << 20
+# Where results are large threads fold neighbours, so that partial results do not wander from one core to the other.
+_STREAMED_SECONDS = 0.03
+_HELPER_DELAY_SECONDS = 0.005
+_HELPER_MIN_SECONDS = 0.0002
+# Below this part of one core the workers wait for something. A core that others keep busy gives more than that.
+_WAITING_CPU_SHARE = 0.15
+# A helper has to bring down the time per client to this part of what one thread needs, or it leaves.
+_HELPER_MIN_GAIN = 0.9
+_CLIENTS_TO_JUDGE = 8
+_RUNS_UNTIL_TRIED_AGAIN = 50
+# What one thread needs is measured when the caches are warm, and again from time to time: machines have other work too.
+_RUNS_BETWEEN_MEASUREMENTS = 32
+
+
+class Stream(Protocol):
+    """Takes what a program yields for one client after the other."""
+
+    def add(self, results: list[object]) -> None:
+        """Takes the results of the next client, one payload per result of the program, out of a list of its own."""
+        ...
+
+    def close(self) -> None:
+        """Says that this were all."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes what a program yields for blocks of clients, in any order and from several threads."""
+
+    ordered: bool
+
+    def feed(self, start: int, results: Sequence[Column]) -> None:
+        """Takes the results of the clients from `start` on, one column per result of the program."""
+        ...
+
+    def stream(self, start: int) -> Stream:
+        """Returns what takes the results of the clients from `start` on one by one."""
+        ...
+
+
+@attrs.define(eq=False)
+class _Block:
+    """Clients that run on one thread, one after the other.
+
+    Attributes:
+      start: The first of them.
+      stop: The one after the last.
+      begin: When they began, on the clock of `time.perf_counter`.
+      done: How many are done; half of them, one may suppose, as long as nobody counts.
+      is_counted: Whether somebody does.
+    """
+
+    start: int
+    stop: int
+    begin: float
+    done: float
+    is_counted: bool
+
+    def work(self, function: str, now: float) -> Work:
+        """Returns what runs: one client if it is known which."""
+        if self.is_counted:
+            first = min(self.start + int(self.done), self.stop - 1)
+            return Work(first, 1, function, now - self.begin)
+        return Work(self.start, self.stop - self.start, function, now - self.begin)
+
+
+class ClientBlocks:
+    """One run of a program over a range of clients."""
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[Column],
+        clients: range,
+        sink: Sink,
+        *,
+        smallest_block: int | None = None,
+        max_threads: int | None = None,
+    ) -> None:
+        self.program = program
+        self.inputs = inputs
+        self.clients = clients
+        self.sink = sink
+        self.smallest_block = smallest_block or 1
+        self.max_threads = max_threads or max(32, CORES)
+        self.progress = current_progress.get() if program.steps else None
+        self._finished: threading.Event | None = None  # there is one as soon as helpers wait for it
+        self._next = clients.start
+        self._working: dict[int, _Block] = {}  # the blocks that run, by their start
+        self._error: BaseException | None = None
+        self._error_client = clients.stop
+        self._cancelled = False
+        self._workers = 0
+        self._done = 0
+        self._seconds = 0.0
+        self._alone: float | None = None
+        self._streams = bool(inputs) and not any(bound(step.operation).prefers_columns for step in program.steps)
+        self._room = threading.Condition(threading.Lock())
+        self._helpers: list[Future[None]] = []
+
+    def cancel(self, threads: LeafThreads) -> None:
+        """Makes every worker stop after its block; of the helpers from `threads` nobody knows when that will be."""
+        self._cancelled = True
+        while self._helpers:
+            threads.abandon(self._helpers.pop())
+
+    def run(self, threads: LeafThreads | None) -> None:
+        """Runs all blocks, with helpers from `threads` where that pays.
+
+        Raises:
+          Exception: What the first client that failed raised; of several, the one with the lowest index.
+        """
+        if self.progress is not None:
+            self.progress.watch(self)
+        known = self.program.seconds_per_call
+        size = len(self.clients)
+        if (
+            threads is not None
+            and self.max_threads > 1
+            and size > 1
+            and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
+        ):
+            # What is known to last gets its first helper at once; what is not known has to last a moment first.
+            pays = self.program.runs_without_helpers == 0
+            lasts = known is not None and known >= _HELPER_MIN_SECONDS
+            is_measured = self.program.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
+            delay = 0.0 if pays and lasts and not is_measured else _HELPER_DELAY_SECONDS
+            self.program.runs += 1
+            self.program.runs_without_helpers = max(0, self.program.runs_without_helpers - 1)
+            self._finished = threading.Event()
+            self._call_helper(threads, self._finished, delay, pays)
+        try:
+            self._work()
+            with self._room:
+                while self._workers and not self._is_decided():
+                    self._room.wait()
+        finally:
+            self._cancelled = True  # for helpers, where Ctrl-C ended the wait
+            if self._finished is not None:
+                self._finished.set()
+            if threads is not None and self._workers:
+                self.cancel(threads)  # what they run cannot change the outcome any more
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its frames have this object
+        if self._done:
+            self.program.seconds_per_call = self._alone or self._seconds / self._done
+
+    def _is_decided(self) -> bool:
+        """Tells whether what still runs cannot change the outcome: it ends by itself, and nobody waits for it."""
+        if self._error is None:
+            return False
+        return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
+
+    def _call_helper(self, threads: LeafThreads, finished: threading.Event, delay: float, pays: bool) -> None:
+        """Lets a thread come to help; if there is none, the work is done without."""
+        self._helpers.append(threads.submit(lambda: self._help(threads, finished, delay, pays)))
+
+    def _help(self, threads: LeafThreads, finished: threading.Event, delay: float, pays: bool) -> None:
+        """Joins the work if it lasts; then sees to it that another helper joins if threads only wait."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        if finished.wait(delay):
+            return
+        busy = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
+        with self._room:
+            workers, done = self._workers, self._done
+            done_by_all = self._done_by_all()
+            if self._next >= self.clients.stop or self._error is not None or self._cancelled:
+                return
+            cheap = done > 0 and self._seconds / done < _HELPER_MIN_SECONDS
+            if workers <= 1 and self._alone is None:
+                self._alone = self._seconds / done if done else self.program.seconds_per_call
+        waits = delay > 0 and busy < _WAITING_CPU_SHARE and self.program.result_bytes <= _TOO_LARGE_TO_WAIT
+        if (cheap or not pays) and not waits:
+            return
+        if workers >= self.max_threads or (workers >= CORES and not waits):
+            return
+        self._call_helper(threads, finished, _HELPER_DELAY_SECONDS, pays)
+        begin = time.perf_counter()
+        with one_blas_thread():
+            self._work(None if waits else lambda: self._slows_down(done_by_all, time.perf_counter() - begin))
+
+    def _done_by_all(self) -> float:
+        """Counts the clients that are done, those in blocks that still run included."""
+        return self._done + sum(block.done for block in self._working.values())
+
+    def work(self) -> list[Work]:
+        """Returns what runs, by blocks; by clients where one after the other is counted."""
+        now, name = time.perf_counter(), name_of(self.program)
+        return [block.work(name, now) for block in list(self._working.values())]
+
+    def _slows_down(self, done_before: float, seconds: float) -> bool:
+        """Tells whether work goes on no quicker with a helper than without: it holds the interpreter lock, then."""
+        with self._room:
+            done = self._done_by_all() - done_before
+        if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
+            return False
+        if seconds / done < _HELPER_MIN_GAIN * self._alone:
+            return False
+        self.program.runs_without_helpers = _RUNS_UNTIL_TRIED_AGAIN
+        return True
+
+    def _work(self, leave: Callable[[], bool] | None = None) -> None:
+        """Runs blocks until none is left, or `leave` says after one that this thread is of no use."""
+        with self._room:
+            self._workers += 1
+        try:
+            while (block := self._take()) is not None:
+                self._run_block(block)
+                if leave is not None and leave():
+                    return
+        finally:
+            with self._room:
+                self._workers -= 1
+                self._room.notify_all()
+
+    def _take(self) -> _Block | None:
+        with self._room:
+            while self.sink.ordered and self._working and self._next - min(self._working) > 4 * self._block_size():
+                self._room.wait()
+            start = self._next
+            if start >= self.clients.stop or self._error is not None or self._cancelled:
+                return None
+            size = self._block_size()
+            stop = min((start // size + 1) * size, self.clients.stop)
+            self._next = stop
+            counted = self._is_streamed()
+            block = _Block(start, stop, time.perf_counter(), 0 if counted else (stop - start) / 2, counted)
+            self._working[start] = block
+            return block
+
+    def _block_size(self) -> int:
+        """Returns a power of two: blocks of that size at multiples of it are nodes of the folds' tree."""
+        per_client = self._seconds / self._done if self._done else self.program.seconds_per_call
+        if per_client is None:
+            return self.smallest_block
+        seconds = _STREAMED_SECONDS if self._is_streamed() else _BLOCK_SECONDS
+        wanted = seconds / max(per_client, 1e-9)
+        if not self._done:
+            wanted = max(wanted, 1.0)
+        else:
+            wanted = min(wanted, 8.0 * self._done)  # one slow first call must not fix the size, nor a quick one
+        if self._workers > 1:
+            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._workers))  # so that all end together
+        wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
+        return 1 << (int(wanted).bit_length() - 1)
+
+    def _is_streamed(self) -> bool:
+        """Tells whether results go into the sink one by one."""
+        return self._streams and self.program.result_bytes > _LARGE_BYTES
+
+    def _run_block(self, block: _Block) -> None:
+        first, size = block.start, block.stop - block.start
+        offset = first - self.clients.start
+        whole = size == len(self.clients)
+        columns = self.inputs if whole else [column.slice(offset, offset + size) for column in self.inputs]
+        try:
+            if self.progress is not None:
+                self.progress.started(size)
+            if block.is_counted:
+                stream = self.sink.stream(first)
+                add, run = stream.add, ProgramRunner(self.program).run
+                for done, inputs in enumerate(zip(*(column.items() for column in columns)), 1):
+                    add(run(inputs, first))
+                    block.done = done
+                    first = block.start + done
+                stream.close()
+            else:
+                results = run_columns(self.program, columns, first, size)
+                if not self._done:
+                    self.program.result_bytes = sum(map(_bytes_per_client, results))
+                self.sink.feed(first, results)
+        except BaseException as error:
+            if self.progress is not None:
+                self.progress.failed(size)
+            with self._room:
+                del self._working[block.start]
+                # Ctrl-C counts wherever it struck.
+                if first < self._error_client or not isinstance(error, Exception):
+                    self._error, self._error_client = error, first
+                self._room.notify_all()
+            return
+        seconds = time.perf_counter() - block.begin
+        with self._room:
+            del self._working[block.start]
+            self._done += size
+            self._seconds += seconds
+            if self.sink.ordered or self._error is not None:
+                self._room.notify_all()
+        if self.progress is not None:
+            self.progress.finished(size)
+
+
+def _bytes_per_client(column: Column) -> int:
+    if isinstance(column, StructColumn):
+        return sum(map(_bytes_per_client, column.fields))
+    if isinstance(column, ConstantColumn):
+        return 0
+    if isinstance(column, ListColumn) and len(column) and isinstance(column.values[0], np.ndarray):
+        return column.values[0].nbytes
+    return 0

@@ -1,0 +1,121 @@
+"""Drives executors of another origin through the four verbs, one call at a time, so that ours can stand on them."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.plan.graph import declared_type
+from fedstack.computations.plan.interpreter import run_once
+from fedstack.computations.plan.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
+from fedstack.computations.types.language import Executor, ExecutorValue, FunctionType, Type, computation_pb2
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.federated_values import normalize_argument
+from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
+from fedstack.executors.base.arithmetic import arithmetic_for
+from fedstack.executors.base.bulk import BulkExecutor
+from fedstack.executors.base.client_blocks import ClientBlocks, Sink
+from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.sync_driver import need_event_loop
+
+_T = TypeVar("_T")
+_loop: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar(
+    "one_by_one_loop", default=None
+)
+
+
+class _ForeignLeaf(Leaf):
+    """A computation embedded in a foreign executor; a thread calls it and waits while the loop drives the verbs."""
+
+    def __init__(self, executor: Executor, computation: computation_pb2.Computation) -> None:
+        declared = declared_type(computation)
+        self.name = computation.WhichOneof("computation") or "computation"
+        self.parameter = declared.parameter if isinstance(declared, FunctionType) else None
+        self.result: Type = declared.result if isinstance(declared, FunctionType) else declared
+        self._type = declared
+        self._executor = executor
+        self._computation = computation
+
+    def call(self, argument: object) -> object:
+        return normalize_argument(_wait(self._call(argument)), self.result, f"the result of a {self.name}")
+
+    async def _call(self, argument: object) -> object:
+        function = await self._executor.create_value(self._computation, self._type)
+        if not isinstance(self._type, FunctionType):
+            return await function.compute()
+        embedded: ExecutorValue | None = None
+        if self.parameter is not None:
+            embedded = await self._executor.create_value(to_result(argument, self.parameter), self.parameter)
+        return await (await self._executor.create_call(function, embedded)).compute()
+
+
+def _wait(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    loop = _loop.get()
+    if loop is None:
+        coroutine.close()
+        raise InvalidComputationError("Expected work of another executor on a thread of ours, found it elsewhere")
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+class OneByOneExecutor(UnplacedExecutor):
+    """Runs unplaced work on an executor of another origin.
+
+    Args:
+      target: Any executor of the language that takes leaf computations. It is closed with this one.
+    """
+
+    def __init__(self, target: Executor) -> None:
+        super().__init__()
+        self._target = target
+        self._threads = LeafThreads()
+
+    @property
+    def drives_inline(self) -> bool:
+        return False
+
+    def runs_intrinsic(self, uri: str) -> bool:
+        return uri.startswith("generic_")
+
+    def link(self, program: Program) -> Program:
+        return program.with_operations(("one by one", self), self._operation)
+
+    def _operation(self, operation: Operation) -> Operation:
+        if isinstance(operation, (LeafSource, DataSource)):
+            return _ForeignLeaf(self._target, operation.computation)
+        if isinstance(operation, IntrinsicSource):
+            found = arithmetic_for(operation)
+            if found is None:
+                raise UnsupportedIntrinsicError(f"Expected leaf computations in {self!r}, found {operation.uri}")
+            return found
+        return operation.linked(self.link)
+
+    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+        return await self._on_thread(lambda: run_once(program, inputs))
+
+    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
+        blocks = ClientBlocks(program, inputs, clients, sink)
+        await self._on_thread(lambda: blocks.run(self._threads), lambda: blocks.cancel(self._threads))
+
+    async def _on_thread(self, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
+        await need_event_loop()
+        token = _loop.set(asyncio.get_running_loop())
+        try:
+            return await self._threads.run(work, cancel)
+        finally:
+            _loop.reset(token)
+
+    def close(self) -> None:
+        super().close()
+        self._threads.close()
+        self._target.close()
+
+    def __repr__(self) -> str:
+        return f"<OneByOneExecutor over {self._target!r}>"
+
+
+def as_bulk(executor: Executor) -> BulkExecutor:
+    """Returns an executor as one that runs programs: itself, or an adapter around one of another origin."""
+    return executor if isinstance(executor, BulkExecutor) else OneByOneExecutor(executor)

@@ -1,0 +1,178 @@
+"""Runs the tasks of a schedule, each once, side by side where they do not wait for each other."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
+
+from fedstack.computations.plan.program import Expression, Join, Slot
+from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
+from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
+from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.executors.base.lazy_values import UNPULLED
+from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.executors.concurrency.once import Once, owned_by
+from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.concurrency.sync_driver import need_event_loop
+
+_CHEAP_SECONDS = 0.001
+
+
+class TaskRunner(Protocol):
+    """Knows how to run each kind of task; a placed executor."""
+
+    async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
+        """Runs server work and returns the payload of its result."""
+        ...
+
+    async def run_phase_task(self, task: PhaseTask, run: "ScheduleRun") -> Sequence[object]:
+        """Runs a phase and returns a payload or column for each target."""
+        ...
+
+    async def run_select_task(self, task: SelectTask, run: "ScheduleRun") -> object:
+        """Runs a selection and returns the column of what the clients get."""
+        ...
+
+
+class ScheduleRun:
+    """The values of one run of a schedule, filled in task by task."""
+
+    def __init__(self, schedule: Schedule, runner: TaskRunner, clients: int) -> None:
+        self.schedule = schedule
+        self.clients = clients
+        self.values: list[object] = [None] * schedule.slots
+        for slot, payload in schedule.constants:
+            self.values[slot] = payload
+        self._runner = runner
+        self._shared: dict[Expression, SharedColumn] = {}
+        self._tasks: list[tuple[Once[None], Task]] = []
+        self._makers: dict[int, Once[None]] = {}
+        owner = owned_by(self)
+        for task in schedule.tasks:
+            once: Once[None] = Once(lambda task=task: owner()._run_task(task))
+            self._tasks.append((once, task))
+            for target in _targets(task):
+                self._makers[target] = once
+
+    def set_argument(self, argument: object) -> None:
+        """Gives the argument, or further members of it."""
+        known = self.values[0]
+        if isinstance(known, tuple) and isinstance(argument, tuple):
+            members = zip(cast("tuple[object, ...]", known), cast("tuple[object, ...]", argument))
+            argument = tuple(old if new is UNPULLED else new for old, new in members)
+        self.values[0] = argument
+
+    async def pull(self, expression: Expression) -> object:
+        """Runs what an expression needs that has not run yet, and returns its payload."""
+        await self._make(slots_of(expression))
+        return self.read(expression)
+
+    def read(self, expression: Expression) -> object:
+        """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
+        return _read_placed(expression, self.values, self.clients)
+
+    def read_column(self, expression: Expression) -> Column:
+        """Evaluates an input of a phase; what several phases read is one and the same object for all of them."""
+        found = self._shared.get(expression)
+        if found is not None:
+            return found
+        column = as_column(self.read(expression), self.clients)
+        if expression in self.schedule.shared:
+            column = self._shared[expression] = SharedColumn(column)
+        return column
+
+    async def _make(self, slots: Sequence[int]) -> None:
+        waiting = self._unfinished(slots)
+        if waiting and runs_inline():
+            in_order, forks = self._needed(slots)
+            if forks and not self._all_cheap():
+                await need_event_loop()
+            if runs_inline():
+                # From the first to the last, so that each finds what it needs: a long chain does not nest.
+                for once in in_order:
+                    await once.get()
+        if len(waiting) > 1 and not runs_inline():
+            await gather([once.get() for once in waiting])
+            return
+        # Errors of tasks that ran before are kept by them and raised when asked for again.
+        for slot in slots:
+            if slot in self._makers:
+                await self._makers[slot].get()
+
+    def _unfinished(self, slots: Iterable[int]) -> list[Once[None]]:
+        """Lists what fills the slots and has not run to its end."""
+        makers = dict.fromkeys(self._makers[slot] for slot in slots if slot in self._makers)
+        return [once for once in makers if not once.done]
+
+    def _needed(self, slots: Sequence[int]) -> tuple[list[Once[None]], bool]:
+        """Lists all that has to run for the slots, in order, and tells whether some of it could run side by side."""
+        wanted = set(slots)
+        forks = len(self._unfinished(slots)) > 1
+        needed: list[Once[None]] = []
+        for once, task in reversed(self._tasks):
+            if not once.done and not wanted.isdisjoint(_targets(task)):
+                needed.append(once)
+                wanted |= task.reads
+                forks = forks or len(self._unfinished(task.reads)) > 1
+        needed.reverse()
+        return needed, forks
+
+    def _all_cheap(self) -> bool:
+        """Tells whether running everything one after the other costs less than handing over to other threads."""
+        for task in self.schedule.tasks:
+            if isinstance(task, SelectTask):
+                continue
+            program = task.program if isinstance(task, ServerTask) else task.phase.program
+            runs = 1 if isinstance(task, ServerTask) else self.clients
+            if program.steps and (program.seconds_per_call is None or program.seconds_per_call * runs > _CHEAP_SECONDS):
+                return False
+        return True
+
+    async def _run_task(self, task: Task) -> None:
+        await self._make(sorted(task.reads))
+        if isinstance(task, ServerTask):
+            inputs = [self.read(expression) for expression in task.inputs]
+            self.values[task.target] = await self._runner.run_server_task(task, inputs)
+        elif isinstance(task, PhaseTask):
+            results = await self._runner.run_phase_task(task, self)
+            for target, value in zip(task.targets, results):
+                self.values[target] = value
+        else:
+            self.values[task.target] = await self._runner.run_select_task(task, self)
+
+
+def _targets(task: Task) -> Sequence[int]:
+    return task.targets if isinstance(task, PhaseTask) else (task.target,)
+
+
+def slots_of(expression: Expression) -> list[int]:
+    """Lists the slots that an expression reads."""
+    if isinstance(expression, Slot):
+        return [expression.index]
+    if isinstance(expression, Join):
+        return [slot for part in expression.parts for slot in slots_of(part)]
+    return slots_of(expression.source)
+
+
+def _read_placed(expression: Expression, values: Sequence[object], clients: int) -> object:
+    if isinstance(expression, Slot):
+        return values[expression.index]
+    if isinstance(expression, Join):
+        return tuple(_read_placed(part, values, clients) for part in expression.parts)
+    if isinstance(expression.source, Join):
+        return _read_placed(expression.source.parts[expression.position], values, clients)
+    source = _read_placed(expression.source, values, clients)
+    return cast("tuple[object, ...]", source)[expression.position]
+
+
+def as_column(payload: object, clients: int) -> Column:
+    """Returns a value at clients as a column; a struct of columns and payloads, as a zip leaves it, is zipped."""
+    if isinstance(payload, Column):
+        return payload
+    if _has_column(payload):
+        return zip_columns([as_column(member, clients) for member in cast("tuple[object, ...]", payload)], clients)
+    return ConstantColumn(payload, clients)
+
+
+def _has_column(payload: object) -> bool:
+    if isinstance(payload, tuple):
+        return any(map(_has_column, cast("tuple[object, ...]", payload)))
+    return isinstance(payload, Column)

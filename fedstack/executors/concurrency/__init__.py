@@ -1,0 +1,1 @@
+"""Threads, loops, and work that is done once."""

@@ -1,0 +1,144 @@
+"""Runs leaf work on threads: a bounded pool of daemon threads, and the caller's own thread where it would only wait.
+
+The event loop is never blocked. A synchronous context blocks its caller anyway, so it drives a computation on the
+caller's thread and lets leaf work run right there: no hand-over, and a debugger and Ctrl-C work as in plain Python.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
+
+_T = TypeVar("_T")
+
+# The cores that this process may use; asking each time costs as much as a short computation.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_inline = threading.local()
+
+
+@contextlib.contextmanager
+def run_inline(enabled: bool = True) -> Generator[None, None, None]:
+    """Lets leaf work run on this thread for the duration of the block."""
+    before = getattr(_inline, "enabled", False)
+    _inline.enabled = enabled
+    try:
+        yield
+    finally:
+        _inline.enabled = before
+
+
+def runs_inline() -> bool:
+    """Tells whether leaf work runs on the current thread."""
+    return getattr(_inline, "enabled", False)
+
+
+class LeafThreads:
+    """A bounded pool of daemon threads for leaf work.
+
+    Threads start when there is work and none is idle, and end after a while without work or at `close()`. They are
+    daemons: a leaf that never returns cannot keep the process from ending.
+
+    Work waits where the system starts no more threads, until one of those that there are is free; if there is none, it
+    fails: with `WorkerUnavailableError` if it is for another process, which may find another worker, else with
+    `ResourceLimitError`.
+
+    Args:
+      max_threads: The most threads; by default 32, or four per core if that is more.
+      idle_seconds: How long a thread waits for work before it ends.
+    """
+
+    def __init__(self, max_threads: int | None = None, idle_seconds: float = 10.0) -> None:
+        self.max_threads = max_threads or max(32, 4 * CORES)
+        self._pool = ThreadPool(self.max_threads, idle_seconds)
+        # Threads refer to the pool only: when nobody refers to this object any more, they end as if it had been closed.
+        weakref.finalize(self, self._pool.close).atexit = False
+
+    def submit(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Runs `work` on a thread of the pool, in the caller's context variables.
+
+        Raises:
+          ClosedError: If the pool is closed.
+        """
+        job = Job(work)
+        self._pool.add(job)
+        return job
+
+    async def run(self, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
+        """Runs `work` without blocking the event loop and returns its result.
+
+        Args:
+          work: What to run; on the current thread if that is allowed (`run_inline`), else on one of the pool.
+          cancel: Called when the caller is cancelled while the work goes on; it should make the work end early.
+        """
+        if runs_inline():
+            # What the work itself starts, an event loop say, is not this coroutine and has no driver.
+            with run_inline(False):
+                return work()
+        future = self.submit(work)
+        waiter = asyncio.wrap_future(future)
+        # Who is cancelled just then does not ask what came out, and asyncio would complain.
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if cancel is not None:
+                cancel()
+            self.abandon(future)
+            raise
+
+    def abandon(self, future: "Future[Any]") -> None:
+        """Gives up what `submit` has returned: it does not begin any more, or its thread may never come back."""
+        job = cast("Job[Any]", future)
+        if job.cancel():
+            self._pool.remove(job)
+        else:
+            self._pool.abandon(job)
+
+    def close(self) -> None:
+        """Lets idle threads end; work that has been handed in is done to its end. Idempotent."""
+        self._pool.close()
+
+    def __repr__(self) -> str:
+        return f"<LeafThreads {self._pool.threads} threads, at most {self.max_threads}>"
+
+
+class SharedLeafThreads:
+    """One pool for several executors, so that its bound is one for all of them. It is open as long as one of them is.
+
+    Args:
+      max_threads: As of `LeafThreads`.
+    """
+
+    def __init__(self, max_threads: int | None = None) -> None:
+        self._max_threads = max_threads
+        self._users = 0
+        self._threads: LeafThreads | None = None
+        self.renew()
+        renew_after_fork(self)
+
+    def lend(self) -> LeafThreads:
+        """Returns the pool; whoever gets it gives it back once, and does not close it."""
+        with self._lock:
+            self._users += 1
+            self._threads = self._threads or LeafThreads(self._max_threads)
+            return self._threads
+
+    def give_back(self) -> None:
+        """Takes note that one user fewer needs the pool."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._threads is None:
+                return
+            threads, self._threads = self._threads, None
+        threads.close()
+
+    def renew(self) -> None:
+        """See `after_fork`. That users of other threads give nothing back only keeps the pool open."""
+        self._lock = threading.Lock()

@@ -1,0 +1,29 @@
+"""Keeps event loops free: work that grows with what was sent runs on threads, and what is small right away.
+
+Threads share the interpreter lock with the loop, which gets it back every few milliseconds. So this is for Python's
+own steps, of which there may be many: decoding, checking, tracing. Code of users runs on leaf threads, which it may
+keep for as long as it likes.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+
+_T = TypeVar("_T")
+
+# Messages up to this size are worked on where they come in: at the worst a byte costs a microsecond.
+LOOP_BYTES = 16 << 10
+# Larger pieces of raw bytes are copied at gigabytes a second.
+LOOP_COPY_BYTES = 4 << 20
+_threads = LeafThreads(4, idle_seconds=1.0)
+
+
+async def off_loop(work: Callable[[], _T]) -> _T:
+    """Runs work on a thread and returns its result; on this thread where that blocks no loop."""
+    return await _threads.run(work)
+
+
+async def sized(size: int, work: Callable[[], _T], most: int = LOOP_BYTES) -> _T:
+    """Runs work on something of a size: on a thread if it is large."""
+    return work() if size <= most else await off_loop(work)

@@ -1,0 +1,272 @@
+"""Does jobs on threads, which start and end as they are needed; within a bound, and as far as the system has room."""
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from fedstack.computations.leaves.leaf_runtimes import runs_for_others
+from fedstack.computations.types.after_fork import is_renewed, renew_after_fork
+from fedstack.computations.types.texts import text_of
+from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
+from fedstack.transport.peers.daemon_threads import start_daemon
+
+_T = TypeVar("_T")
+
+_serving = threading.local()
+_thread_numbers = itertools.count(1)
+_pools: "set[weakref.ref[ThreadPool]]" = set()
+
+# Entered by a thread of the pool around each piece of leaf work; contexts put the language's context stack in order
+# with it, so that a computation called inside a leaf finds a context.
+leaf_environment: contextvars.ContextVar[Callable[[], contextlib.AbstractContextManager[object]]] = (
+    contextvars.ContextVar("leaf_environment", default=contextlib.nullcontext)
+)
+
+
+@contextlib.contextmanager
+def waiting() -> Generator[None, None, None]:
+    """Gives the pool that the current thread serves, if any, room for another thread while this one only waits.
+
+    Without it work of a pool that waits for other work of that pool could wait for ever.
+    """
+    pool: ThreadPool | None = getattr(_serving, "pool", None)
+    if pool is None:
+        yield
+        return
+    job: Job[object] = _serving.job
+    pool.set_aside(job, waits=1)
+    try:
+        yield
+    finally:
+        pool.set_aside(job, waits=-1)
+
+
+class Job(Future[_T]):
+    """Work that is handed in, and what comes of it.
+
+    Attributes:
+      waits: How often its thread waits for other work at this moment, one wait inside of another.
+      abandoned: Whether nobody wants it any more, and nobody knows when its thread will come back.
+      is_replaced: Whether another thread may take the place of that one.
+    """
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        super().__init__()
+        self.waits = 0
+        self.abandoned = False
+        self.is_replaced = False
+        self._work: Callable[[], _T] | None = work
+        self._context = contextvars.copy_context()
+
+    @property
+    def abandoned_work(self) -> AbandonedWork | None:
+        """Where it counts if it is abandoned."""
+        return self._context.get(abandoned_work)
+
+    def run(self) -> None:
+        """Does the work, on the current thread."""
+        work, self._work = self._work, None
+        if work is None or not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._context.run(_in_environment, work)
+        except BaseException as error:
+            self.set_exception(_contained(error) if self._context.get(runs_for_others) else error)
+        else:
+            self.set_result(result)
+        finally:
+            del self, work  # an error refers to this frame
+
+    def refuse(self, failure: str) -> None:
+        """Fails instead: no thread will come for it.
+
+        Args:
+          failure: Why none could be started; empty if there are as many as there may be.
+        """
+        self._work = None
+        if self.set_running_or_notify_cancel():
+            self.set_exception(self._refusal(failure))
+
+    def _refusal(self, failure: str) -> Exception:
+        if failure and self._context.get(runs_for_others):
+            return WorkerUnavailableError(f"{failure}; try again, or at another worker")
+        if failure:
+            return ResourceLimitError(failure)
+        found = self.abandoned_work
+        if found is not None:
+            return found.refusal(found.count)
+        return ResourceLimitError(
+            "Expected a thread for work, found all of them at work that was cancelled and goes on; wait until it ends, "
+            "or allow more threads (max_threads)"
+        )
+
+
+class ThreadPool:
+    """The jobs of a `LeafThreads`, and the threads that do them."""
+
+    def __init__(self, max_threads: int, idle_seconds: float) -> None:
+        self._max_threads = max_threads
+        self._idle_seconds = idle_seconds
+        self._closed = False
+        self.renew()
+        renew_after_fork(self)
+        _pools.add(weakref.ref(self, _pools.discard))
+
+    def renew(self) -> None:
+        """Begins without threads and work: in a forked child those of its parent are not there."""
+        self.threads = 0
+        self._jobs: deque[Job[Any]] = deque()
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._starting: set[int] = set()
+        # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
+        self._away = 0
+        self._replaced = 0
+
+    @property
+    def busy(self) -> int:
+        """How many threads are at work."""
+        return max(0, self.threads - self._idle)
+
+    def add(self, job: Job[Any]) -> None:
+        """Takes in a job, and starts a thread for it if none is free."""
+        with self._changed:
+            if self._closed:
+                raise ClosedError("Expected open leaf threads, found them closed; make a new executor")
+            self._jobs.append(job)
+            self._changed.notify()
+        self._start_threads()
+
+    def remove(self, job: Job[Any]) -> None:
+        """Lets go of a job that is not to begin any more."""
+        with self._changed, contextlib.suppress(ValueError):
+            self._jobs.remove(job)
+
+    def _start_threads(self) -> None:
+        """Starts as many threads as there are jobs that nobody is free for, within the limit.
+
+        If none can be started, jobs wait for those that there are. Where no thread will come back they are refused.
+        """
+        failure = ""
+        while True:
+            with self._changed:
+                room = self._max_threads - (self.threads - self._replaced)
+                if failure or room <= 0 or len(self._jobs) <= self._idle:
+                    refused = list(self._jobs) if self.threads <= self._away else []
+                    if refused:
+                        self._jobs.clear()
+                    break
+                number = next(_thread_numbers)
+                self._starting.add(number)
+                self.threads += 1
+                self._idle += 1
+            try:
+                start_daemon(self._serve, number, name=f"fedstack-leaf-{number}")
+            except BaseException as error:
+                self._take_back(number)
+                if not isinstance(error, ResourceLimitError):
+                    raise
+                failure = str(error)
+        for job in refused:
+            job.refuse(failure)
+
+    def _take_back(self, number: int) -> None:
+        """Counts a thread no longer whose start failed; should it begin after all, it ends at once."""
+        with self._changed:
+            if number in self._starting:
+                self._starting.remove(number)
+                self.threads -= 1
+                self._idle -= 1
+
+    def set_aside(self, job: Job[Any], waits: int) -> None:
+        """Takes note that the thread of a job begins to wait for other work, or with -1, that it has ended to."""
+        with self._changed:
+            self._count(job, -1)
+            job.waits += waits
+            self._count(job, 1)
+        self._start_threads()
+
+    def abandon(self, job: Job[Any]) -> None:
+        """Takes note that nobody waits for a job any more, and that its thread may never come back."""
+        with self._changed:
+            if job.abandoned or job.done():
+                return
+            counted = job.abandoned_work
+            self._count(job, -1)
+            job.abandoned = True
+            job.is_replaced = counted is None or counted.add()
+            self._count(job, 1)
+        self._start_threads()
+
+    def _count(self, job: Job[Any], sign: int) -> None:
+        """Counts the thread of a job among those that nobody can count on, if it is one; or with -1, no longer."""
+        self._away += sign * (job.waits > 0 or job.abandoned)
+        self._replaced += sign * (job.waits > 0 or job.is_replaced)
+
+    def _serve(self, number: int) -> None:
+        with self._changed:
+            if number not in self._starting:
+                return
+            self._starting.remove(number)
+        _serving.pool = self
+        job = self._next_job()
+        while job is not None:
+            _serving.job = job
+            job.run()
+            with self._changed:
+                self._idle += 1
+                if job.abandoned:
+                    self._count(job, -1)
+                    if job.abandoned_work is not None:
+                        job.abandoned_work.remove(job.is_replaced)
+            del job, _serving.job  # an idle thread must not keep the last work's data alive
+            job = self._next_job()
+
+    def _next_job(self) -> Job[Any] | None:
+        """Waits for work, on a thread that is counted as idle; `None` means that it is to end, and counts no longer."""
+        with self._changed:
+            # Of abandoned work that has ended, the threads are too many now; one that comes back stays for the jobs.
+            is_surplus = self.threads - self._replaced > self._max_threads and self.threads - 1 > self._away
+            if not self._jobs and not self._closed and not is_surplus:
+                self._changed.wait_for(lambda: self._jobs or self._closed, self._idle_seconds)
+            self._idle -= 1
+            if self._jobs and not is_surplus:
+                return self._jobs.popleft()
+            self.threads -= 1
+            return None
+
+    def close(self) -> None:
+        """Lets idle threads end, and the others after their work."""
+        if not is_renewed():
+            return  # there are none
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _contained(error: BaseException) -> BaseException:
+    """Returns what work for another process raised, as something that cannot end this one: an event loop would end."""
+    if isinstance(error, (Exception, asyncio.CancelledError)):
+        return error
+    contained = LeafError(f"Expected work to return, found that it raised {type(error).__name__}: {text_of(error)}")
+    contained.__cause__ = error
+    return contained
+
+
+def _in_environment(work: Callable[[], _T]) -> _T:
+    with leaf_environment.get()():
+        return work()
+
+
+def count_threads() -> tuple[int, int]:
+    """Returns how many threads all pools of this process have, and how many of these are busy."""
+    pools = [pool for reference in tuple(_pools) if (pool := reference()) is not None]
+    return sum(pool.threads for pool in pools), sum(pool.busy for pool in pools)

@@ -1,0 +1,1 @@
+"""Which workers are there, and which clients each of them gets."""

@@ -1,0 +1,287 @@
+"""Defines the executor that runs client phases on whatever workers are ready."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
+
+import attrs
+
+from fedstack.computations.plan.program_ir import program_to_ir
+from fedstack.computations.plan.render import call_intrinsic, function_of, reference
+from fedstack.computations.plan.tasks import Fold, Phase
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.shared_column import unshared
+from fedstack.errors import CarrierError, DeadlineExceededError, LeafError, WorkerUnavailableError
+from fedstack.executors.base.placed_executor import (
+    FoldArgument,
+    FoldArguments,
+    PhaseRunner,
+    PlacedExecutor,
+    slice_inputs,
+)
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.executors.composing_executor import ComposingExecutor
+from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.concurrency.progress import current_progress
+from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.fleet.worker_sessions import WorkerSessions
+from fedstack.executors.fleet.workers import Worker, Workers
+from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.remote.lost_ranges import Suspects, lost_ranges
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.transport.wire.frames import Heartbeat
+from fedstack.transport.wire.status import RemoteTraceback
+
+_logger = logging.getLogger(__name__)
+NewState = Callable[[Fold, FoldArgument, int], Awaitable[FoldState]]
+
+
+@attrs.define(eq=False)
+class _Spread:
+    """A composing executor over certain workers, and how many phases run on it."""
+
+    workers: list[Worker]
+    executor: ComposingExecutor
+    running: int = 0
+    retired: bool = False
+
+    def retire(self) -> None:
+        self.retired = True
+        self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        if self.retired and not self.running:
+            self.executor.close()
+
+
+class WorkersExecutor(PlacedExecutor):
+    """Spreads each client phase evenly over the workers that are ready when it begins.
+
+    Results do not depend on which these are, so workers may come, go and die between phases. What runs at the server
+    runs here.
+
+    Args:
+      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      workers: The workers. They are not closed with this executor.
+      num_clients: The number of clients.
+      max_fanout: The most children of one composing executor.
+      sessions: The sessions of phases at the workers; they stay open.
+      make_remote: Makes an executor at a worker that knows no phases.
+    """
+
+    def __init__(
+        self,
+        server: Executor,
+        workers: Workers,
+        num_clients: int,
+        *,
+        max_fanout: int,
+        sessions: WorkerSessions,
+        make_remote: Callable[[Worker], RemoteExecutor],
+    ) -> None:
+        super().__init__(server)
+        self._workers = workers
+        self._num_clients = num_clients
+        self._max_fanout = max_fanout
+        self._sessions = sessions
+        self._make_remote = make_remote
+        self._spread: _Spread | None = None
+
+    @property
+    def clients(self) -> int:
+        return self._num_clients
+
+    @property
+    def drives_inline(self) -> bool:
+        """Whether work here needs no event loop unless it asks for one."""
+        return self.server.drives_inline
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        await need_event_loop()
+        ready = await self._workers.ready()
+        losses = lost_ranges.get()
+        able = [worker for worker in ready if worker.searches] if losses else []  # others are of older releases
+        if losses and able and (suspects := losses.suspects(phase)):
+            for some in suspects:
+                offset = some.clients.start - clients.start
+                part = slice_inputs(inputs, offset, offset + len(some.clients))
+                try:
+                    await self._search(phase, part, arguments, some, able)
+                except LeafError as error:
+                    client = error.client_index
+                    ended = some.losses if client is None else losses.ended_with(phase, client)
+                    found = f"it ended {ended} workers before it was found; mend the function"
+                    raise with_place(error, found) from error.__cause__
+            losses.forget(phase)
+            ready = await self._workers.ready()
+        spread = self._spread_over(await self._sessions.with_room(ready, max(self._num_clients, 1)))
+        spread.running += 1
+        try:
+            return await spread.executor.run_phase(phase, inputs, arguments, clients)
+        finally:
+            spread.running -= 1
+            spread.close_if_idle()
+
+    async def _search(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects, able: list[Worker]
+    ) -> None:
+        """Lets one worker look for a client that ends its process among those that two workers have ended with.
+
+        Raises:
+          LeafError: If there is one; it is the user's, and not tried again.
+          WorkerUnavailableError: If the worker has gone away.
+        """
+        (worker,) = await self._sessions.with_room(able, 1)
+        clients = suspects.clients
+        _logger.warning(
+            "%d workers have ended while clients %d to %d ran; the worker at %s looks for one that ends its process, "
+            "in processes apart",
+            suspects.losses,
+            clients.start,
+            clients.stop - 1,
+            worker.address,
+        )
+        try:
+            await self._sessions.at(worker).search_phase(phase, inputs, arguments, suspects)
+        except (WorkerUnavailableError, DeadlineExceededError) as error:
+            if isinstance(error.__cause__, RemoteTraceback):
+                raise
+            raise self._sessions.lost(worker, error) from error
+        _logger.warning("None of the clients %d to %d ends its process; going on", clients.start, clients.stop - 1)
+
+    def _spread_over(self, workers: list[Worker]) -> _Spread:
+        """Returns a composing executor over the workers: the one there is if these are its workers."""
+        if self._spread is not None and self._spread.workers == workers:
+            return self._spread
+        if self._spread is not None:
+            self._spread.retire()
+        counts = _even(self._num_clients, len(workers))
+        children: list[PhaseRunner] = [self._child(worker, count) for worker, count in zip(workers, counts)]
+        self._spread = _Spread(workers, self._composed(children, counts))
+        return self._spread
+
+    def _child(self, worker: Worker, count: int) -> "_WorkerSlice":
+        def make_remote() -> RemoteExecutor:
+            remote = self._make_remote(worker)
+            remote.set_cardinalities({CLIENTS: count})
+            return remote
+
+        return _WorkerSlice(worker, self._sessions, make_remote, self.new_state)
+
+    def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposingExecutor:
+        """Puts children under composing executors, in as many levels as the fan-out asks for."""
+        while len(children) > self._max_fanout:
+            groups = [slice(i, i + self._max_fanout) for i in range(0, len(children), self._max_fanout)]
+            children = [ComposingExecutor(_Shared(self.server), children[g], counts[g]) for g in groups]
+            counts = [sum(counts[g]) for g in groups]
+        return ComposingExecutor(_Shared(self.server), children, counts)
+
+    def close(self) -> None:
+        super().close()
+        if self._spread is not None:
+            self._spread.retire()
+            self._spread = None  # its children know this executor
+
+    def __repr__(self) -> str:
+        return f"<WorkersExecutor with {self._num_clients} clients over {len(self._workers)} workers>"
+
+
+class _Shared(WrapperExecutor):
+    """Uses an executor that others use too, and leaves it open."""
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def _even(clients: int, parts: int) -> list[int]:
+    """Splits a number of clients into parts that differ by one at most."""
+    whole, rest = divmod(clients, parts)
+    return [whole + (index < rest) for index in range(parts)]
+
+
+class _WorkerSlice:
+    """Runs the phases of some clients at one worker, and tells when that fails."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        sessions: WorkerSessions,
+        make_remote: Callable[[], RemoteExecutor],
+        new_state: NewState,
+    ) -> None:
+        self._worker = worker
+        self._sessions = sessions
+        self._phases = sessions.at(worker)
+        self._make_remote = make_remote
+        self._remote: RemoteExecutor | None = None
+        self._new_state = new_state
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        is_served = False
+        try:
+            if self._worker.runs_phases and await self._phases.has_phases():
+                is_served = True
+                return await self._phases.run_phase(phase, inputs, arguments, clients)
+            remote = self._remote = self._remote or self._make_remote()
+            await remote.has_phases()  # opens its session: what fails from here on fails at work
+            is_served = True
+            return await self._value_by_value(remote, phase, inputs, arguments, clients)
+        except (WorkerUnavailableError, DeadlineExceededError) as error:
+            if is_served and isinstance(error.__cause__, RemoteTraceback):
+                raise  # the worker says so itself, of something behind it: it is there
+            raise self._sessions.lost(self._worker, error) from error
+
+    async def _value_by_value(
+        self, remote: RemoteExecutor, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Maps the clients' program at a peer that knows the plain verbs only, and folds what comes back here."""
+        function = await remote.create_value(_mapping(phase))
+        argument = None
+        if phase.input_types:
+            types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
+            argument = await remote.known(tuple(unshared(inputs)), types)
+        mapped = await remote.create_call(function, argument)
+        with PhaseReport(current_progress.get(), len(clients)) as report:
+            report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
+            column = cast(Column, await remote.fetch(mapped))
+        try:
+            states = [await self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
+        except CarrierError as error:
+            address = self._worker.address
+            place = f"in this process, which folds what clients at the plain executor service {address} yield"
+            raise with_place(error, place) from error.__cause__
+        sink = PhaseSink(phase, states)
+        sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
+        return PhaseResult([state.partials() for state in states], sink.columns())
+
+    def close(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
+
+    def __repr__(self) -> str:
+        return f"<_WorkerSlice at {self._worker.address}>"
+
+
+def _mapping(phase: Phase) -> computation_pb2.Computation:
+    """Returns the function of the inputs at all clients that maps the program over them; made once per phase."""
+    found = phase.memo.get("mapping")
+    if isinstance(found, computation_pb2.Computation):
+        return found
+    program = program_to_ir(phase.program, phase.input_types, phase.result_types)
+    result = FederatedType(StructType(list(phase.result_types)), CLIENTS)
+    if phase.input_types:
+        types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
+        zipped_type = FederatedType(StructType(list(phase.input_types)), CLIENTS)
+        zipped = call_intrinsic("federated_zip_at_clients", [reference("inputs", types)], zipped_type)
+        mapping = function_of("inputs", types, call_intrinsic("federated_map", [program, zipped], result))
+    else:
+        mapping = function_of("", None, call_intrinsic("federated_eval_at_clients", [program], result))
+    phase.memo["mapping"] = mapping
+    return mapping

@@ -1,0 +1,1 @@
+"""Aggregations along the fixed tree."""

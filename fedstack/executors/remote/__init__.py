@@ -1,0 +1,1 @@
+"""Values and phases at other processes."""

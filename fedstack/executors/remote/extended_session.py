@@ -1,0 +1,204 @@
+"""Holds values in one of fedstack's own services: few calls, values of any size, leases."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Generator, Sequence
+
+from fedstack.computations.leaves.travel import portable
+from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
+from fedstack.computations.types.type_structure import least_bytes
+from fedstack.errors import RemoteError, WorkerUnavailableError
+from fedstack.executors.remote.pending_creations import Creation, PendingCreations
+from fedstack.executors.remote.remote_sessions import (
+    Computation,
+    Named,
+    PlainSession,
+    RemoteSession,
+    elements_of,
+)
+from fedstack.executors.remote.remote_transfers import Packing, download, load, pack_value, read_response, upload
+from fedstack.proto import executor_pb2 as plain
+from fedstack.proto import extensions_pb2 as extended
+from fedstack.proto.carriers_pb2 import PickledPython
+from fedstack.transport.peers.executor_stub import FEATURES, LOAD, ExecutorStub
+from fedstack.transport.peers.retry import RetryPolicy
+
+# Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
+_SMALL_BYTES = 64 << 10
+_MAX_PENDING = 1000
+_MAX_PENDING_BYTES = 1 << 20
+_QUICK_SECONDS = 1.0
+_QUICK_BYTES = 1 << 18
+_LEASE_SECONDS = 60.0
+
+
+async def open_session(stub: ExecutorStub, cardinalities: CardinalitiesType) -> RemoteSession:
+    """Shakes hands with a peer and opens a session, with extensions if it has them."""
+    peer = await stub.handshake()
+    counts = [
+        plain.Cardinality(placement=computation_pb2.Placement(uri=placement.uri), cardinality=count)
+        for placement, count in cardinalities.items()
+    ]
+    if peer is None:
+        response = await stub.get_executor(plain.GetExecutorRequest(cardinalities=counts))
+        return PlainSession(stub, response.executor)
+    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS, features=FEATURES)
+    opened = await stub.open_session(request)
+    return ExtendedSession(stub, opened.executor, opened.lease_seconds, peer)
+
+
+class ExtendedSession(RemoteSession):
+    """A session with one of fedstack's own services.
+
+    Ids are chosen here, so a creation may be repeated. What is small is kept back and goes along with the first call
+    that needs it; computations are sent at once, because the peer may find fault with them, and take long to load them.
+    """
+
+    def __init__(
+        self, stub: ExecutorStub, executor: plain.ExecutorId, lease_seconds: float, peer: extended.HandshakeResponse
+    ) -> None:
+        super().__init__(stub, executor, lease_seconds)
+        self._peer = peer
+        self._pending = PendingCreations()
+        self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
+
+    @property
+    def peer(self) -> extended.HandshakeResponse:
+        return self._peer
+
+    def travelling(self, computation: Computation) -> Computation:
+        if self._peer.same_process:
+            return computation
+        return portable(computation, allow_by_value=self._takes_code)
+
+    @property
+    def _takes_code(self) -> bool:
+        return PickledPython.DESCRIPTOR.full_name in self._peer.leaf_runtimes
+
+    @property
+    def sends_code(self) -> bool:
+        return not self._peer.same_process and self._takes_code
+
+    @property
+    def travel_key(self) -> object:
+        return self._peer.same_process, self._takes_code
+
+    def pack(self, payload: object, type_spec: Type) -> Packing:
+        return pack_value(payload, type_spec, self._peer, self.stub)
+
+    async def put(self, packing: Packing) -> str:
+        value_id = uuid.uuid4().hex
+        typed = packing.typed
+        if not packing.segments and typed.ByteSize() <= _SMALL_BYTES:
+            return await self._keep_back(Creation(id=value_id, value=typed))
+        header = extended.Upload(executor=self.executor, id=value_id, value=typed)
+        with self._forgotten_on_failure(value_id):
+            await self._repeated(lambda: upload(self.stub, header, packing.segments))
+        return value_id
+
+    async def put_computation(self, computation: Computation) -> str:
+        creation = Creation(id=uuid.uuid4().hex, computation=computation)
+        with self._forgotten_on_failure(creation.id):
+            await self._send([creation])
+        return creation.id
+
+    async def call(self, function: str, argument: str | None) -> str:
+        call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
+        if argument is not None:
+            call.argument_ref.id = argument
+        return await self._keep_back(Creation(id=uuid.uuid4().hex, call=call), function, argument or "")
+
+    async def struct(self, members: Named) -> str:
+        struct = extended.CreateRequest.Struct(element=elements_of(members))
+        return await self._keep_back(Creation(id=uuid.uuid4().hex, struct=struct), *(value for _, value in members))
+
+    async def selection(self, source: str, index: int) -> str:
+        selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
+        return await self._keep_back(Creation(id=uuid.uuid4().hex, selection=selection), source)
+
+    async def _keep_back(self, creation: Creation, *needs: str) -> str:
+        self._pending.add(creation, needs)
+        if self._pending.unsent > _MAX_PENDING or self._pending.unsent_bytes > _MAX_PENDING_BYTES:
+            with self._forgotten_on_failure(creation.id):
+                await self._send(self._pending.everything_unsent())
+        return creation.id
+
+    @contextlib.contextmanager
+    def _forgotten_on_failure(self, value: str) -> Generator[None, None, None]:
+        """Lets go of a value whose caller does not get to know it: its creation failed or was cancelled on its way."""
+        try:
+            yield
+        except BaseException:
+            self.forget(value)
+            raise
+
+    async def _send(self, creations: Sequence[Creation]) -> None:
+        """Sends creations in a call of their own."""
+        request = extended.CreateRequest(executor=self.executor, creation=creations)
+        created = False
+        try:
+            await self._repeated(lambda: self._create(request))
+            created = True
+        finally:
+            self._pending.arrived(creations, created)
+
+    async def _create(self, request: extended.CreateRequest) -> None:
+        brings_functions = any(creation.HasField("computation") for creation in request.creation)
+        if brings_functions and LOAD in self._peer.features:
+            await load(self.stub, self._peer, request)
+        else:
+            await self.stub.create(request)
+
+    async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""
+        pauses = self._retry.pauses()
+        while True:
+            try:
+                return await call()
+            except WorkerUnavailableError:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def compute(self, value: str, type_spec: Type) -> object:
+        creations = self._pending.needed_for([value])
+        if least_bytes(type_spec) <= _QUICK_BYTES:
+            response = await self._compute_now(value, creations)
+            if response.HasField("value"):
+                return read_response(response, type_spec)
+        elif creations:
+            await self._send(creations)
+        return await download(self.stub, self._peer, self.executor, plain.ValueRef(id=value), type_spec)
+
+    async def _compute_now(self, value: str, creations: Sequence[Creation]) -> extended.ComputeNowResponse:
+        """Creates what is missing and asks for a value: the answer is empty if that is large or takes long."""
+        request = extended.ComputeNowRequest(
+            executor=self.executor,
+            value_ref=plain.ValueRef(id=value),
+            wait_seconds=_QUICK_SECONDS,
+            max_bytes=_QUICK_BYTES,
+            creation=creations,
+        )
+        created = False
+        try:
+            response = await self.stub.compute_now(request)
+            created = True
+        finally:
+            self._pending.arrived(creations, created)
+        return response
+
+    async def dispose(self, values: Sequence[str]) -> Sequence[str]:
+        there, waiting = self._pending.drop(values)
+        try:
+            if there:
+                await super().dispose(there)
+        except RemoteError as error:
+            if error.code != "NOT_FOUND":  # some of them may never have come there
+                raise
+        return waiting
+
+    async def renew(self) -> bool:
+        response = await self.stub.renew_lease(extended.RenewLeaseRequest(executor=[self.executor]))
+        return not response.unknown

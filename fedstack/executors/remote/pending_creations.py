@@ -1,0 +1,152 @@
+"""Keeps back small creations until something is computed of them, and then sends them along with that.
+
+The ids are the client's, and a creation that comes twice is created once. So a creation may be sent by whoever needs
+it first, by several at once, and again after an error; and one that nobody needs is never sent.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.proto.extensions_pb2 import CreateRequest
+
+Creation = CreateRequest.Creation
+
+
+class PendingCreations:
+    """The creations that the peer is not known to have. Safe to use from several threads.
+
+    Attributes:
+      bytes: How many bytes they take.
+      unsent_bytes: How many bytes of these nobody is sending.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, tuple[Creation, tuple[str, ...], int]] = {}
+        self._on_their_way: Counter[str] = Counter()
+        self._perhaps_there: set[str] = set()
+        self._unsent: set[str] = set()
+        self._needed: Counter[str] = Counter()
+        self.bytes = 0
+        self.unsent_bytes = 0
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`. Nothing is sent from a child, so what is pending does not matter there."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def unsent(self) -> int:
+        """How many of them nobody is sending."""
+        return len(self._unsent)
+
+    def add(self, creation: Creation, needs: Sequence[str] = ()) -> None:
+        """Adds a creation.
+
+        Args:
+          creation: The creation.
+          needs: The ids of the values that it uses.
+        """
+        size = creation.ByteSize()
+        with self._lock:
+            self._pending[creation.id] = (creation, tuple(needs), size)
+            self._needed.update(needs)
+            self.bytes += size
+            self._note_unsent(creation.id)
+
+    def needed_for(self, values: Iterable[str]) -> list[Creation]:
+        """Returns what has to be created for some values, each after those that it uses, and marks it as on its way."""
+        with self._lock:
+            return self._sent(values)
+
+    def everything_unsent(self) -> list[Creation]:
+        """Returns what nobody is sending, as `needed_for` does: many may ask at once, and each gets something else.
+
+        What that uses is among it even if somebody is sending it, because it may come there later.
+        """
+        with self._lock:
+            return self._sent([value for value in self._pending if value in self._unsent])
+
+    def _sent(self, values: Iterable[str]) -> list[Creation]:
+        found: dict[str, Creation] = {}
+        stack = [(value, False) for value in values]
+        stack.reverse()
+        while stack:
+            value, visited = stack.pop()
+            entry = self._pending.get(value)
+            if entry is None or value in found:
+                continue
+            if visited:
+                found[value] = entry[0]
+            else:
+                stack.append((value, True))
+                stack.extend((needed, False) for needed in entry[1])
+        self._on_their_way.update(found.keys())
+        for value in found:
+            self._note_sent(value)
+        return list(found.values())
+
+    def arrived(self, creations: Iterable[Creation], created: bool) -> None:
+        """Takes note of the answer to what was on its way.
+
+        Args:
+          creations: What was sent.
+          created: Whether the peer has it now; else it is sent again with what needs it next.
+        """
+        with self._lock:
+            for creation in creations:
+                self._on_their_way[creation.id] -= 1
+                if self._on_their_way[creation.id] <= 0:
+                    del self._on_their_way[creation.id]
+                if creation.id not in self._pending:
+                    continue
+                if created:
+                    self._forget(creation.id)
+                else:
+                    self._perhaps_there.add(creation.id)
+                    if creation.id not in self._on_their_way:
+                        self._note_unsent(creation.id)
+
+    def drop(self, values: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Forgets values that nobody refers to any more.
+
+        Returns:
+          Those that the peer has, or may have after an error; and those that have to wait: they are on their way to
+          it, or are needed to create something that is kept back.
+        """
+        there: list[str] = []
+        waiting: list[str] = []
+        with self._lock:
+            for value in values:
+                if value in self._on_their_way or value in self._needed:
+                    waiting.append(value)
+                else:
+                    if value not in self._pending or value in self._perhaps_there:
+                        there.append(value)
+                    self._forget(value)
+        return there, waiting
+
+    def _forget(self, value: str) -> None:
+        self._note_sent(value)
+        _, needs, size = self._pending.pop(value, (None, (), 0))
+        for needed in needs:
+            self._needed[needed] -= 1
+            if not self._needed[needed]:
+                del self._needed[needed]
+        self.bytes -= size
+        self._perhaps_there.discard(value)
+
+    def _note_unsent(self, value: str) -> None:
+        if value not in self._unsent:
+            self._unsent.add(value)
+            self.unsent_bytes += self._pending[value][2]
+
+    def _note_sent(self, value: str) -> None:
+        if value in self._unsent:
+            self._unsent.discard(value)
+            self.unsent_bytes -= self._pending[value][2]

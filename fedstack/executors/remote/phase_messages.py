@@ -1,0 +1,336 @@
+"""Writes client phases and what they yield as messages, and reads them back, on either side of the wire.
+
+What does not change from run to run (program, folds, types) is written once per phase and kept with it. Values are
+packed: their large arrays travel beside the message.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, cast
+
+import attrs
+import numpy as np
+from google.protobuf import any_pb2
+
+from fedstack.computations.leaves.python.carriers import code_version
+from fedstack.computations.plan.intrinsics import find_intrinsic
+from fedstack.computations.plan.plan import plans
+from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program
+from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
+from fedstack.computations.plan.sole_ownership import read_by_one
+from fedstack.computations.plan.tasks import Fold, Phase, Signature
+from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.types.language import (
+    CLIENTS,
+    FederatedType,
+    FunctionType,
+    StructType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.types.texts import name_text
+from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.executors.base.placed_executor import FoldArgument, FoldArguments
+from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import Unpacker
+
+Computation = computation_pb2.Computation
+_MAX_INDEX = np.iinfo(np.int64).max
+Portable = Callable[[Computation], Computation]
+KeptInput = Callable[[str], "tuple[Column, Type]"]
+# A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
+_LARGE_TEMPLATE_BYTES = 64 << 10
+_large_templates: SharedCache[object, PhaseRequest] = SharedCache(1000, 256 << 20)
+
+
+class _Kept(NamedTuple):
+    """A request without values, or the key of a large one, and the versions of the functions in it."""
+
+    versions: tuple[bytes, ...]
+    template: object
+
+
+class Copies(Protocol):
+    """Knows which of the columns that several phases read a peer has."""
+
+    def refer(self, column: SharedColumn, message: PhaseRequest.Input) -> bool:
+        """Writes the id under which the peer has a column; tells whether it has it."""
+        ...
+
+    def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
+        """Asks the peer to keep a column that was just packed, of which so many bytes are beside the message."""
+        ...
+
+
+@attrs.frozen
+class ReceivedPhase:
+    """A phase as it was received.
+
+    Attributes:
+      phase: The phase. Parts of it that refer to the rest of a schedule are empty.
+      inputs: A column for each of its inputs.
+      arguments: The server's arguments of its folds.
+      clients: The clients, counted over the whole federation.
+      input_bytes: How large the inputs are that came with it.
+    """
+
+    phase: Phase
+    inputs: Sequence[Column]
+    arguments: FoldArguments
+    clients: range
+    input_bytes: Sequence[int]
+
+
+def write_phase(
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    packer: Packer,
+    portable: Portable,
+    portable_key: object,
+    copies: "Copies | None" = None,
+    versions: tuple[bytes, ...] = (),
+) -> PhaseRequest:
+    """Writes a phase for a range of clients.
+
+    Args:
+      phase: The phase.
+      inputs: A column for each input of its program.
+      arguments: The server's arguments of its folds.
+      clients: The clients, counted over the whole federation.
+      packer: Packs the values.
+      portable: Makes the carriers of a computation ones that the peer can load.
+      portable_key: Tells apart the functions that may be given as `portable`.
+      copies: Knows which inputs the peer has already.
+      versions: The versions of the functions in it that go by value, see `code_versions`.
+
+    Raises:
+      CarrierError: If a leaf function cannot travel.
+    """
+    request = PhaseRequest()
+    request.CopyFrom(_kept_template(phase, portable, portable_key, versions))
+    request.first_client = clients.start
+    request.clients = len(clients)
+    for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
+        message = request.input[index]
+        if isinstance(value, SharedColumn):
+            if copies is not None and copies.refer(value, message):
+                continue
+            before = packer.segment_bytes
+            packer.pack(message.value, value.column, FederatedType(member, CLIENTS), _name_of(index))
+            if copies is not None:
+                copies.offer(value, message, packer.segment_bytes - before)
+        else:
+            packer.pack(message.value, value, FederatedType(member, CLIENTS), _name_of(index))
+    for message, fold, argument in zip(request.fold, phase.folds, arguments):
+        for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
+            packer.pack(value.value, payload, type_spec)
+        for function, signature, captures in zip(message.function, fold.signatures, argument.captures):
+            types = signature.inputs[len(signature.inputs) - len(captures) :]
+            for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
+                packer.pack(value.value, payload, type_spec)
+    return request
+
+
+def _name_of(index: int) -> str:
+    return f"input {index} of the client work"
+
+
+def _kept_template(phase: Phase, portable: Portable, portable_key: object, versions: tuple[bytes, ...]) -> PhaseRequest:
+    """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
+    name = ("request", portable_key)
+    kept = phase.memo.get(name)
+    found: object = None
+    if isinstance(kept, _Kept) and kept.versions == versions:
+        found = kept.template
+        if not isinstance(found, PhaseRequest):
+            found = _large_templates.get(found)
+    if isinstance(found, PhaseRequest):
+        return found
+    template = _template(phase, portable)
+    size = template.ByteSize()
+    if size < _LARGE_TEMPLATE_BYTES:
+        phase.memo[name] = _Kept(versions, template)
+    else:
+        key = object()
+        phase.memo[name] = _Kept(versions, key)
+        _large_templates.put(key, template, size)
+    return template
+
+
+def code_versions(phase: Phase) -> tuple[bytes, ...]:
+    """Returns what tells whether functions of a phase that go by value are as they were when it was last sent."""
+    contents = phase.memo.get("contents")
+    if not isinstance(contents, list):
+        programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
+        leaves = [leaf for program in programs for leaf in _leaves_of(program)]
+        contents = phase.memo["contents"] = [leaf.data.content for leaf in leaves if leaf.HasField("data")]
+    versions = map(code_version, cast("list[any_pb2.Any]", contents))
+    return tuple(version for version in versions if version is not None)
+
+
+def _leaves_of(program: Program) -> Iterator[Computation]:
+    for step in program.steps:
+        if isinstance(step.operation, LeafSource):
+            yield step.operation.computation
+        elif isinstance(step.operation, IntrinsicSource):
+            for function in step.operation.functions:
+                yield from _leaves_of(function)
+
+
+def _template(phase: Phase, portable: Portable) -> PhaseRequest:
+    """Returns the request without values."""
+    request = PhaseRequest(held=[position for position, _ in phase.held])
+    request.program.CopyFrom(portable(program_to_ir(phase.program, phase.input_types, phase.result_types)))
+    for member in phase.input_types:
+        request.input.add().type.CopyFrom(FederatedType(member, CLIENTS).to_proto())
+    for fold in phase.folds:
+        message = request.fold.add(uri=fold.uri, result=fold.results)
+        for type_spec in fold.server_types:
+            message.argument.add().type.CopyFrom(type_spec.to_proto())
+        for program, signature, captures in zip(fold.functions, fold.signatures, fold.captures):
+            function = message.function.add()
+            ir = program_to_ir(program, signature.inputs, [signature.result])
+            function.computation.CopyFrom(portable(ir))
+            for type_spec in signature.inputs[len(signature.inputs) - len(captures) :]:
+                function.capture.add().type.CopyFrom(type_spec.to_proto())
+    return request
+
+
+def computations_of(request: PhaseRequest) -> Sequence[Computation]:
+    """Lists the computations in a request."""
+    return [request.program, *(function.computation for fold in request.fold for function in fold.function)]
+
+
+def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) -> ReceivedPhase:
+    """Reads a phase; what it says of itself is checked as a computation from anywhere is.
+
+    Args:
+      request: The message.
+      unpacker: Unpacks the values; it knows the number of clients.
+      find_kept: Returns an input that was kept, and the type of its members, by its id.
+
+    Raises:
+      InvalidComputationError: If it is malformed.
+      TypeMismatchError: If parts of it do not fit each other.
+    """
+    signature = type_from_proto(request.program.type)
+    if not isinstance(signature, FunctionType):
+        raise InvalidComputationError(f"Expected a function as the program of a phase, found one of type {signature}")
+    program = program_from_ir(plans.plan_content(request.program), len(request.input))
+    results = [member for _, member in fields_of(cast(StructType, signature.result))]
+    inputs: list[Column] = []
+    input_types: list[Type] = []
+    input_bytes: list[int] = []
+    declared = () if signature.parameter is None else fields_of(cast(StructType, signature.parameter))
+    for index, (message, (_, member)) in enumerate(zip(request.input, declared)):
+        type_spec = type_from_proto(message.type)
+        if not isinstance(type_spec, FederatedType) or not member.is_assignable_from(type_spec.member):
+            raise InvalidComputationError(f"Expected values of {member} as input {index} of a phase, found {type_spec}")
+        before = _announced(unpacker)
+        if message.kept:
+            inputs.append(_kept(find_kept(message.kept), type_spec.member, request.clients, index))
+        else:
+            inputs.append(cast(Column, unpacker.unpack(message.value, FederatedType(type_spec.member, CLIENTS))))
+        input_types.append(type_spec.member)
+        input_bytes.append(message.value.ByteSize() + _announced(unpacker) - before)
+    folds: list[Fold] = []
+    arguments: list[FoldArgument] = []
+    for message in request.fold:
+        fold, argument = _read_fold(message, results, unpacker)
+        folds.append(fold)
+        arguments.append(argument)
+    held = tuple((position, _result(results, position)) for position in request.held)
+    alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
+    folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
+    phase = Phase(program, tuple(input_types), tuple(folds), held)
+    clients = range(request.first_client, request.first_client + request.clients)
+    return ReceivedPhase(phase, inputs, arguments, clients, input_bytes)
+
+
+def _announced(unpacker: Unpacker) -> int:
+    return sum(map(len, unpacker.buffers))
+
+
+def _kept(found: tuple[Column, Type], member: Type, clients: int, index: int) -> Column:
+    column, kept_type = found
+    if len(column) != clients or kept_type != member:
+        raise InvalidValueError(
+            f"Expected the id of {clients} values of {member} as input {index} of a phase, found one of {len(column)} "
+            f"values of {kept_type}"
+        )
+    return column
+
+
+def _result(results: Sequence[Type], position: int) -> Type:
+    if position >= len(results):
+        raise InvalidComputationError(f"Expected a result from 0 to {len(results) - 1}, found {position}")
+    return results[position]
+
+
+def _read_fold(message: PhaseRequest.Fold, results: Sequence[Type], unpacker: Unpacker) -> tuple[Fold, FoldArgument]:
+    intrinsic = find_intrinsic(message.uri)
+    if not intrinsic.aggregates:
+        raise InvalidComputationError(f"Expected an aggregation at the end of a phase, found {name_text(message.uri)}")
+    members = [_result(results, position) for position in message.result]
+    server_types = tuple(type_from_proto(argument.type) for argument in message.argument)
+    values = [unpacker.unpack(argument.value, t) for argument, t in zip(message.argument, server_types)]
+    functions = [_read_function(function, unpacker) for function in message.function]
+    types: list[Type] = [FederatedType(member, CLIENTS) for member in members]
+    signatures = [FunctionType(signature.inputs[0], signature.result) for _, signature, _ in functions]
+    operands = iter([*types, *server_types])
+    callables = iter(signatures)
+    wanted = (len(members) + len(server_types), len(functions))
+    if wanted != (intrinsic.arity - len(intrinsic.functions), len(intrinsic.functions)) or not members:
+        raise InvalidComputationError(
+            f"Expected {intrinsic.arity} arguments for {message.uri}, found {len(members)} of clients, "
+            f"{len(server_types)} of the server and {len(functions)} functions"
+        )
+    arguments = [next(callables) if i in intrinsic.functions else next(operands) for i in range(intrinsic.arity)]
+    result = cast(FederatedType, intrinsic.rule(arguments))
+    fold = Fold(
+        message.uri,
+        tuple(message.result),
+        members[0],
+        members[1] if len(members) > 1 else None,
+        (),
+        server_types,
+        tuple(program for program, _, _ in functions),
+        tuple(signature for _, signature, _ in functions),
+        (),
+        result.member,
+    )
+    return fold, FoldArgument(values, [captures for _, _, captures in functions])
+
+
+def _read_function(message: PhaseRequest.Function, unpacker: Unpacker) -> tuple[Program, Signature, Sequence[object]]:
+    program = program_from_ir(plans.plan_content(message.computation), 1 + len(message.capture))
+    declared = cast(FunctionType, type_from_proto(message.computation.type))
+    inputs = [member for _, member in fields_of(cast(StructType, declared.parameter))]
+    results = fields_of(cast(StructType, declared.result))
+    if len(results) != 1:
+        raise InvalidComputationError(f"Expected a function with one result, found one with {len(results)}")
+    captures: list[object] = []
+    for capture, wanted in zip(message.capture, inputs[1:]):
+        type_spec = type_from_proto(capture.type)
+        if not wanted.is_assignable_from(type_spec):
+            raise InvalidComputationError(f"Expected a captured {wanted}, found {type_spec}")
+        captures.append(unpacker.unpack(capture.value, type_spec))
+    return program, Signature(tuple(inputs), results[0][1]), captures
+
+
+def check_first_client(request: PhaseRequest) -> None:
+    """Checks that the indices of the clients are numbers that can be counted with, before anything is made of them.
+
+    Raises:
+      InvalidValueError: If they are not.
+    """
+    if request.first_client + request.clients > _MAX_INDEX:
+        raise InvalidValueError(
+            f"Expected clients with indices up to {_MAX_INDEX} in a phase, found {request.clients} from "
+            f"{request.first_client} on"
+        )

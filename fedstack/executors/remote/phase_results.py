@@ -1,0 +1,164 @@
+"""Writes what clients contributed to a phase as a message, and reads it back, checked: a worker may be wrong."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.plan.tasks import Fold, Phase
+from fedstack.computations.types.language import CLIENTS, FederatedType, TensorType, Type
+from fedstack.computations.values.columns import Column
+from fedstack.errors import InvalidValueError
+from fedstack.executors.folds.fold_states import FoldState, LeafFold, MeanState, TreeState
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.folds.tree_fold import Partial
+from fedstack.proto.extensions_pb2 import PhaseResponse
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import Unpacker
+
+_MAX_LEVEL = 62
+
+
+def write_result(
+    phase: Phase, states: Sequence[FoldState | None], result: PhaseResult, packer: Packer
+) -> PhaseResponse:
+    """Writes what a range of clients contributed.
+
+    Args:
+      phase: The phase.
+      states: What `partial_states` says of its folds.
+      result: The contributions.
+      packer: Packs the values.
+    """
+    response = PhaseResponse()
+    for fold, state, partials in zip(phase.folds, states, result.partials):
+        message = response.fold.add()
+        if isinstance(state, MeanState):
+            count, weights, leaves = cast("tuple[int, list[Partial] | None, list[list[Partial]]]", partials)
+            message.clients = count
+            if state.weights is not None:
+                _write_tree(message.weights, weights or [], state.weights, packer)
+            _write_trees(message, leaves, state.leaves, packer)
+        elif isinstance(state, TreeState):
+            _write_trees(message, cast("list[list[Partial]]", partials), state.leaves, packer)
+        else:
+            packer.pack(message.accumulator, partials, accumulator_type(fold))
+    for column, (_, member) in zip(result.columns, phase.held):
+        packer.pack(response.held.add(), column, FederatedType(member, CLIENTS), "a result of the clients")
+    return response
+
+
+def accumulator_type(fold: Fold) -> Type:
+    """Returns the type of what a general aggregation accumulates."""
+    return fold.server_types[0]
+
+
+def _write_trees(
+    message: PhaseResponse.Contribution, trees: Sequence[list[Partial]], leaves: Sequence[LeafFold], packer: Packer
+) -> None:
+    for tree, leaf in zip(trees, leaves):
+        _write_tree(message.tree.add(), tree, leaf, packer)
+
+
+def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], leaf: LeafFold, packer: Packer) -> None:
+    type_spec = TensorType(leaf.dtype, leaf.tensor.shape)
+    for partial in tree:
+        written = message.partial.add(level=partial.level, position=partial.position)
+        packer.pack(written.value, partial.value, type_spec)
+
+
+def read_result(
+    phase: Phase, states: Sequence[FoldState | None], clients: range, response: PhaseResponse, unpacker: Unpacker
+) -> "ReceivedResult":
+    """Reads what a worker says that a range of clients contributed.
+
+    Args:
+      phase: The phase that was sent.
+      states: What `partial_states` says of its folds.
+      clients: The clients that it was sent for.
+      response: The answer.
+      unpacker: Unpacks the values; it knows the number of clients.
+
+    Returns:
+      The contributions, once their bytes are there.
+
+    Raises:
+      InvalidValueError: If the answer does not fit what was asked.
+      TypeMismatchError: If its values do not fit their types.
+    """
+    if (len(response.fold), len(response.held)) != (len(phase.folds), len(phase.held)):
+        raise InvalidValueError(
+            f"Expected the results of {len(phase.folds)} aggregations and {len(phase.held)} columns, found "
+            f"{len(response.fold)} and {len(response.held)}"
+        )
+    trees: list[list[Partial]] = []
+
+    def read(tree: PhaseResponse.Tree, leaf: LeafFold) -> list[Partial]:
+        trees.append(_read_tree(tree, leaf, clients, unpacker))
+        return trees[-1]
+
+    def read_all(message: PhaseResponse.Contribution, leaves: Sequence[LeafFold]) -> list[list[Partial]]:
+        if len(message.tree) != len(leaves):
+            raise InvalidValueError(f"Expected the folds of {len(leaves)} tensors, found {len(message.tree)}")
+        return [read(tree, leaf) for tree, leaf in zip(message.tree, leaves)]
+
+    partials: list[object] = []
+    for fold, state, message in zip(phase.folds, states, response.fold):
+        if isinstance(state, MeanState):
+            if message.clients != len(clients):
+                raise _wrong_clients(clients, message.clients)
+            weights = None if state.weights is None else read(message.weights, state.weights)
+            partials.append((message.clients, weights, read_all(message, state.leaves)))
+        elif isinstance(state, TreeState):
+            partials.append(read_all(message, state.leaves))
+        else:
+            partials.append(unpacker.unpack(message.accumulator, accumulator_type(fold), f"the {fold.uri}"))
+    columns = [
+        cast(Column, unpacker.unpack(message, FederatedType(member, CLIENTS), "a result of the clients"))
+        for message, (_, member) in zip(response.held, phase.held)
+    ]
+    return ReceivedResult(PhaseResult(partials, columns), trees)
+
+
+class ReceivedResult:
+    """A result whose bytes may still be on their way."""
+
+    def __init__(self, result: PhaseResult, trees: Sequence[list[Partial]]) -> None:
+        self._result = result
+        self._trees = trees
+
+    def complete(self) -> PhaseResult:
+        """Returns the result, after all bytes have come. Its folds may be written into: nobody else has them."""
+        for tree in self._trees:
+            tree[:] = [_owned(partial) for partial in tree]
+        return self._result
+
+
+def _owned(partial: Partial) -> Partial:
+    """Takes over the memory of a partial fold, where it is memory of its own and no part of a message."""
+    base: object = partial.value.base if np.ndim(partial.value) else None
+    if isinstance(base, np.ndarray) and base.flags.writeable:
+        return partial._replace(value=base, owned=True)
+    return partial
+
+
+def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacker: Unpacker) -> list[Partial]:
+    type_spec = TensorType(leaf.dtype, leaf.tensor.shape)
+    partials: list[Partial] = []
+    expected = clients.start
+    for message in tree.partial:
+        if message.level > _MAX_LEVEL or message.position << message.level != expected:
+            raise _wrong_clients(clients, f"block {message.position} of 2^{message.level}")
+        expected += 1 << message.level
+        value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, f"the fold of value{leaf.path}"))
+        partials.append(Partial(message.level, message.position, value, False))
+    if expected != clients.stop:
+        raise _wrong_clients(clients, f"{expected - clients.start} of them")
+    return partials
+
+
+def _wrong_clients(clients: range, found: object) -> InvalidValueError:
+    return InvalidValueError(
+        f"Expected the fold of clients {clients.start} to {clients.stop - 1}, found {found}; a worker runs another "
+        "version, or does not what it says"
+    )

@@ -1,0 +1,126 @@
+"""Runs client phases in another process: one call there and back, whatever the phase has in it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from fedstack.computations.plan.tasks import Phase
+from fedstack.errors import CarrierError, DeadlineExceededError, WorkerUnavailableError
+from fedstack.executors.base.placed_executor import FoldArguments, partial_states
+from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.concurrency.progress import current_progress
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.remote.lost_ranges import Suspects, lost_ranges
+from fedstack.executors.remote.phase_copies import PhaseCopies
+from fedstack.executors.remote.phase_messages import code_versions, write_phase
+from fedstack.executors.remote.phase_results import ReceivedResult, read_result
+from fedstack.executors.remote.remote_sessions import RemoteSession
+from fedstack.executors.remote.remote_transfers import check_size, frames_of, packer_for, receive
+from fedstack.proto import extensions_pb2 as messages
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import Unpacker
+from fedstack.transport.wire.unreached import BROKEN_OFF
+
+_MAX_RESULT_BYTES = 1 << 40
+
+
+async def run_remote_phase(
+    session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+) -> PhaseResult:
+    """Runs a phase for a range of clients at the peer of a session.
+
+    Raises:
+      CarrierError: If a leaf function cannot travel, or the peer runs no phases.
+      WorkerUnavailableError: If the peer has gone away.
+    """
+    peer = session.peer
+    if peer is None:
+        raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
+    copies = PhaseCopies(session)
+    request, packer = _written(session, phase, inputs, arguments, clients, peer, copies)
+    states = partial_states(phase, arguments)
+    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients), for_results=True)
+
+    def read(response: messages.PhaseResponse) -> ReceivedResult:
+        result = read_result(phase, states, clients, response, unpacker)
+        copies.settle(response.kept)
+        return result
+
+    async def call(report: PhaseReport) -> ReceivedResult:
+        frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
+        return await receive(
+            frames,
+            messages.PhaseResponse,
+            read,
+            unpacker,
+            peer.heartbeat_seconds,
+            on_heartbeat=report.heard,
+            address=session.stub.address,
+        )
+
+    with PhaseReport(current_progress.get(), len(clients) if phase.program.steps else 0) as report:
+        try:
+            received = await io_loop.run(call(report))
+        except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
+            copies.give_up()  # the answer may have been on its way
+            losses = lost_ranges.get()
+            if losses is not None and _has_broken_off(error, session.stub.address):
+                losses.add(phase, clients, report.running)
+            raise
+    return received.complete()
+
+
+async def search_remote_phase(
+    session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
+) -> None:
+    """Lets the peer of a session look for a client that ends its process, in child processes of its own.
+
+    Args:
+      session: The session.
+      phase: The phase.
+      inputs: A column of exactly those clients for each input of its program.
+      arguments: The server's arguments of its folds.
+      suspects: The clients.
+
+    Raises:
+      LeafError: If there is one, or several that do so together.
+      WorkerUnavailableError: If the peer has gone away.
+    """
+    peer = session.peer
+    assert peer is not None, "only peers that say so are asked to search"
+    clients = suspects.clients
+    request, packer = _written(session, phase, inputs, arguments, clients, peer, None)
+    request.isolate = True
+    request.suspect.extend(suspects.running)
+    unpacker = Unpacker(max_bytes=0)
+
+    async def call() -> None:
+        frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
+        address, seconds = session.stub.address, peer.heartbeat_seconds
+        await receive(frames, messages.PhaseResponse, lambda response: None, unpacker, seconds, address=address)
+
+    await io_loop.run(call())
+
+
+def _written(
+    session: RemoteSession,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    peer: messages.HandshakeResponse,
+    copies: PhaseCopies | None,
+) -> tuple[messages.PhaseRequest, Packer]:
+    """Writes a phase for the peer of a session."""
+    packer = packer_for(peer, session.stub)
+    versions = code_versions(phase) if session.sends_code else ()
+    key = session.travel_key
+    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, key, copies, versions)
+    request.executor.CopyFrom(session.executor)
+    check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
+    return request, packer
+
+
+def _has_broken_off(error: BaseException, address: str) -> bool:
+    """Tells whether the peer went away while it was at work: it was there, and neither silent nor told to stop."""
+    return isinstance(error, WorkerUnavailableError) and error.causes.get(address) == BROKEN_OFF.found

@@ -1,0 +1,1 @@
+"""Factories: executors that are put together."""

@@ -1,0 +1,151 @@
+"""Keeps executors for re-use, a bounded number of them, and closes each when nobody uses it any more."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
+from fedstack.computations.values.number_checks import check_whole_number, checked_cardinalities
+from fedstack.errors import ClosedError
+
+Key = tuple[tuple[str, int], ...]
+
+
+@attrs.define(eq=False)
+class _Entry:
+    executor: Executor
+    key: Key
+    users: int = 0
+    retired: bool = False
+
+
+class ResourceManagingExecutorFactory(ExecutorFactory):
+    """Makes one executor per set of cardinalities, and keeps the most recently used ones.
+
+    What it evicts or cleans up it closes: at once, or when the last invocation that has leased it ends.
+
+    Args:
+      stack_fn: Makes an executor for cardinalities.
+      max_executors: How many to keep.
+      default_num_clients: The number of clients where the cardinalities do not say.
+    """
+
+    def __init__(
+        self,
+        stack_fn: Callable[[CardinalitiesType], Executor],
+        *,
+        max_executors: int = 10,
+        default_num_clients: int = 0,
+    ) -> None:
+        check_whole_number("default_num_clients", default_num_clients, 0)
+        check_whole_number("max_executors", max_executors, 1)
+        self._stack_fn = stack_fn
+        self._max_executors = max_executors
+        self._default_num_clients = default_num_clients
+        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._leased: dict[int, _Entry] = {}
+        self._closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`. Leases of other threads never end in a child: it drops their executors without closing."""
+        self._lock = threading.Lock()
+
+    def create_executor(self, cardinalities: CardinalitiesType) -> Executor:
+        """Returns the executor for the cardinalities, made if need be. It stays this factory's own.
+
+        Raises:
+          CardinalityError: If these are no numbers of participants by placement.
+          ClosedError: After `close()`.
+        """
+        return self._entry(cardinalities).executor
+
+    def lease(self, cardinalities: CardinalitiesType) -> Executor:
+        """Returns the executor for the cardinalities, and keeps it open until it is released."""
+        while True:
+            entry = self._entry(cardinalities)
+            with self._lock:
+                if not entry.retired:
+                    entry.users += 1
+                    self._leased[id(entry.executor)] = entry
+                    return entry.executor
+
+    def release(self, executor: Executor, *, failed: bool) -> None:
+        """Ends a lease. A failed one retires the executor: nobody gets it any more, and its last user closes it."""
+        with self._lock:
+            entry = self._leased[id(executor)]
+            entry.users -= 1
+            if failed:
+                self._retire(entry)
+            if entry.users:
+                return
+            del self._leased[id(executor)]
+            close, end = entry.retired, self._closed and not self._leased
+        if close:
+            executor.close()
+        if end:
+            self.end()
+
+    def clean_up_executor(self, cardinalities: CardinalitiesType) -> None:
+        """Forgets the executor for the cardinalities, and closes it as soon as no lease is left."""
+        with self._lock:
+            entry = self._entries.get(self._key(cardinalities))
+            if entry is None:
+                return
+            self._retire(entry)
+            close = not entry.users
+        if close:
+            entry.executor.close()
+
+    def _retire(self, entry: _Entry) -> None:
+        entry.retired = True
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+
+    def _entry(self, cardinalities: CardinalitiesType) -> _Entry:
+        key = self._key(cardinalities)
+        evicted: list[_Entry] = []
+        with self._lock:
+            if self._closed:
+                raise ClosedError("Expected an open executor factory, found it closed; make a new one")
+            entry = self._entries.get(key)
+            if entry is None:
+                filled: dict[PlacementLiteral, int] = {CLIENTS: self._default_num_clients, **cardinalities}
+                entry = self._entries[key] = _Entry(self._stack_fn(filled), key)
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._max_executors:
+                oldest = next(iter(self._entries.values()))
+                self._retire(oldest)
+                if not oldest.users:
+                    evicted.append(oldest)
+        for old in evicted:
+            old.executor.close()
+        return entry
+
+    def _key(self, cardinalities: Mapping[PlacementLiteral, int]) -> Key:
+        filled = {CLIENTS: self._default_num_clients, **checked_cardinalities(cardinalities)}
+        return tuple(sorted((placement.uri, count) for placement, count in filled.items()))
+
+    def close(self) -> None:
+        """Closes all executors; leased ones when they are released. Idempotent."""
+        with self._lock:
+            self._closed = True
+            entries = list(self._entries.values())
+            for entry in entries:
+                self._retire(entry)
+            idle = [entry for entry in entries if not entry.users]
+            end = not self._leased
+        for entry in idle:
+            entry.executor.close()
+        if end:
+            self.end()
+
+    def end(self) -> None:
+        """Called when this is closed, and all executors are: for what they share. Perhaps more than once."""
+
+    def __repr__(self) -> str:
+        return f"<ResourceManagingExecutorFactory {len(self._entries)} executors, {len(self._leased)} leased>"

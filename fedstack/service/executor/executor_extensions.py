@@ -1,0 +1,341 @@
+"""Serves what fedstack's own clients can do beyond the executor service: leases, chosen ids, values of any size."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, TypeVar
+
+from fedstack._version import __version__
+from fedstack.computations.leaves.leaf_runtimes import known_carriers
+from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import contains_function
+from fedstack.computations.values.columns import with_columns
+from fedstack.computations.values.payload_sizes import is_quick
+from fedstack.errors import InvalidValueError
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
+from fedstack.executors.concurrency.progress import ProgressCounts, current_progress
+from fedstack.executors.concurrency.side_by_side import end_all
+from fedstack.executors.concurrency.thread_pool import count_threads
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.proto import extensions_pb2 as messages
+from fedstack.proto.executor_pb2 import ExecutorId
+from fedstack.service.executor import held_values
+from fedstack.service.executor.executor_group import cardinalities_of
+from fedstack.service.executor.phase_service import run_phase
+from fedstack.service.executor.received_frames import receive_value
+from fedstack.service.executor.requests import in_turns, read, unary, unary_sized
+from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
+from fedstack.service.executor.sessions import Session, check_new_id
+from fedstack.service.processes.resident_memory import resident_bytes
+from fedstack.service.server.call_counts import CallCounts
+from fedstack.service.server.server_facts import ServerFacts
+from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, UploadMethod
+from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import Unpacker
+
+_T = TypeVar("_T")
+Frames = AsyncIterator[bytes]
+# How often it is looked whether there is something to tell of work that runs.
+_LOOK_SECONDS = 1.0
+
+
+class ExecutorExtensions:
+    """The methods of `fedstack.v1.ExecutorExtensions`.
+
+    Args:
+      core: The sessions, and the rules for them.
+    """
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+        self.call_counts: CallCounts | None = None
+        self.server_facts: ServerFacts | None = None
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """The methods by name."""
+        return {
+            "Handshake": unary(messages.HandshakeRequest, self.handshake),
+            "OpenSession": unary(messages.OpenSessionRequest, self.open_session),
+            "RenewLease": unary(messages.RenewLeaseRequest, self.renew_lease),
+            "Create": unary_sized(messages.CreateRequest, self.create),
+            "Load": DownloadMethod(self.load),
+            "UploadValue": UploadMethod(self.upload_value),
+            "ComputeNow": unary_sized(messages.ComputeNowRequest, self.compute_now),
+            "DownloadValue": DownloadMethod(self.download_value),
+            "RunPhase": ExchangeMethod(self.run_phase),
+            "GetStatus": unary(messages.GetStatusRequest, self.get_status),
+        }
+
+    async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
+        """Tells what this server is."""
+        self._core.check_takes_clients()  # who is told so here does not count on this server
+        policy, limits = self._core.policy, self._core.limits
+        return messages.HandshakeResponse(
+            protocol=PROTOCOL,
+            version=__version__,
+            same_process=bool(request.nonce) and request.process_digest == process_digest(request.nonce),
+            phases=isinstance(self._core.factory, ResourceManagingExecutorFactory),
+            leaf_runtimes=[name for name in known_carriers() if policy.python_code or "PickledPython" not in name],
+            allowed_modules=policy.modules,
+            python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+            max_value_bytes=limits.max_value_bytes,
+            heartbeat_seconds=limits.heartbeat_seconds,
+            asks_for_token=self.server_facts is not None and self.server_facts.asks_for_token,
+            features=[name for name in FEATURES if name != ISOLATE or sys.executable],
+        )
+
+    async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:
+        """Opens a session with a lease."""
+        longest = self._core.limits.lease_seconds
+        lease = min(request.lease_seconds, longest) if request.lease_seconds > 0 else longest
+        session = self._core.open(cardinalities_of(request.cardinalities), lease)
+        session.features = frozenset(request.features).intersection(FEATURES)
+        return messages.OpenSessionResponse(executor=ExecutorId(id=session.id), lease_seconds=lease)
+
+    async def renew_lease(self, request: messages.RenewLeaseRequest) -> messages.RenewLeaseResponse:
+        """Renews leases."""
+        unknown = [one async for one in in_turns(request.executor) if not self._core.sessions.renew(one.id)]
+        return messages.RenewLeaseResponse(unknown=unknown)
+
+    async def create(self, request: messages.CreateRequest, request_bytes: int) -> messages.CreateResponse:
+        """Creates values under chosen ids."""
+        await self._create_all(self._core.find(request.executor), request.creation, request_bytes)
+        return messages.CreateResponse()
+
+    async def load(self, content: bytes) -> AsyncIterator[bytes]:
+        """Creates values as `create` does, and shows that it is alive while it loads what they bring."""
+        request = await read(messages.CreateRequest, content)
+        session = self._core.find(request.executor)
+
+        async def create() -> messages.CreateResponse:
+            with self._core.sessions.hold(session):
+                await session.run(self._create_all(session, request.creation, len(content)))
+            return messages.CreateResponse()
+
+        work = asyncio.ensure_future(create())
+        async for beat in self._beats(work, ProgressCounts()):
+            yield beat
+        yield header_frame(work.result())
+
+    async def _create_all(
+        self, session: Session, creations: Iterable[messages.CreateRequest.Creation], request_bytes: int
+    ) -> None:
+        async for creation in in_turns(creations, at_once=256 if request_bytes <= LOOP_BYTES else 1):
+            check_new_id(creation.id)
+            if session.has(creation.id):
+                continue
+            size = 0
+            if creation.HasField("value"):
+                size = await sized(request_bytes, creation.value.value.ByteSize)
+                self._core.check_size(size, ARRAY_SPARE_BYTES)
+            elif creation.HasField("computation"):
+                size = await sized(request_bytes, creation.computation.ByteSize)
+                self._core.check_size(size, FUNCTION_SPARE_BYTES)
+            session.check_room(size)
+            created = await self._created(session, creation, size)
+            if not session.has(creation.id):  # the same call may have come twice
+                session.add(created, size, creation.id)
+
+    async def _created(self, session: Session, creation: messages.CreateRequest.Creation, size: int) -> Any:
+        executor = session.executor
+        kind = creation.WhichOneof("kind")
+        if kind == "value":
+            known = await sized(size, lambda: self._known(creation.value, held_values.clients_of(executor)))
+            return await held_values.create_known(executor, *known)
+        if kind == "computation":
+            await self._core.admit(creation.computation, size)
+            return await held_values.create_computation(executor, creation.computation)
+        if kind == "call":
+            call = creation.call
+            argument = session.find(call.argument_ref.id) if call.HasField("argument_ref") else None
+            return await held_values.create_call(executor, session.find(call.function_ref.id), argument)
+        if kind == "struct":
+            elements = creation.struct.element
+            members = [(element.name, session.find(element.value_ref.id)) async for element in in_turns(elements)]
+            return await held_values.create_struct(executor, members, self._core.limits)
+        if kind == "selection":
+            source = session.find(creation.selection.source_ref.id)
+            return await executor.create_selection(source, creation.selection.index)
+        raise InvalidValueError("Expected something to create, found an empty creation")
+
+    def _known(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type]:
+        """Returns the payload of a value that is whole, and its type."""
+        payload, type_spec, unpacker = self._unpacked(value, clients)
+        if unpacker.buffers:
+            raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
+        unpacker.finish()
+        return payload, type_spec
+
+    def _unpacked(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type, Unpacker]:
+        type_spec = self._core.read_type(value.type)
+        if contains_function(type_spec):
+            raise InvalidValueError(
+                f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "
+                "functions as computations, and put them and the rest into a struct"
+            )
+        unpacker = self._core.unpacker(clients)
+        return with_columns(unpacker.unpack(value.value, type_spec), type_spec), type_spec, unpacker
+
+    async def upload_value(self, frames: Frames) -> bytes:
+        """Creates a value of any size."""
+        upload, header_bytes, read_all = await receive_value(frames, messages.Upload)
+        session = self._core.find(upload.executor)
+        check_new_id(upload.id)
+        clients = held_values.clients_of(session.executor)
+
+        async def receive() -> None:
+            payload, type_spec, unpacker = await sized(header_bytes, lambda: self._unpacked(upload.value, clients))
+            size = await sized(header_bytes, upload.value.value.ByteSize) + sum(map(len, unpacker.buffers))
+            self._core.check_size(size, ARRAY_SPARE_BYTES)
+            session.check_room(size)
+            await read_all(unpacker)
+            if not session.has(upload.id):
+                created = await held_values.create_known(session.executor, payload, type_spec)
+                session.add(created, size, upload.id)
+
+        await self._core.run(session, receive())
+        return messages.CreateResponse().SerializeToString()
+
+    async def compute_now(self, request: messages.ComputeNowRequest, request_bytes: int) -> messages.ComputeNowResponse:
+        """Computes a value that is soon there and small."""
+        session = self._core.find(request.executor)
+        await self._create_all(session, request.creation, request_bytes)
+        value_id = request.value_ref.id
+        value = session.find(value_id)
+        known = held_values.known_payload(value)
+        if known is not None and is_quick(*known):
+            response = self._packed(session, *known)
+            return messages.ComputeNowResponse() if response.ByteSize() > request.max_bytes else response
+        return await self._core.run(session, self._compute_now(session, request))
+
+    async def _compute_now(self, session: Session, request: messages.ComputeNowRequest) -> messages.ComputeNowResponse:
+        value_id = request.value_ref.id
+        pull = self._core.pull(session, value_id)
+        seconds = request.wait_seconds if request.wait_seconds > 0 else 0.0  # NaN is not
+        if not await pull.wait(min(seconds, self._core.limits.heartbeat_seconds)):
+            return messages.ComputeNowResponse()
+        # What takes long to write is none of the small values that this is for.
+        payload, type_spec = pull.result(), session.find(value_id).type_signature
+        response = self._packed(session, payload, type_spec) if is_quick(payload, type_spec) else None
+        if response is None or response.ByteSize() > request.max_bytes:
+            return messages.ComputeNowResponse()
+        session.delivered(value_id)
+        return response
+
+    def _packed(self, session: Session, payload: object, type_spec: Type) -> messages.ComputeNowResponse:
+        """Returns a small value as a response, and an empty one for a value that is large."""
+        packer = self._core.packer(session)
+        response = messages.ComputeNowResponse()
+        packer.pack(response.value, payload, type_spec, "result")
+        return messages.ComputeNowResponse() if packer.segments else response
+
+    async def download_value(self, content: bytes) -> AsyncIterator[bytes]:
+        """Computes a value of any size."""
+        request = await read(messages.DownloadRequest, content)
+        session = self._core.find(request.executor)
+        value_id = request.value_ref.id
+        packer = self._core.packer(session)
+
+        progress = ProgressCounts()
+
+        def write(payload: object, type_spec: Type) -> bytes:
+            response = messages.Download()
+            packer.pack(response.value, payload, type_spec, "result")
+            return header_frame(response)
+
+        async def compute() -> bytes:
+            pull = self._core.pull(session, value_id)
+            progress.watch(pull.progress)
+            await pull.wait()
+            return await held_values.written(session.find(value_id), pull.result(), write)
+
+        work = asyncio.ensure_future(self._core.run(session, compute()))
+        async for beat in self._beats(work, progress):
+            yield beat
+        yield work.result()
+        for frame in data_frames(packer.segments, self._core.limits.chunking.chunk_bytes):
+            yield frame
+        session.delivered(value_id)
+
+    async def run_phase(self, frames: Frames) -> AsyncIterator[bytes]:
+        """Runs a client phase."""
+        progress = ProgressCounts()
+
+        async def receive_and_run() -> tuple[bytes, Packer]:
+            current_progress.set(progress)  # of this task only
+            request, header_bytes, read_all = await receive_value(frames, messages.PhaseRequest)
+            session = self._core.find(request.executor)
+            self._core.running.watch(progress, session.id)
+            return await self._core.run(session, run_phase(self._core, session, request, header_bytes, read_all))
+
+        work = asyncio.ensure_future(receive_and_run())
+        async for beat in self._beats(work, progress):
+            yield beat
+        header, packer = work.result()
+        yield header
+        for frame in data_frames(packer.segments, self._core.limits.chunking.chunk_bytes):
+            yield frame
+
+    async def _beats(self, work: "asyncio.Future[_T]", progress: ProgressCounts) -> AsyncIterator[bytes]:
+        """Yields a heartbeat now and then until work is done, and cancels it when nobody listens any more.
+
+        They come as often as the limits say, and sooner where there is something to tell.
+        """
+        work.add_done_callback(held_values.look_at)
+        loop = asyncio.get_running_loop()
+        between = self._core.limits.heartbeat_seconds
+        look = min(_LOOK_SECONDS, between)
+        told, due = None, loop.time() + between
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=look)
+                if work.done():
+                    break
+                pieces = progress.work()
+                found = progress.done, progress.running, progress.failures
+                news = (*found, *((piece.first_client, piece.function) for piece in pieces))
+                if news != told or loop.time() + look / 2 >= due:
+                    told, due = news, loop.time() + between
+                    yield heartbeat_frame(*found, pieces)
+        except BaseException as error:
+            await end_all([work], error)
+            raise
+
+    async def get_status(self, request: messages.GetStatusRequest) -> messages.GetStatusResponse:
+        """Tells what this server holds and has done."""
+        return self.status()
+
+    def status(self) -> messages.GetStatusResponse:
+        """Returns what this server holds and has done."""
+        response = messages.GetStatusResponse(version=__version__)
+        response.uptime_seconds = self._core.clock() - self._core.started
+        for session in self._core.sessions:
+            response.session.add(
+                id=session.id[:8],
+                clients=session.clients,
+                values=len(session),
+                bytes=session.bytes,
+                lease_seconds_left=self._core.sessions.seconds_left(session.id),
+            )
+            response.values += len(session)
+            response.bytes += session.bytes
+            response.running += session.running
+        response.threads, response.busy_threads = count_threads()
+        response.abandoned_threads = self._core.abandoned.count
+        response.resident_bytes = resident_bytes()
+        for work, session_id in self._core.running.longest():
+            message = response.work.add(session=session_id[:8])
+            work.write(message)
+        for method, code, count in self.call_counts or ():
+            response.calls.add(method=method, code=code, count=count)
+        if self.server_facts is not None:
+            response.stalls = self.server_facts.stalls.stalls
+            response.longest_stall_seconds = self.server_facts.stalls.longest_seconds
+            left = self.server_facts.seconds_until_stop
+            if left is not None:
+                response.seconds_until_stop = left
+        return response

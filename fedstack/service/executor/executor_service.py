@@ -1,0 +1,108 @@
+"""Defines the executor service: what a server is given to run other processes' computations."""
+
+import time
+from collections.abc import Mapping
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.types.language import ExecutorFactory
+from fedstack.proto import executor_pb2, extensions_pb2
+from fedstack.service.executor.executor_extensions import ExecutorExtensions
+from fedstack.service.executor.executor_group import ExecutorGroup
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.sessions import Clock
+from fedstack.service.server.call_counts import CallCounts
+from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.server.server_facts import ServerFacts
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.peers.methods import Method
+
+
+class ExecutorService:
+    """Runs computations of other processes on the executors of a factory.
+
+    Each client has a session of its own. Nothing is shared but the threads and the loaded leaf functions.
+
+    Args:
+      factory: Makes the executors; it is closed with the service.
+      limits: How much clients may have.
+      policy: Which leaf computations they may bring: by default neither modules nor code.
+      extensions: Whether clients may use more than the plain executor service.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        factory: ExecutorFactory,
+        *,
+        limits: ServiceLimits | None = None,
+        policy: CarrierPolicy | None = None,
+        extensions: bool = True,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._core = ServiceCore(factory, limits or ServiceLimits(), policy or CarrierPolicy(), clock)
+        self._group = ExecutorGroup(self._core)
+        self._extensions = ExecutorExtensions(self._core) if extensions else None
+
+    @property
+    def call_counts(self) -> CallCounts | None:
+        """The counts of the server that serves this; it sets them."""
+        return None if self._extensions is None else self._extensions.call_counts
+
+    @call_counts.setter
+    def call_counts(self, counts: CallCounts | None) -> None:
+        if self._extensions is not None:
+            self._extensions.call_counts = counts
+
+    @property
+    def server_facts(self) -> ServerFacts | None:
+        """What the server that serves this says of itself; it sets them."""
+        return None if self._extensions is None else self._extensions.server_facts
+
+    @server_facts.setter
+    def server_facts(self, facts: ServerFacts | None) -> None:
+        if self._extensions is not None:
+            self._extensions.server_facts = facts
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Method]]:
+        """The methods by the full names of their gRPC services."""
+        methods: dict[str, Mapping[str, Method]] = {EXECUTOR_GROUP: self._group.methods}
+        if self._extensions is not None:
+            methods[EXTENSIONS] = self._extensions.methods
+        return methods
+
+    @property
+    def descriptors(self) -> tuple[FileDescriptorProto, ...]:
+        """Describes the executor service, which has a package of its own on the wire and nowhere else."""
+        package, _, name = EXECUTOR_GROUP.rpartition(".")
+        file = FileDescriptorProto(
+            name="fedstack/executor_group.proto",
+            package=package,
+            syntax="proto3",
+            dependency=[executor_pb2.DESCRIPTOR.name],
+        )
+        service = file.service.add(name=name)
+        for method in self._group.methods:
+            service.method.add(
+                name=method,
+                input_type=f".fedstack.v1.{method}Request",
+                output_type=f".fedstack.v1.{method}Response",
+            )
+        return (file,)
+
+    def status(self) -> extensions_pb2.GetStatusResponse:
+        """Returns what the service holds and has done."""
+        return (self._extensions or ExecutorExtensions(self._core)).status()
+
+    def drain(self) -> None:
+        """Opens no more sessions; those that are open go on."""
+        self._core.drain()
+
+    async def close(self) -> None:
+        """Ends all sessions and closes the factory. Idempotent."""
+        await self._core.close()
+
+    def __repr__(self) -> str:
+        return f"<ExecutorService with {len(self._core.sessions)} sessions>"

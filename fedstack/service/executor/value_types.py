@@ -1,0 +1,131 @@
+"""Finds the type of a value that a peer has sent without one."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fedstack.computations.plan.graph import declared_type
+from fedstack.computations.types.language import (
+    CLIENTS,
+    SERVER,
+    FederatedType,
+    SequenceType,
+    StructType,
+    TensorType,
+    Type,
+    array_pb2,
+)
+from fedstack.computations.types.texts import name_text
+from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.values.arrays import dtype_of_number
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.proto.executor_pb2 import Value
+
+_MOST_SHOWN = 65
+
+
+def count_members(value: Value, most: int) -> int:
+    """Returns how many values are in a struct, in structs in it, and so on; stops counting above `most`."""
+    found = 0
+    waiting = [value]
+    while waiting and found <= most:
+        elements = waiting.pop().struct.element
+        found += len(elements)
+        if found <= most:
+            waiting += [element.value for element in elements if element.value.WhichOneof("kind") == "struct"]
+    return found
+
+
+def type_of_value(value: Value, path: str = "value") -> Type:
+    """Returns the type of a value: what it says, and where it says nothing, what its content shows.
+
+    Raises:
+      InvalidValueError: If it neither says nor shows a type, or shows one that the language does not have.
+      TypeMismatchError: If the elements of a sequence have no type in common.
+    """
+    kind = value.WhichOneof("kind")
+    if kind == "array":
+        return _type_of_array(value.array, path)
+    if kind == "computation":
+        return declared_type(value.computation)
+    if kind == "struct":
+        members = [(e.name, type_of_value(e.value, f"{path}[{i}]")) for i, e in enumerate(value.struct.element)]
+        return _allowed(lambda: StructType([(name, member) if name else member for name, member in members]), path)
+    if kind == "sequence" and value.sequence.HasField("element_type"):
+        element = type_from_proto(value.sequence.element_type)
+        return _allowed(lambda: SequenceType(element), path)
+    if kind == "sequence" and value.sequence.element:
+        leaves = _leaves_of_elements(value.sequence.element, path)
+        return SequenceType(leaves[0] if len(leaves) == 1 else StructType(leaves))
+    if kind == "federated":
+        return _type_of_federated(value.federated, path)
+    raise InvalidValueError(
+        f"Expected a value that shows its type, found {kind or 'an empty message'}; at {path}; send the type along"
+    )
+
+
+def _allowed(make: Callable[[], Type], path: str) -> Type:
+    """Makes a type; the language refuses some, such as placed ones inside of placed ones."""
+    try:
+        return make()
+    except ValueError as error:
+        raise InvalidValueError(
+            f"Expected a type that the language has, found that it refuses: {error}; at {path}"
+        ) from error
+
+
+def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
+    dtype = dtype_of_number(array.dtype)
+    if dtype is None:
+        raise InvalidValueError(f"Expected an array of a known dtype, found the number {array.dtype}; at {path}")
+    if array.shape.unknown_rank or any(size < 0 for size in array.shape.dim):
+        found = "an unknown rank" if array.shape.unknown_rank else f"{list(array.shape.dim)[:_MOST_SHOWN]}"
+        raise InvalidValueError(f"Expected the shape of an array, of sizes of at least 0, found {found}; at {path}")
+    return TensorType(dtype.type, tuple(array.shape.dim))
+
+
+def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -> list[TensorType]:
+    """Returns the types of the tensors in each of some elements; a dimension is open where they differ."""
+    leaves: list[TensorType] = []
+    for index, element in enumerate(elements):
+        where = f"{path}[{index}]"
+        found = [_type_of_array(array, where) for array in element.flat_value]
+        if not index:
+            leaves = found
+        elif len(found) != len(leaves):
+            raise TypeMismatchError(
+                f"Expected {len(leaves)} arrays in each element of a sequence, found {len(found)}; at {where}"
+            )
+        elif found != leaves:
+            leaves = [_common(left, right, where) for left, right in zip(leaves, found)]
+    return leaves
+
+
+def _common(left: TensorType, right: TensorType, path: str) -> TensorType:
+    if left.dtype != right.dtype:
+        raise TypeMismatchError(f"Expected elements of {left}, found one of {right}; at {path}")
+    return TensorType(left.dtype.type, _common_shape(left.shape, right.shape))
+
+
+def _common_shape(left: Sequence[int | None] | None, right: Sequence[int | None] | None) -> list[int | None] | None:
+    if left is None or right is None or len(left) != len(right):
+        return None
+    return [size if size == other else None for size, other in zip(left, right)]
+
+
+def _type_of_federated(federated: Value.Federated, path: str) -> Type:
+    declared = federated.type
+    placements = {CLIENTS.uri: CLIENTS, SERVER.uri: SERVER}
+    placement = placements.get(declared.placement.value.uri)
+    if placement is None:
+        raise InvalidValueError(
+            f"Expected the placement {CLIENTS.uri} or {SERVER.uri}, found "
+            f"{name_text(declared.placement.value.uri)!r}; at {path}"
+        )
+    if placement is SERVER and not declared.all_equal:  # no worker before has taken it, so no client sends it
+        raise InvalidValueError(f"Expected a value at {SERVER.uri} that is all-equal, found one that is not; at {path}")
+    if declared.HasField("member"):
+        member = type_from_proto(declared.member)
+    elif federated.value:
+        member = type_of_value(federated.value[0], path)
+    else:
+        raise InvalidValueError(f"Expected a federated value that tells its member type, found none; at {path}")
+    return _allowed(lambda: FederatedType(member, placement, declared.all_equal), path)

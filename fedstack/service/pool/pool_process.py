@@ -1,0 +1,294 @@
+"""Keeps one worker process of a pool running: reads what it says, and starts it anew at its address when it has ended.
+
+A process ends without being asked when a client function crashes, memory runs out or somebody kills it. The executors
+do without it meanwhile (`PoolProcess.loss`).
+"""
+
+import contextlib
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.errors import ResourceLimitError, WorkerUnavailableError
+from fedstack.service.processes.process_endings import LINES_KEPT, begins_crash, crash_told, ending_of, wait_for_end
+from fedstack.transport.peers.daemon_threads import start_daemon
+
+_logger = logging.getLogger(__name__)
+_READY = re.compile(r"^fedstack \S+ serving on (?P<target>.+?) \(")
+_LINES_TOLD = 40
+# How long the rest of what a process said may take to come; what it has started may keep the pipe open.
+_READING_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
+# A function that always crashes ends all workers at once, and one or two of them again.
+_FEWEST_RESTARTS = 10
+_RESTARTS_PER_WORKER = 3
+_RESTARTS_WITHIN_SECONDS = 60.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+
+class Restarts:
+    """Says whether one more process of a pool is to be started anew, and after which pause.
+
+    Args:
+      workers: How many the pool has.
+      clock: Tells the time in seconds.
+
+    Attributes:
+      most: How many restarts there may be within a minute.
+    """
+
+    def __init__(self, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = max(_FEWEST_RESTARTS, _RESTARTS_PER_WORKER * workers)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._times: deque[float] = deque()
+
+    def pause(self) -> float | None:
+        """Returns how long to wait, in seconds; `None` if there have been too many lately."""
+        with self._lock:
+            now = self._clock()
+            while self._times and now - self._times[0] >= _RESTARTS_WITHIN_SECONDS:
+                self._times.popleft()
+            if len(self._times) >= self.most:
+                return None
+            self._times.append(now)
+            return min(_FIRST_PAUSE * 2 ** (len(self._times) - 1), _LONGEST_PAUSE)
+
+    def __repr__(self) -> str:
+        return f"<Restarts {len(self._times)} of {self.most} within {_RESTARTS_WITHIN_SECONDS:g} s>"
+
+
+@attrs.frozen(kw_only=True)
+class ProcessOptions:
+    """What a process of a pool is started with.
+
+    Attributes:
+      command: The program and its options, but for those here.
+      listen: The options that say where it listens.
+      environment: Its environment variables.
+      token: What its clients must know.
+      token_file: Where it reads that; the file is there only until it has.
+    """
+
+    command: Sequence[str]
+    listen: Sequence[str]
+    environment: Mapping[str, str]
+    token: str
+    token_file: Path
+
+    def start(self) -> "subprocess.Popen[str]":
+        """Starts it."""
+        self.token_file.unlink(missing_ok=True)
+        with open(os.open(self.token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(self.token)
+        return subprocess.Popen(
+            [*self.command, "--token-file", str(self.token_file), *self.listen],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environment,
+            encoding="utf-8",
+            errors="replace",
+            # Ctrl-C is for this process, which may want to go on.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+
+
+class PoolProcess:
+    """One process, and threads that read what it says, say it again here and start it anew; they know no pool.
+
+    Nothing here takes a lock: a finalizer asks it to end, on whatever thread.
+
+    Args:
+      number: Which of the pool it is.
+      options: What it is started with.
+      restarts: Says whether it is started anew when it has ended; `None` if it never is.
+
+    Attributes:
+      target: Its address, once it can be dialled.
+      process: The process; after its end that which has ended, until there is another.
+    """
+
+    def __init__(self, number: int, options: ProcessOptions, restarts: Restarts | None) -> None:
+        self.target = ""
+        self._number = number
+        self._options = options
+        self._restarts = restarts
+        self._ending = False  # whether it was asked to
+        self._away = ""  # why it cannot be dialled, once it could
+        self._ready_or_ended = threading.Event()
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self.process = options.start()
+        self._reader = self._start_reader()
+        self._keeper = self._start_thread(self._keep)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Lets go of the pipes in a forked child, which may outlive the owner: the worker waits for all who hold them.
+
+        The files stay open, over nothing: to close them takes locks that threads of the parent may have held.
+        """
+        self._ending = True  # it is the parent's
+        with contextlib.suppress(OSError, ValueError):  # closed already, or there are no more descriptors
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None and not pipe.closed:
+                    os.dup2(nothing, pipe.fileno(), inheritable=False)
+            os.close(nothing)
+
+    def wait_ready(self, deadline: float, seconds: float) -> None:
+        """Returns when the worker can be dialled.
+
+        Raises:
+          WorkerUnavailableError: If it has ended, or cannot be dialled by the deadline.
+        """
+        self._ready_or_ended.wait(max(0.0, deadline - time.monotonic()))
+        if self.target:
+            return
+        if self._ready_or_ended.is_set():
+            found = f"that it ended with {ending_of(self.process.wait())}"
+        else:
+            found = f"that it takes longer than {seconds:g} s"
+        lines = list(self._said)[-_LINES_TOLD:]
+        said = ":" + "".join(f"\n  {line.rstrip()}" for line in lines) if lines else " nothing"
+        raise WorkerUnavailableError(f"Expected worker {self._number} to start, found {found}; it said{said}")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a process."""
+        return self.process.poll() is None
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it is started anew when it has ended."""
+        return self._restarts is not None and not self._ending
+
+    def loss(self) -> WorkerUnavailableError | None:
+        """Returns the error to raise while the worker cannot be dialled; `None` if it can."""
+        code = self.process.poll()
+        cause = self._away if code is None else self._ended(code)
+        if not cause:
+            return None
+        again = ", and is started anew" if self.comes_back else ""
+        advice = "it is soon there again" if again else "start a new pool"
+        error = WorkerUnavailableError(f"Expected the worker at {self.target} to run, found that {cause}; {advice}")
+        error.causes = {self.target: cause + again}
+        error.comes_back = bool(again)
+        return error
+
+    def ask_to_end(self) -> None:
+        """Lets the worker see the end of its standard input, and start no more."""
+        self._ending = True
+        with contextlib.suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+    def end(self, deadline: float) -> None:
+        """Returns when the worker has ended, by force after the deadline; call `ask_to_end` before."""
+        self._keeper.join(max(0.0, deadline - time.monotonic()))
+        while self._keeper.is_alive():
+            self.process.kill()
+            self._keeper.join(_READING_SECONDS)
+
+    def _ended(self, code: int) -> str:
+        return f"the worker process with pid {self.process.pid} ended with {ending_of(code)}"
+
+    def _keep(self) -> None:
+        while True:
+            wait_for_end(self.process)
+            code = self.process.wait()
+            with contextlib.suppress(OSError):
+                if self.process.stdin is not None:
+                    self.process.stdin.close()
+            self._reader.join(_READING_SECONDS)
+            with contextlib.suppress(OSError):
+                self._options.token_file.unlink()
+            was_ready, crash = bool(self.target), crash_told(self._said)
+            self._ready_or_ended.set()
+            if self._ending or not was_ready:
+                return
+            self._away = self._ended(code)
+            if not self._starts_anew(crash):
+                return
+
+    def _starts_anew(self, crash: str) -> bool:
+        """Starts another process in place of one that has ended, unless that is not wanted any more."""
+        restarts = self._restarts
+        while restarts is not None:
+            pause = restarts.pause()
+            if pause is None:
+                self._restarts = None
+                _logger.error(
+                    "The worker at %s stays away: %s, and workers of its pool were started anew %d times within %g s; "
+                    "mend what ends them, and start a new pool%s",
+                    *(self.target, self._away, restarts.most, _RESTARTS_WITHIN_SECONDS, crash),
+                )
+                return False
+            _logger.warning("At %s %s; it is started anew in %.1f s%s", self.target, self._away, pause, crash)
+            until = time.monotonic() + pause
+            while not self._ending and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+            if self._ending:
+                return False
+            try:
+                self.process = self._options.start()
+                self._said = deque(maxlen=LINES_KEPT)
+                self._reader = self._start_reader()
+            except (OSError, ResourceLimitError) as error:
+                if self._ending:
+                    return False
+                self._away, crash = f"the worker process could not be started: {error}", ""
+                continue
+            if self._ending:
+                self.ask_to_end()  # once more, for this one
+            return True
+        _logger.warning("At %s %s%s", self.target, self._away, crash)
+        return False
+
+    def _start_reader(self) -> threading.Thread:
+        return self._start_thread(self._read, self.process, self._said)
+
+    def _start_thread(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
+        try:
+            return start_daemon(target, *arguments, name=f"fedstack-worker-{self._number}")
+        except BaseException:
+            with self.process:  # nobody else knows of it
+                self.process.kill()
+            raise
+
+    def _read(self, process: "subprocess.Popen[str]", said: deque[str]) -> None:
+        assert process.stdout is not None
+        is_ready = crashes = False
+        with process.stdout as lines:
+            for line in lines:
+                found = None if is_ready else _READY.match(line)
+                if found:
+                    is_ready = True
+                    self._is_ready(found["target"])
+                    continue
+                said.append(line)
+                crashes = crashes or begins_crash(line)
+                if is_ready and not crashes:  # what follows is logged, and not of every thread
+                    with contextlib.suppress(Exception):  # a full disk, or whatever the user has put there
+                        sys.stderr.write(line)
+
+    def _is_ready(self, target: str) -> None:
+        # It has read it, and nobody else should.
+        with contextlib.suppress(OSError):
+            self._options.token_file.unlink()
+        if not target.startswith("unix:"):
+            self._options = attrs.evolve(self._options, listen=["--port", target.rpartition(":")[2]])
+        self.target, self._away = target, ""
+        self._ready_or_ended.set()

@@ -1,0 +1,1 @@
+"""Processes of this machine: how they end, and what they hold."""

@@ -1,0 +1,76 @@
+"""Words how a process has ended, and finds in what it said at last where that was: what `faulthandler` prints."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterable
+from traceback import FrameSummary, format_list
+from typing import Any
+
+from fedstack.computations.types.own_frames import called_by_us, users_frames
+
+# How many lines to keep of what a process says, so that all that `faulthandler` prints of many threads is among them.
+LINES_KEPT = 1000
+_FATAL = ("Fatal Python error:", "Windows fatal exception:")
+_CURRENT = "Current thread "
+_MOST_LINES = 40
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
+
+
+def ending_of(code: int) -> str:
+    """Returns how a process ended, given what `subprocess` calls its return code, as in "signal 11 (SIGSEGV)"."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def wait_for_end(process: "subprocess.Popen[Any]") -> None:
+    """Returns when a process has ended. Where that is possible it keeps its id, and others may ask how it ended."""
+    if hasattr(os, "waitid"):
+        with contextlib.suppress(ChildProcessError):  # somebody else has asked already
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    else:
+        process.wait()
+
+
+def begins_crash(line: str) -> bool:
+    """Tells whether what `faulthandler` prints begins with a line."""
+    return line.startswith(_FATAL)
+
+
+def crash_in(said: Iterable[str]) -> list[str]:
+    """Returns the lines that say what crashed, and what the thread that did was at, the innermost call first.
+
+    Args:
+      said: The last lines that a process said.
+    """
+    lines = [line.rstrip() for line in said]
+    begins = [index for index, line in enumerate(lines) if begins_crash(line)]
+    if not begins:
+        return []
+    head, *rest = lines[begins[-1] :]
+    current = next((index for index, line in enumerate(rest) if line.startswith(_CURRENT)), None)
+    if current is None:  # a thread of a library's own, of which Python knows nothing
+        return [head, *rest[:_MOST_LINES]]
+    end = next((index for index in range(current, len(rest)) if not rest[index]), len(rest))
+    return [head, *rest[current:end]]
+
+
+def crash_told(said: Iterable[str]) -> str:
+    """Returns what to log of a crash: nothing, or lines with what crashed and where in the user's code that was."""
+    lines = crash_in(said)
+    users = users_lines_in(lines)
+    return "".join(f"\n  {line}" for line in (lines[:1] if users else lines)) + users
+
+
+def users_lines_in(said: Iterable[str]) -> str:
+    """Returns the user's own lines of a crash as they end a message: nothing, or a new line and they."""
+    found = [match for match in map(_FRAME.match, crash_in(said)) if match is not None]
+    frames = [FrameSummary(match["file"], int(match["line"]), match["name"]) for match in reversed(found)]
+    lines = "".join(format_list(list(users_frames(called_by_us(frames))))).rstrip()
+    return f"\n{lines}" if lines else ""

@@ -1,0 +1,1 @@
+"""One gRPC server, whatever it serves."""

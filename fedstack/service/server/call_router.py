@@ -1,0 +1,375 @@
+"""Brings calls that gRPC receives to the methods of services, and their outcomes back as statuses."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+from google.protobuf.message import DecodeError
+
+from fedstack.computations.types.own_frames import without_frames
+from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.service.server.call_counts import CallCounts
+from fedstack.service.server.callers import current_caller
+from fedstack.service.server.fair_shares import FairShares
+from fedstack.service.server.limits import ServerLimits, exceeded, option_of
+from fedstack.service.server.message_room import SMALL_BYTES, MessageRoom
+from fedstack.service.server.refusal_log import RefusalLog
+from fedstack.transport.grpc.credentials import TOKEN_REFUSED, bearer_token
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
+from fedstack.transport.wire.status import Code, StatusError, code_of, details_of, message_of
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+Task: TypeAlias = "asyncio.Task[object]"
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_OTHER_METHODS = "(other)"
+_WATCHERS_SECONDS = 0.5
+# How long a large message waits for others to be done.
+_ROOM_SECONDS = 30.0
+_STOPPING = "Expected a server that takes calls, found one that is stopping; dial another one, or this one later"
+_CANCELLED = "Expected the method to come to its end, found it cancelled at the server"
+
+
+class _Table:
+    """Calls that run, each at one of so many places.
+
+    Args:
+      limits: The limits of the server.
+      limit: Which of them is the number of places.
+      patience: How long a call that has sent nothing yet keeps its place from others, in seconds.
+    """
+
+    def __init__(self, limits: ServerLimits, limit: str, patience: float) -> None:
+        self.running: dict[Task, str] = {}
+        self.silent: dict[Task, float] = {}  # since when, the longest first
+        self._limits = limits
+        self._limit = limit
+        self._patience = patience
+        self._shares = FairShares(getattr(limits, limit))
+        self._gave_way = set[Task]()
+
+    def add(self, task: Task, caller: str) -> None:
+        """Gives a call a place until its task is done, which is not before gRPC has sent the outcome.
+
+        Raises:
+          ResourceLimitError: If there is none.
+        """
+        if not self._shares.take(caller) and not (self._make_room() and self._shares.take(caller)):
+            raise exceeded(self._limits, self._limit, self._shares.refused, "call again when others are done")
+        self.running[task] = caller
+        task.add_done_callback(self._remove)
+
+    def gave_way(self, task: Task) -> bool:
+        """Tells whether a call was cancelled because it had sent nothing and others wanted its place."""
+        return task in self._gave_way
+
+    def _make_room(self) -> bool:
+        for task, since in self.silent.items():
+            if time.monotonic() - since < self._patience:
+                return False
+            del self.silent[task]
+            self._remove(task)
+            self._gave_way.add(task)
+            task.add_done_callback(self._gave_way.discard)
+            task.cancel()
+            return True
+        return False
+
+    def _remove(self, task: Task) -> None:
+        caller = self.running.pop(task, None)
+        if caller is not None:
+            self._shares.give_back(caller)
+
+
+class CallRouter(grpc.GenericRpcHandler):
+    """Finds the method for a call, runs it and counts it.
+
+    Args:
+      services: Whose methods these are.
+      is_allowed: Tells by a call's metadata whether it may go on; it is asked first, whatever the call wants.
+      limits: How many calls there may be, how large, and how slow.
+      caller: Names whoever makes a call, for fair shares.
+      background: More services, whose calls do not count among the others: a busy server still says that it is healthy,
+        and one that stops does not wait for those who watch.
+      public: Those services of all that anybody may call, who is allowed to go on or not.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        is_allowed: Callable[[Metadata], bool],
+        limits: ServerLimits,
+        caller: Callable[[Context], str],
+        background: Sequence[Service] = (),
+        public: Sequence[Service] = (),
+    ) -> None:
+        self.counts = CallCounts()
+        self._refusals = RefusalLog()
+        self._is_allowed = is_allowed
+        self._limits = limits
+        self._caller = caller
+        self._room = MessageRoom(limits.max_unary_bytes, _ROOM_SECONDS)
+        self._foreground = _Table(limits, "max_calls", limits.header_seconds)
+        self._watches = _Table(limits, "max_watches", 0.0)
+        self._checks = _Table(limits, "max_watches", 0.0)  # who fills the server with watches does not fill these
+        self._stopping = False
+        self._handlers: dict[str, Handler] = {}
+        for in_background, group in ((False, services), (True, background)):
+            for service in group:
+                for name, methods in service.methods.items():
+                    for method_name, method in methods.items():
+                        handler = self._handler(f"{name}/{method_name}", method, in_background=in_background)
+                        self._handlers[f"/{name}/{method_name}"] = handler
+        self._public = frozenset(f"/{n}/{m}" for service in public for n, ms in service.methods.items() for m in ms)
+        self._known = f"services are {', '.join(sorted({path.split('/')[1] for path in self._handlers}))}"
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        """Returns what handles a call; gRPC asks for each."""
+        path = handler_call_details.method
+        metadata = cast("Metadata", handler_call_details.invocation_metadata or ())
+        if path not in self._public and not self._is_allowed(metadata):
+            had_token = bool(bearer_token(metadata))
+            return self._refusal(
+                Code.UNAUTHENTICATED, TOKEN_REFUSED, lambda peer: self._refusals.refused(peer, had_token=had_token)
+            )
+        return self._handlers.get(path) or self._refusal(Code.UNIMPLEMENTED, f"no method {path}; {self._known}")
+
+    @property
+    def running(self) -> int:
+        """How many calls are running, those in the background aside."""
+        return len(self._foreground.running)
+
+    async def wait_idle(self) -> None:
+        """Returns when no call is running, those in the background aside."""
+        while running := self._foreground.running:
+            await asyncio.wait(set(running))
+
+    async def end_calls(self) -> None:
+        """Ends all calls that are running or still come in as if the server could not be reached; returns when done.
+
+        A client may try these again, elsewhere or later. gRPC itself would call them cancelled, and so nobody's fault.
+        """
+        self._stopping = True
+        watching = {*self._watches.running, *self._checks.running}
+        if watching:  # those who watch for this moment are told of it, and leave
+            await asyncio.wait(watching, timeout=_WATCHERS_SECONDS)
+        while running := {*self._foreground.running, *self._watches.running, *self._checks.running}:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+
+    def _handler(self, name: str, method: Method, *, in_background: bool) -> Handler:
+        # gRPC's handlers of single messages are not asked before the message is there. So these are all for streams:
+        # a call counts from its beginning, may be refused before it has sent anything, and lets go of its message soon.
+        if in_background:
+            table = self._checks if isinstance(method, UnaryMethod) else self._watches
+        else:
+            table = self._foreground
+        header_seconds = None if in_background else self._limits.header_seconds
+        if isinstance(method, UnaryMethod):
+
+            async def unary(_: object, context: Context) -> bytes | None:
+                async def work(task: Task) -> bytes:
+                    return await self._answer(method, await _only_message(name, context, table, task), task)
+
+                return await self._run(name, context, table, work)
+
+            return grpc.stream_unary_rpc_method_handler(cast("Any", unary))
+        if isinstance(method, DownloadMethod):
+
+            async def download(_: object, context: Context) -> None:
+                async def work(task: Task) -> None:
+                    await _send(method.handle(await _only_message(name, context, table, task)), context)
+
+                await self._run(name, context, table, work)
+
+            return grpc.stream_stream_rpc_method_handler(cast("Any", download))
+        if isinstance(method, ExchangeMethod):
+
+            async def exchange(_: object, context: Context) -> None:
+                async def work(_: Task) -> None:
+                    await _send(method.handle(_Received(context, header_seconds)), context)
+
+                await self._run(name, context, table, work)
+
+            return grpc.stream_stream_rpc_method_handler(cast("Any", exchange))
+
+        async def upload(_: object, context: Context) -> bytes | None:
+            return await self._run(name, context, table, lambda _: method.handle(_Received(context, header_seconds)))
+
+        return grpc.stream_unary_rpc_method_handler(cast("Any", upload))
+
+    async def _answer(self, method: UnaryMethod, request: bytes, task: Task) -> bytes:
+        """Runs a method while there is room for its message, and returns the answer once there is room for that."""
+        size = len(request)
+        if size > SMALL_BYTES:
+            await self._take_room(size)
+        try:
+            answer = method.handle(request)
+            del request
+            response = await answer
+        finally:
+            self._room.give_back(size)
+        if len(response) > SMALL_BYTES:
+            await self._take_room(len(response))
+            give_back = functools.partial(self._room.give_back, len(response))
+            task.add_done_callback(lambda _: give_back())  # not before gRPC has sent it
+        return response
+
+    async def _take_room(self, size: int) -> None:
+        if not await self._room.take(size):
+            raise exceeded(
+                self._limits, "max_unary_bytes", f"no room for {size} more", "call again when others are done"
+            )
+
+    def _refusal(self, code: Code, message: str, note: Callable[[str], None] = lambda peer: None) -> Handler:
+        async def refuse(_: object, context: Context) -> None:
+            self.counts.add(_OTHER_METHODS, code.name)
+            note(context.peer())
+            await _abort(context, code, message)
+
+        # The one kind that answers without waiting for a message, and so good for calls of every kind.
+        return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
+
+    async def _run(
+        self, name: str, context: Context, table: _Table, work: Callable[[Task], Awaitable[_T]]
+    ) -> _T | None:
+        """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
+        task = cast("Task", asyncio.current_task())
+        code = Code.UNKNOWN
+        try:
+            caller = self._caller(context)
+            current_caller.set(caller)  # a call is a task of its own, so this concerns nobody else
+            table.add(task, caller)
+            if self._stopping:
+                raise WorkerUnavailableError(_STOPPING)
+            result = await work(task)
+            code = Code.OK
+            return result
+        except grpc.aio.BaseError as error:  # the client has gone away while a message went there or back; gRPC knows
+            code = Code.CANCELLED
+            raise without_frames(error) from None
+        except asyncio.CancelledError as cancelled:
+            # Nearly always the client is gone, and this goes nowhere. But without a status a client that is there would
+            # wait for ever.
+            error: Exception = StatusError(Code.CANCELLED, _CANCELLED)
+            if self._stopping:
+                error = WorkerUnavailableError(_STOPPING)
+            elif table.gave_way(task):
+                error = _too_slow(self._limits.header_seconds)
+            code = code_of(error)
+            await _fail(context, error, cancelled)
+        except Exception as error:
+            known = _known_error(error, name)
+            code = code_of(known)
+            if code == Code.INTERNAL:
+                _logger.error("%s failed with an error that is not foreseen", name, exc_info=error)
+            else:
+                _logger.debug("%s failed: %s", name, error)
+            await _fail(context, known, error)
+        finally:
+            self.counts.add(name, code.name)
+        return None
+
+
+async def _only_message(name: str, context: Context, table: _Table, task: Task) -> bytes:
+    """Returns the message of a call that has one."""
+    table.silent[task] = time.monotonic()
+    try:
+        message = await context.read()
+    finally:
+        table.silent.pop(task, None)
+    if message is grpc.aio.EOF:
+        raise InvalidValueError(f"Expected a message for {name}, found the end of the call")
+    return message
+
+
+def _too_slow(seconds: float) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"Expected the first message of a call within {seconds:g} seconds, found none; send it, or start the worker "
+        f"with a larger {option_of('header_seconds')}"
+    )
+
+
+async def _fail(context: Context, error: Exception, raised: BaseException) -> None:
+    """Ends a call with the status of an error, and lets go of the frames of what was raised."""
+    code, message, details = code_of(error), message_of(error), details_of(error)
+    without_frames(raised)
+    await _abort(context, code, message, ((_DETAILS_KEY, details),))
+
+
+async def _abort(context: Context, code: Code, message: str, metadata: Metadata = ()) -> None:
+    """Ends a call; gRPC looks after the rest when its method returns."""
+    try:
+        await context.abort(grpc.StatusCode[code.name], message, metadata)
+    except grpc.aio.AbortError as error:
+        # The context keeps it, and is in the frames that it would go through, beside all that the call brought.
+        without_frames(error)
+
+
+def _known_error(error: Exception, name: str) -> Exception:
+    """Returns the error to answer with: what Python, protobuf and the machine say is told in our words."""
+    if isinstance(error, DecodeError):
+        return InvalidValueError(f"Expected a message for {name}, found bytes that are none: {error}")
+    # The frames of these hold what was too much; the client has no use for them.
+    if isinstance(error, MemoryError):
+        found = f": {error}" if str(error) else ""
+        return ResourceLimitError(
+            f"Expected memory for {name}, found none at the server{found}; send or ask for less at a time, or try "
+            "again when others are done"
+        )
+    if isinstance(error, RecursionError):
+        return ResourceLimitError(
+            f"Expected values and computations for {name} that nest less deeply, found Python's limit; make them "
+            "flatter"
+        )
+    return error
+
+
+class _Received:
+    """The messages that come in on a call.
+
+    Args:
+      context: The call.
+      seconds: How long the first of them may take; `None` for any time.
+    """
+
+    def __init__(self, context: Context, seconds: float | None) -> None:
+        self._context = context
+        self._seconds = seconds
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._seconds is None:
+            message = await self._context.read()
+        else:
+            seconds, self._seconds = self._seconds, None
+            try:
+                message = await asyncio.wait_for(self._context.read(), seconds)
+            except asyncio.TimeoutError:
+                raise _too_slow(seconds) from None
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
+
+
+async def _send(messages: AsyncIterator[bytes], context: Context) -> None:
+    try:
+        async for message in messages:
+            await context.write(message)
+    finally:
+        # A method whose client has gone away ends now, and not when the garbage collector finds it.
+        if isinstance(messages, AsyncGenerator):
+            await messages.aclose()

@@ -1,0 +1,296 @@
+"""Serves services over gRPC: one class for every server that fedstack has."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.values.number_checks import check_bool, check_number, check_whole_number
+from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
+from fedstack.service.processes.inherited_sockets import let_go_of_sockets
+from fedstack.service.server.call_counts import CallCounts, ReportsCalls
+from fedstack.service.server.call_router import CallRouter, Context, Metadata
+from fedstack.service.server.callers import caller_at, caller_with
+from fedstack.service.server.fair_shares import NOBODY
+from fedstack.service.server.health import HealthService
+from fedstack.service.server.limits import ServerLimits
+from fedstack.service.server.listening import Listener, TcpListener, UnixListener
+from fedstack.service.server.server_facts import ReportsServer, ServerFacts
+from fedstack.service.server.stall_meter import StallMeter
+from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
+from fedstack.transport.grpc.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.peers.forks import grpc_use
+from fedstack.transport.peers.methods import Drains, Service
+
+try:
+    import resource
+except ModuleNotFoundError:  # not a system of that kind
+    resource = None
+
+_logger = logging.getLogger(__name__)
+
+# How long calls that were cancelled may take to come to their end.
+_LAST_SECONDS = 5.0
+_SPARE_CALLS = 1000
+_MOST_OPTION = (1 << 31) - 1
+
+
+class GrpcServer:
+    """A server with services plugged in, and health and reflection beside them.
+
+    Its coroutines run on one event loop, that of `start()`: the transport's (`io_loop`) in a process that also dials.
+
+    Args:
+      services: What it serves. It closes them when it stops.
+      host: A name or an address of this machine. Others than its loopback need TLS.
+      port: The port; 0 for any that is free.
+      unix_socket: The path of a socket to listen at, instead of host and port.
+      credentials: The certificate and key for TLS, and what is asked of clients.
+      insecure: Whether other machines may reach the server without TLS.
+      reflection: Whether tools can ask what the services are.
+      limits: How much clients may have.
+      compression: Whether messages may be compressed: a small one may unfold to as much as a message may have.
+      grace_seconds: How long running calls have by default when the server stops.
+
+    Raises:
+      InvalidValueError: If a number is out of its range, or others could reach the server without TLS, and that was not
+        asked for.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        unix_socket: Path | None = None,
+        credentials: ServerCredentials | None = None,
+        insecure: bool = False,
+        reflection: bool = True,
+        limits: ServerLimits | None = None,
+        compression: bool = False,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        check_whole_number("port", port, 0, 65_535)
+        check_number("grace_seconds", grace_seconds)
+        if unix_socket is None and not host.strip():
+            raise InvalidValueError(
+                f"Expected a name or an address of this machine as host, found {host!r}; 127.0.0.1 is for this machine "
+                "alone, 0.0.0.0 for every network it is in"
+            )
+        self._services = tuple(services)
+        self._listener: Listener = TcpListener(host, port) if unix_socket is None else UnixListener(unix_socket)
+        self._credentials = ServerCredentials() if credentials is None else credentials
+        self._tokens = self._credentials.renewed_tokens()
+        self._limits = limits or ServerLimits()
+        self._compression = check_bool("compression", compression)
+        self._grace_seconds = grace_seconds
+        if not (self._listener.is_private or self._credentials.uses_tls or insecure):
+            raise InvalidValueError(
+                f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one "
+                "(--tls-cert, --tls-key), listen at 127.0.0.1, or say that you do without (--insecure)"
+            )
+        self._health = HealthService([name for service in services for name in service.methods])
+        background = [self._health, *_reflection_of([*services, self._health], wanted=reflection)]
+        self._router = CallRouter(
+            services,
+            is_allowed=self._is_allowed,
+            limits=self._limits,
+            caller=self._caller,
+            background=background,
+            public=[self._health],  # whoever supervises a server need not be able to use it
+        )
+        self._meter = StallMeter()
+        self._facts = ServerFacts(asks_for_token=bool(self._credentials.tokens), stalls=self._meter.counts)
+        for service in services:
+            if isinstance(service, ReportsCalls):
+                service.call_counts = self.call_counts
+            if isinstance(service, ReportsServer):
+                service.server_facts = self._facts
+        self._server: grpc.aio.Server | None = None
+        self._target = ""
+        self._stopping: asyncio.Task[None] | None = None
+        self._grace_is_over = asyncio.Event()
+        self._stopped = asyncio.Event()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Leaves the address to the process that serves, in a forked child of it."""
+        if self._target and not self._stopped.is_set():
+            let_go_of_sockets(self._target)
+
+    @property
+    def target(self) -> str:
+        """The address to dial from this machine, with the real port.
+
+        Raises:
+          ClosedError: If the server has not been started.
+        """
+        if not self._target:
+            raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
+        return self._target
+
+    @property
+    def call_counts(self) -> CallCounts:
+        """How many calls have ended, by method and code."""
+        return self._router.counts
+
+    async def start(self) -> None:
+        """Returns when the server can be dialled. Idempotent.
+
+        Raises:
+          AddressError: If it cannot listen at its address.
+          InvalidValueError: If its certificates are of no use.
+          ClosedError: If it has been stopped, or this process was forked from one that uses gRPC.
+        """
+        if self._stopping is not None:
+            raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
+        if self._server is not None:
+            return
+        grpc_use.begin()
+        self._listener.prepare()
+        server = grpc.aio.server(handlers=[self._router], options=self._options())
+        try:
+            port = self._bind(server)
+        except FedstackError:
+            # gRPC frees what a server has when it stops, and it stops only one that was started.
+            await server.start()
+            await server.stop(None)
+            raise
+        self._server = server
+        self._target = self._listener.target(port)
+        await server.start()
+        self._meter.start()
+        _logger.info("Listening at %s", self._target)
+
+    async def wait(self) -> None:
+        """Returns when the server has stopped."""
+        await self._stopped.wait()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Lets running calls come to their end, then closes the services. Idempotent.
+
+        Health says NOT_SERVING from the beginning, and services take no new clients. As long as one call is running,
+        others are taken that it may need, such as the renewal of a lease. When none is, or the grace is over, whoever
+        calls is told to go elsewhere.
+
+        Args:
+          grace: How long running calls have, in seconds, before they are cancelled; `grace_seconds` by default. Of
+            several calls of this method the shortest time counts.
+        """
+        self._health.drain()
+        for service in self._services:
+            if isinstance(service, Drains):
+                service.drain()
+        seconds = self._grace_seconds if grace is None else grace
+        self._facts.stops_within(seconds)
+        timer = asyncio.get_running_loop().call_later(seconds, self._grace_is_over.set)
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        self._stopping.add_done_callback(lambda _: timer.cancel())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        await self._wait_idle_or_grace()
+        self._meter.stop()
+        try:
+            await asyncio.wait_for(self._router.end_calls(), _LAST_SECONDS)
+        except asyncio.TimeoutError:
+            _logger.warning("Stopping while %d calls do not end", self._router.running)
+        if self._server is not None:
+            await self._server.stop(_LAST_SECONDS)
+        for service in self._services:
+            try:
+                await service.close()
+            except Exception:  # the others are to be closed all the same
+                _logger.exception("Closing %r failed", service)
+        self._stopped.set()
+
+    async def _wait_idle_or_grace(self) -> None:
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._router.wait_idle()),
+            asyncio.ensure_future(self._grace_is_over.wait()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        try:
+            if self._credentials.uses_tls:
+                return server.add_secure_port(self._listener.address, server_credentials(self._credentials))
+            return server.add_insecure_port(self._listener.address)
+        except RuntimeError as error:
+            reason = self._credentials.why_unusable()
+            if reason is not None:
+                raise InvalidValueError(f"{reason}; for the server at {self._listener.address}") from error
+            # Somebody has taken the address since it was looked at.
+            raise AddressError(
+                f"Expected {self._listener.address} to be free, found that gRPC cannot listen"
+            ) from error
+
+    def _options(self) -> list[tuple[str, int | str]]:
+        limits = self._limits
+        handshake_ms = math.ceil(limits.handshake_seconds * 1000)
+        options = {
+            **dict(SERVER_OPTIONS),
+            "grpc.max_allowed_incoming_connections": _most_connections(limits),
+            # One more is counted and refused here, and not held back by gRPC; what is beyond that waits at the client.
+            "grpc.max_concurrent_streams": limits.max_calls + limits.max_watches + _SPARE_CALLS,
+            "grpc.server_handshake_timeout_ms": handshake_ms,
+            "grpc.http2.settings_timeout": handshake_ms,
+            "grpc.max_connection_idle_ms": math.ceil(limits.idle_seconds * 1000),
+            "grpc.max_receive_message_length": limits.max_message_bytes,
+        }
+        if self._compression:
+            options[COMPRESSION] = ANY_COMPRESSION
+        # gRPC takes numbers of 32 bits, and for times the largest means any.
+        return [(name, min(v, _MOST_OPTION) if isinstance(v, int) else v) for name, v in options.items()]
+
+    def _is_allowed(self, metadata: Metadata) -> bool:
+        allowed = self._tokens.get()
+        return not allowed or token_matches(bearer_token(metadata), allowed)
+
+    def _caller(self, context: Context) -> str:
+        """Names whoever makes a call: by the token if there are several, which tell more than addresses do."""
+        tokens = self._tokens.get()
+        if len(tokens) > 1:
+            token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))
+            if token_matches(token, tokens):
+                return caller_with(token)
+        return NOBODY if self._listener.is_private else caller_at(context.peer())
+
+    def __repr__(self) -> str:
+        if self._stopped.is_set():
+            state = "stopped"
+        elif self._server is None:
+            state = "not started"
+        else:
+            state = f"at {self._target}, {self._router.running} calls running"
+        return f"<GrpcServer {state}>"
+
+
+def _most_connections(limits: ServerLimits) -> int:
+    """Returns how many connections there may be; each is a descriptor, and a process has other uses for these too."""
+    if resource is None:
+        return limits.max_connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return limits.max_connections
+    return max(1, min(limits.max_connections, descriptors * 3 // 4))
+
+
+def _reflection_of(services: Sequence[Service], *, wanted: bool) -> Sequence[Service]:
+    if not wanted:
+        return ()
+    try:
+        from fedstack.service.server.reflection import ReflectionService  # needs an extra
+    except ImportError as error:
+        _logger.info("Tools cannot ask what the services are: %s", error)
+        return ()
+    return [ReflectionService(services)]

@@ -1,0 +1,66 @@
+"""Tells load balancers and supervisors whether a server takes work: the service `grpc.health.v1.Health`.
+
+The servicer that comes with grpcio-health-checking forgets all but one of those who watch the same service once one of
+them leaves, and its watches would hold up a server that waits for its calls to end.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2
+
+from fedstack.transport.peers.methods import DownloadMethod, Method, UnaryMethod
+from fedstack.transport.wire.status import Code, StatusError
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+_Status = health_pb2.HealthCheckResponse
+
+
+class HealthService:
+    """Answers SERVING for the server (the empty name) and each of its services until `drain()`, NOT_SERVING after it.
+
+    Args:
+      names: The full names of the services.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names) | {""}
+        self._draining = asyncio.Event()
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Method]]:
+        return {HEALTH_SERVICE: {"Check": UnaryMethod(self._check), "Watch": DownloadMethod(self._watch)}}
+
+    @property
+    def descriptors(self) -> tuple[FileDescriptorProto, ...]:
+        return ()
+
+    def drain(self) -> None:
+        """Says NOT_SERVING from now on, and to all who watch, whose calls end with it."""
+        self._draining.set()
+
+    async def close(self) -> None:
+        self.drain()
+
+    async def _check(self, request: bytes) -> bytes:
+        name = health_pb2.HealthCheckRequest.FromString(request).service
+        if name not in self._names:
+            known = ", ".join(sorted(self._names - {""}))
+            raise StatusError(Code.NOT_FOUND, f"Expected a service of this server ({known}), found {name!r}")
+        return self._answer()
+
+    async def _watch(self, request: bytes) -> AsyncIterator[bytes]:
+        known = health_pb2.HealthCheckRequest.FromString(request).service in self._names
+        if not known:
+            yield _Status(status=_Status.SERVICE_UNKNOWN).SerializeToString()
+        elif not self._draining.is_set():
+            yield self._answer()
+        await self._draining.wait()
+        if known:
+            yield self._answer()
+
+    def _answer(self) -> bytes:
+        status = _Status.NOT_SERVING if self._draining.is_set() else _Status.SERVING
+        return _Status(status=status).SerializeToString()

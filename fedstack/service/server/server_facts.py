@@ -1,0 +1,50 @@
+"""What a server knows and its services report: whom it lets in, and whether it is about to stop."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from fedstack.service.server.stall_meter import StallCounts
+
+
+class ServerFacts:
+    """What there is to report of a server.
+
+    Args:
+      asks_for_token: Whether calls must bring a token.
+      stalls: How often its loop stood still.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        asks_for_token: bool,
+        stalls: StallCounts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.asks_for_token = asks_for_token
+        self.stalls = stalls or StallCounts()
+        self._clock = clock
+        self._end: float | None = None
+
+    def stops_within(self, seconds: float) -> None:
+        """Takes note that running calls have so many seconds; of several times the shortest counts."""
+        end = self._clock() + seconds
+        self._end = end if self._end is None else min(end, self._end)
+
+    @property
+    def seconds_until_stop(self) -> float | None:
+        """How long running calls have at most, in seconds; `None` if the server is not about to stop."""
+        return None if self._end is None else max(0.0, self._end - self._clock())
+
+    def __repr__(self) -> str:
+        left = self.seconds_until_stop
+        return f"<ServerFacts {'with' if self.asks_for_token else 'without'} tokens, {left} s until it stops>"
+
+
+@runtime_checkable
+class ReportsServer(Protocol):
+    """A service that wants to know of its server, to report it: it is given the facts."""
+
+    server_facts: ServerFacts | None

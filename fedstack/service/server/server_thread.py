@@ -1,0 +1,58 @@
+"""Runs a server from code that has no event loop: scripts, notebooks, tests."""
+
+from concurrent import futures
+from types import TracebackType
+
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.transport.peers.io_loop import io_loop
+
+
+class ServerThread:
+    """A `GrpcServer` on the thread that everything of gRPC runs on in this process.
+
+        with ServerThread(GrpcServer([service], port=0)) as server:
+            print(server.target)
+
+    Args:
+      server: The server, not started yet.
+    """
+
+    def __init__(self, server: GrpcServer) -> None:
+        self.server = server
+
+    @property
+    def target(self) -> str:
+        """The address to dial."""
+        return self.server.target
+
+    def start(self) -> None:
+        """Returns when the server can be dialled.
+
+        Raises:
+          AddressError: If it cannot listen at its address.
+        """
+        io_loop.run_sync(self.server.start())
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until the server has stopped, at most `timeout` seconds; tells whether it has."""
+        try:
+            io_loop.run_sync(self.server.wait(), timeout)
+        except futures.TimeoutError:  # in Python 3.10 another class than the built-in
+            return False
+        return True
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stops the server and returns when it has stopped; see `GrpcServer.stop`. Idempotent."""
+        io_loop.run_sync(self.server.stop(grace))
+
+    def __enter__(self) -> "ServerThread":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<ServerThread of {self.server!r}>"

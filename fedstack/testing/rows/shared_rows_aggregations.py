@@ -1,0 +1,264 @@
+"""Checks the aggregations: sums, means, extremes and the general fold, over every dtype that they take."""
+
+from typing import Any
+
+import numpy as np
+
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.types.language import StructType, TensorType
+from fedstack.testing.computation_builder import (
+    Expression,
+    at_clients,
+    computation,
+    function,
+    intrinsic,
+    literal,
+    struct,
+)
+from fedstack.testing.expectations import expect, expect_error, expect_same
+from fedstack.testing.leaves import add, concatenate, identity
+from fedstack.testing.promises import promise_of_both
+from fedstack.testing.rows.shared_rows_values import BFLOAT16, COMPLEX, FLOATS, INTEGERS
+from fedstack.testing.subjects import Runner
+
+NAN = float("nan")
+
+
+def aggregated(uri: str, member: object) -> Any:
+    """Returns the computation of an aggregation of one value per client."""
+    return computation(lambda x: intrinsic(uri, x), at_clients(member))
+
+
+@promise_of_both(intrinsics=["federated_sum"])
+async def sums_keep_dtype_and_structure(runner: Runner) -> None:
+    """`federated_sum` adds structs of scalars and arrays element by element, in their own dtype."""
+    for dtype in (*INTEGERS, *FLOATS, *COMPLEX):
+        member = StructType([("b", dtype), ("a", StructType([(dtype, [2]), StructType([])]))])
+        values = [{"b": dtype(k), "a": (np.array([k, 2 * k], dtype), ())} for k in (1, 2, 4)]
+        expected = {"b": dtype(7), "a": (np.array([7, 14], dtype), ())}
+        expect_same(await runner.run(aggregated("federated_sum", member), values), expected)
+
+
+@promise_of_both(intrinsics=["federated_sum"])
+async def integers_wrap_around(runner: Runner) -> None:
+    """Integer sums keep their dtype and wrap, as the dtype's arithmetic does."""
+    for dtype in INTEGERS:
+        info = np.iinfo(dtype)
+        expect_same(await runner.run(aggregated("federated_sum", dtype), [info.max, 1]), dtype(info.min))
+        largest = np.full(2, info.max, dtype)
+        found = await runner.run(aggregated("federated_sum", (dtype, [2])), [largest, np.ones(2, dtype)])
+        expect_same(found, np.full(2, info.min, dtype))
+
+
+@promise_of_both(intrinsics=["federated_mean"])
+async def means_keep_dtype_and_structure(runner: Runner) -> None:
+    """`federated_mean` averages structs of floating and complex numbers in their own dtype."""
+    for dtype in (*FLOATS, *COMPLEX):
+        member = StructType([("b", dtype), ("a", StructType([(dtype, [2])]))])
+        values = [{"b": dtype(k), "a": (np.array([k, 2 * k], dtype),)} for k in (1, 2, 6)]
+        expected = {"b": dtype(3), "a": (np.array([3, 6], dtype),)}
+        expect_same(await runner.run(aggregated("federated_mean", member), values), expected)
+
+
+@promise_of_both(intrinsics=["federated_mean"])
+async def half_precision_means_count_every_client(runner: Runner) -> None:
+    """Means of half precision are summed wider and rounded once, so that many clients do not get lost."""
+    for dtype in (np.float16, BFLOAT16):
+        clients = [dtype(1)] * 2100  # in half precision a running sum of ones stops growing at 2048, or at 256
+        expect_same(await runner.run(aggregated("federated_mean", dtype), clients), dtype(1))
+
+
+def _weighted(member: object, weight: object) -> Any:
+    return computation(lambda x, w: intrinsic("federated_weighted_mean", x, w), at_clients(member), at_clients(weight))
+
+
+@promise_of_both(intrinsics=["federated_weighted_mean"])
+async def weighted_means_take_any_number_as_weight(runner: Runner) -> None:
+    """`federated_weighted_mean` is the sum of the products over the sum of the weights, for every kind of weight."""
+    member = StructType([("x", np.float32), ("y", (np.float64, [2]))])
+    values = [(np.float32(k), np.array([k, -k], np.float64)) for k in (1.0, 2.0, 6.0)]
+    expected = {"x": np.float32(4), "y": np.array([4.0, -4.0])}
+    for weight in (*INTEGERS, *FLOATS):
+        # (1*1 + 2*1 + 6*2) / 4 = 15/4 would be no round number; 1, 1, 3: (1 + 2 + 18) / 5 neither; 0, 2, 2 gives 4.
+        weights = [weight(0), weight(2), weight(2)]
+        expect_same(await runner.run(_weighted(member, weight), values, weights), expected)
+    expect_same(await runner.run(_weighted(np.complex64, np.int8), [1j, 3 + 0j], [1, 1]), np.complex64(1.5 + 0.5j))
+    large = [np.int8(100)] * 4  # the sum of the weights does not fit their dtype
+    expect_same(await runner.run(_weighted(np.float32, np.int8), [1.0, 2.0, 3.0, 6.0], large), np.float32(3))
+
+
+@promise_of_both(intrinsics=["federated_weighted_mean"])
+async def a_total_weight_of_zero_gives_nan(runner: Runner) -> None:
+    """A weighted mean whose weights sum to zero is NaN in every element, whatever the values."""
+    member = StructType([("x", np.float32), ("y", (np.float64, [2]))])
+    values = [(np.float32(1), np.ones(2))] * 2
+    expected = {"x": np.float32(NAN), "y": np.full(2, NAN)}
+    for weight, weights in [
+        (np.int32, [0, 0]),
+        (np.float32, [0.0, 0.0]),
+        (np.float32, [1.0, -1.0]),
+        (np.int8, [3, -3]),
+    ]:
+        expect_same(await runner.run(_weighted(member, weight), values, weights), expected)
+
+
+@promise_of_both(intrinsics=["federated_min", "federated_max"])
+async def extremes_keep_dtype_and_structure(runner: Runner) -> None:
+    """`federated_min` and `federated_max` work element by element on integers and floating numbers."""
+    for dtype in (*INTEGERS, *FLOATS):
+        member = StructType([("b", dtype), ("a", StructType([(dtype, [2])]))])
+        values = [{"b": dtype(k), "a": (np.array([k, 10 - k], dtype),)} for k in (3, 1, 7, 5)]
+        low = {"b": dtype(1), "a": (np.array([1, 3], dtype),)}
+        high = {"b": dtype(7), "a": (np.array([7, 9], dtype),)}
+        expect_same(await runner.run(aggregated("federated_min", member), values), low)
+        expect_same(await runner.run(aggregated("federated_max", member), values), high)
+
+
+@promise_of_both(
+    intrinsics=["federated_sum", "federated_mean", "federated_weighted_mean", "federated_min", "federated_max"]
+)
+async def nan_propagates(runner: Runner) -> None:
+    """One NaN among the clients makes sum, mean, weighted mean, minimum and maximum NaN, in its own element only."""
+    for uri in ("federated_sum", "federated_mean", "federated_min", "federated_max"):
+        for place in range(3):
+            scalars = [np.float32(NAN if k == place else 1) for k in range(3)]
+            expect_same(await runner.run(aggregated(uri, np.float32), scalars), np.float32(NAN), uri)
+            arrays = [np.array([1, NAN if k == place else 1], np.float64) for k in range(3)]
+            found: Any = await runner.run(aggregated(uri, (np.float64, [2])), arrays)
+            expect(not np.isnan(found[0]) and np.isnan(found[1]), f"NaN in the second element of {uri}", found)
+    expect_same(
+        await runner.run(_weighted(np.float32, np.float32), [NAN, 1.0], [0.0, 1.0]), np.float32(NAN), "zero times NaN"
+    )
+    half = [BFLOAT16(1), BFLOAT16(NAN)]
+    expect_same(await runner.run(aggregated("federated_max", BFLOAT16), half), BFLOAT16(NAN))
+
+
+@promise_of_both(intrinsics=["federated_sum", "federated_mean"])
+async def aggregations_take_mapped_and_equal_values(runner: Runner) -> None:
+    """Aggregations take what a map gives, a zip, a member of structs, and an all-equal value once per client."""
+    pair = StructType([("a", np.float32), ("b", np.int32)])
+    folded = computation(
+        lambda x, e: struct(
+            intrinsic("federated_sum", intrinsic("federated_map", function(lambda v: v["b"], pair), x)),
+            intrinsic("federated_mean", intrinsic("federated_map", function(lambda v: v["a"], pair), x)),
+            intrinsic("federated_sum", e),
+            intrinsic("federated_sum", intrinsic("federated_zip_at_clients", struct(e, x))),
+        ),
+        at_clients(pair),
+        at_clients(np.int32, all_equal=True),
+    )
+    values = [(1.0, 10), (2.0, 20), (6.0, 30)]
+    expected = (np.int32(60), np.float32(3), np.int32(15), (np.int32(15), {"a": np.float32(9), "b": np.int32(60)}))
+    expect_same(await runner.run(folded, values, 5), expected)
+
+
+@promise_of_both(intrinsics=["federated_sum", "federated_min"])
+async def clients_must_agree_on_open_dimensions(runner: Runner) -> None:
+    """A fold over arrays whose size the type leaves open needs one size from all clients; the error names a client."""
+    for uri in ("federated_sum", "federated_min"):
+        folded = aggregated(uri, TensorType(np.int32, [None]))
+        expect_same(await runner.run(folded, [np.ones(2, np.int32)] * 1), np.ones(2, np.int32))
+        shapes = [np.ones(2, np.int32), np.ones(2, np.int32), np.ones(3, np.int32)]
+        await expect_error(runner.run(folded, shapes), TypeError, "shape", "client")
+
+
+def _concatenation(report: Expression | None = None) -> Any:
+    """Returns an aggregation that tells in which order it took the clients; zero is neutral, merge associative."""
+    return computation(
+        lambda x: intrinsic(
+            "federated_aggregate",
+            x,
+            literal(b"", np.str_),
+            concatenate,
+            concatenate,
+            function(lambda a: struct(a, a), np.str_) if report is None else report,
+        ),
+        at_clients(np.str_),
+    )
+
+
+@promise_of_both(intrinsics=["federated_aggregate"])
+async def aggregate_folds_in_client_order(runner: Runner) -> None:
+    """`federated_aggregate` folds the clients in their order, then reports; merging keeps that order too."""
+    for clients in (1, 2, 3, 10, 123):
+        names = [f"{k}," for k in range(clients)]
+        whole = "".join(names).encode()
+        expect_same(await runner.run(_concatenation(), names), (whole, whole))
+
+
+@promise_of_both(intrinsics=["federated_aggregate"])
+async def aggregate_works_on_mixed_structures(runner: Runner) -> None:
+    """`federated_aggregate` may have accumulators and reports of other types than its values."""
+    accumulator = StructType([("total", np.float64), ("count", np.int32)])
+
+    @python_computation([accumulator, np.float32], accumulator)
+    def accumulate(a: Any, x: Any) -> Any:
+        return {"total": a["total"] + np.float64(x), "count": a["count"] + np.int32(1)}
+
+    @python_computation([accumulator, accumulator], accumulator)
+    def merge(a: Any, b: Any) -> Any:
+        return a["total"] + b["total"], a["count"] + b["count"]
+
+    @python_computation([accumulator], np.float32)
+    def report(a: Any) -> Any:
+        return np.float32(a["total"] / a["count"])
+
+    zero = struct(total=literal(np.float64(0), np.float64), count=literal(np.int32(0), np.int32))
+    averaged = computation(
+        lambda x: intrinsic("federated_aggregate", x, zero, accumulate, merge, report), at_clients(np.float32)
+    )
+    expect_same(await runner.run(averaged, [1.0, 2.0, 6.0]), np.float32(3))
+
+
+@promise_of_both(intrinsics=["federated_aggregate"])
+async def aggregate_is_deterministic(runner: Runner) -> None:
+    """The same `federated_aggregate` over the same clients gives the same result each time, whoever finishes first."""
+    zero = literal(np.float32(0.1), np.float32)  # not neutral, so that where the fold is cut can be seen
+
+    @python_computation([np.float32, np.float32], np.float32)
+    def accumulate(a: Any, x: Any) -> Any:
+        return a * np.float32(0.9) + x
+
+    folded = computation(
+        lambda x: intrinsic(
+            "federated_aggregate",
+            intrinsic("federated_map", identity(np.float32), x),
+            zero,
+            accumulate,
+            accumulate,
+            identity(np.float32),
+        ),
+        at_clients(np.float32),
+    )
+    values = [float(value) for value in np.random.default_rng(3).normal(size=100).astype(np.float32)]
+    first = await runner.run(folded, values)
+    for _ in range(4):
+        expect_same(await runner.run(folded, values), first)
+
+
+@promise_of_both(intrinsics=["federated_aggregate", "federated_sum", "federated_mean", "federated_max"])
+async def several_aggregations_share_one_pass(runner: Runner) -> None:
+    """Any number of aggregations of the same values stand side by side in one computation."""
+    folded = computation(
+        lambda x: struct(
+            intrinsic("federated_sum", x),
+            intrinsic("federated_mean", x),
+            intrinsic("federated_max", intrinsic("federated_map", identity(np.float32), x)),
+            intrinsic(
+                "federated_aggregate",
+                intrinsic("federated_map", function(lambda v: struct(v), np.float32), x),
+                literal(np.int32(0), np.int32),
+                function(
+                    lambda a, v: intrinsic("generic_plus", a, literal(np.int32(1), np.int32)),
+                    np.int32,
+                    StructType([np.float32]),
+                ),
+                add,
+                identity(np.int32),
+            ),
+            x,
+        ),
+        at_clients(np.float32),
+    )
+    values = [np.float32(k) for k in (1, 2, 6)]
+    expect_same(await runner.run(folded, values), (np.float32(9), np.float32(3), np.float32(6), np.int32(3), values))

@@ -1,0 +1,184 @@
+"""Checks names and functions: captured, curried, shadowed, passed around, used twice."""
+
+import itertools
+
+import numpy as np
+
+from fedstack.computations.types.language import FunctionType, SequenceType, StructType
+from fedstack.testing.computation_builder import (
+    Expression,
+    as_expression,
+    at_clients,
+    at_server,
+    block,
+    computation,
+    function,
+    intrinsic,
+    literal,
+    reference,
+    struct,
+)
+from fedstack.testing.expectations import expect_same
+from fedstack.testing.leaves import add, double, seven
+from fedstack.testing.promises import promise_of_both
+from fedstack.testing.subjects import Runner
+
+
+def _add(x: Expression, y: Expression) -> Expression:
+    return as_expression(add)(x, y)
+
+
+def _ints(*values: int) -> list[np.int32]:
+    return [np.int32(value) for value in values]
+
+
+@promise_of_both(intrinsics=["federated_map", "federated_apply", "federated_aggregate"])
+async def functions_use_values_from_around_them(runner: Runner) -> None:
+    """A function that is mapped, applied or folded may use unplaced values of the computation around it."""
+    shifted = computation(
+        lambda x, s, k: struct(
+            intrinsic("federated_map", function(lambda v: _add(v, k), np.int32), x),
+            intrinsic("federated_apply", function(lambda v: _add(v, _add(k, k)), np.int32), s),
+            intrinsic(
+                "federated_aggregate",
+                x,
+                k,
+                function(lambda a, v: _add(a, v), np.int32, np.int32),
+                function(lambda a, b: _add(a, b), np.int32, np.int32),
+                function(lambda a: struct(a, k), np.int32),
+            ),
+        ),
+        at_clients(np.int32),
+        at_server(np.int32),
+        np.int32,
+    )
+    expect_same(await runner.run(shifted, [1, 2], 10, 0), (_ints(1, 2), np.int32(10), tuple(_ints(3, 0))))
+    mapped = computation(
+        lambda x, k: intrinsic("federated_map", function(lambda v: _add(v, k), np.int32), x),
+        at_clients(np.int32),
+        np.int32,
+    )
+    expect_same(await runner.run(mapped, [1, 2, 3], 5), _ints(6, 7, 8))
+
+
+@promise_of_both(intrinsics=["federated_map", "sequence_map"])
+async def functions_may_return_functions(runner: Runner) -> None:
+    """A mapped function may be what a call of another function returns, as the front end writes `sequence_map`."""
+    signature = FunctionType(np.int32, np.int32)
+    sequence = SequenceType(np.int32)
+    curried = function(
+        lambda f: function(lambda s: intrinsic("sequence_map", f, s), sequence), signature, name="curried"
+    )
+    mapped = computation(
+        lambda x: block(
+            [("g", curried(double)), ("y", intrinsic("federated_map", reference("g", curried(double).type), x))],
+            reference("y", at_clients(sequence)),
+        ),
+        at_clients(sequence),
+    )
+    expect_same(await runner.run(mapped, [[1, 2], []]), [_ints(2, 4), []])
+    adder = function(lambda k: function(lambda v: _add(v, k), np.int32), np.int32)
+    added = computation(lambda x, k: intrinsic("federated_map", adder(k), x), at_clients(np.int32), np.int32)
+    expect_same(await runner.run(added, [1, 2], 3), _ints(4, 5))
+
+
+@promise_of_both()
+async def functions_are_passed_around(runner: Runner) -> None:
+    """A function may be an argument, a member of a struct, a local, and be selected and called from there."""
+    signature = FunctionType(np.int32, np.int32)
+    twice = function(lambda f, x: f(f(x)), signature, np.int32)
+    called = computation(lambda x: twice(double, x), np.int32)
+    expect_same(await runner.run(called, 3), np.int32(12))
+    chosen = computation(
+        lambda x: block(
+            [("table", struct(first=double, other=function(lambda v: _add(v, v), np.int32)))],
+            reference("table", StructType([("first", signature), ("other", signature)]))["other"](x),
+        ),
+        np.int32,
+    )
+    expect_same(await runner.run(chosen, 4), np.int32(8))
+
+
+@promise_of_both()
+async def an_inner_name_hides_an_outer_one(runner: Runner) -> None:
+    """The innermost binding counts; a local may be bound anew from its own old value; a closure keeps what it saw."""
+    x = reference("x", np.int32)
+    inner = function(lambda v: as_expression(double)(v), np.int32, name="x")
+    hidden = computation(
+        lambda p: block([("x", p), ("x", _add(x, x)), ("y", inner(x))], struct(x, reference("y", np.int32))), np.int32
+    )
+    expect_same(await runner.run(hidden, 3), (np.int32(6), np.int32(12)))
+    shift = FunctionType(np.int32, np.int32)
+    closure = computation(
+        lambda p: block(
+            [("x", p), ("f", function(lambda v: _add(v, x), np.int32, name="v")), ("x", _add(x, x))],
+            reference("f", shift)(x),
+        ),
+        np.int32,
+    )
+    expect_same(await runner.run(closure, 5), np.int32(15))
+    mapped = computation(
+        lambda c, k: block(
+            [("x", k)], intrinsic("federated_map", function(lambda v: _add(v, v), np.int32, name="x"), c)
+        ),
+        at_clients(np.int32),
+        np.int32,
+    )
+    expect_same(await runner.run(mapped, [1, 2], 100), _ints(2, 4))
+
+
+@promise_of_both(intrinsics=["federated_map"])
+async def one_leaf_is_used_many_times(runner: Runner) -> None:
+    """The same leaf may be called many times in one computation, in all places, and by several computations."""
+    body = function(lambda v: _add(as_expression(double)(v), as_expression(double)(as_expression(double)(v))), np.int32)
+    everywhere = computation(
+        lambda x, k: struct(
+            as_expression(double)(k),
+            as_expression(double)(as_expression(double)(k)),
+            intrinsic("federated_map", double, x),
+            intrinsic("federated_map", double, intrinsic("federated_map", double, x)),
+            intrinsic("federated_map", body, x),
+            body(k),
+        ),
+        at_clients(np.int32),
+        np.int32,
+    )
+    expected = (np.int32(2), np.int32(4), _ints(2, 4), _ints(4, 8), _ints(6, 12), np.int32(6))
+    expect_same(await runner.run(everywhere, [1, 2], 1), expected)
+    expect_same(await runner.run(double, 5), np.int32(10))
+
+
+@promise_of_both()
+async def computations_without_parameter_run(runner: Runner) -> None:
+    """A function without parameter may be called, inside and from outside; literals are values."""
+    called = computation(lambda: struct(as_expression(seven)(), literal(np.float32(1.5), np.float32)))
+    expect_same(await runner.run(called), (np.int32(7), np.float32(1.5)))
+    nested = computation(lambda: function(lambda: as_expression(seven)())())
+    expect_same(await runner.run(nested), np.int32(7))
+    text = literal(np.array([b"a\x00", b"\xff"], object), np.str_, [2])
+    expect_same(await runner.run(computation(lambda: text)), np.array([b"a\x00", b"\xff"], object))
+
+
+@promise_of_both()
+async def long_chains_of_locals_run(runner: Runner) -> None:
+    """A block of hundreds of locals, each using the one before, runs."""
+    length = 300
+    names = ["start"] + [f"step{k}" for k in range(length)]
+    chain = [
+        (name, _add(reference(before, np.int32), literal(np.int32(1), np.int32)))
+        for before, name in itertools.pairwise(names)
+    ]
+    counted = computation(lambda x: block([("start", x), *chain], reference(names[-1], np.int32)), np.int32)
+    expect_same(await runner.run(counted, 5), np.int32(5 + length))
+
+
+@promise_of_both()
+async def selections_go_by_position_in_the_type(runner: Runner) -> None:
+    """A selection takes the member at its position, from arguments, results, structs and federated structs' maps."""
+    pair = StructType([("b", np.int32), ("a", np.int32)])
+    swapped = computation(lambda s, unused: struct(s["a"], s["b"], s[0]), pair, np.int32)
+    expect_same(await runner.run(swapped, {"a": 1, "b": 2}, 0), (np.int32(1), np.int32(2), np.int32(2)))
+    mapped = computation(
+        lambda c: intrinsic("federated_map", function(lambda s: struct(s["a"], s[0]), pair), c), at_clients(pair)
+    )
+    expect_same(await runner.run(mapped, [{"a": 1, "b": 2}, (3, 4)]), [tuple(_ints(1, 2)), tuple(_ints(4, 3))])

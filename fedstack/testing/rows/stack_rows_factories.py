@@ -1,0 +1,94 @@
+"""Checks executor factories: executors for numbers of clients, and what cleaning up does."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.types.language import CLIENTS
+from fedstack.contexts.contexts import AsyncExecutionContext, use_context
+from fedstack.errors import ClosedError
+from fedstack.testing.computation_builder import at_clients, computation, intrinsic
+from fedstack.testing.expectations import expect_error, expect_same
+from fedstack.testing.leaves import double
+from fedstack.testing.meeting import LIMIT_SECONDS, until_set
+from fedstack.testing.promises import promise_of_stacks
+from fedstack.testing.subjects import StackSubject
+
+
+async def _doubled(executor: Any, number: int) -> object:
+    function = await executor.create_value(double)
+    return await (await executor.create_call(function, await executor.create_value(number, np.int32))).compute()
+
+
+@promise_of_stacks()
+async def factories_make_executors_for_cardinalities(subject: StackSubject) -> None:
+    """A factory makes an executor for any number of clients, also none, and for cardinalities that do not say."""
+    factory = subject.factory()
+    for cardinalities in ({}, {CLIENTS: 0}, {CLIENTS: 1}, {CLIENTS: 7}):
+        executor = factory.create_executor(cardinalities)
+        expect_same(await _doubled(executor, 4), np.int32(8))
+        clients = cardinalities.get(CLIENTS, subject.default_num_clients)
+        values = await executor.create_value([1] * clients, at_clients(np.int32))
+        expect_same(await values.compute(), [np.int32(1)] * clients)
+
+
+@promise_of_stacks()
+async def cleaning_up_closes_the_executor(subject: StackSubject) -> None:
+    """Cleaning up closes the executor of those cardinalities, and the next one is new; else it does nothing."""
+    factory = subject.factory()
+    factory.clean_up_executor({CLIENTS: 3})
+    executor, other = factory.create_executor({CLIENTS: 2}), factory.create_executor({CLIENTS: 1})
+    expect_same(await _doubled(executor, 4), np.int32(8))
+    factory.clean_up_executor({CLIENTS: 2})
+    factory.clean_up_executor({CLIENTS: 2})
+    await expect_error(executor.create_value(3, np.int32), ClosedError, "closed")
+    expect_same(await _doubled(other, 4), np.int32(8))
+    expect_same(await _doubled(factory.create_executor({CLIENTS: 2}), 4), np.int32(8))
+
+
+@promise_of_stacks(needs=["same process"])
+async def cleaning_up_spares_who_is_at_work(subject: StackSubject) -> None:
+    """Cleaning up while an invocation runs lets it finish."""
+    await _finishes_after(subject, lambda context: context.executor_factory.clean_up_executor({CLIENTS: 2}))
+
+
+@promise_of_stacks(needs=["same process"])
+async def closing_spares_who_is_at_work(subject: StackSubject) -> None:
+    """Closing a context while an invocation runs lets it finish."""
+    await _finishes_after(subject, AsyncExecutionContext.close)
+
+
+async def _finishes_after(subject: StackSubject, end: Callable[[AsyncExecutionContext], None]) -> None:
+    """Checks that an invocation goes on that is running when something happens to its context."""
+    started, released = threading.Event(), threading.Event()
+
+    @python_computation([np.int32], np.int32)
+    def wait(x: Any) -> Any:
+        started.set()
+        released.wait(LIMIT_SECONDS)
+        return x
+
+    made = computation(lambda x: intrinsic("federated_map", wait, x), at_clients(np.int32))
+    context = subject.async_context()
+    with use_context(context):
+        called = made([1, 2])
+    running = asyncio.create_task(called)
+    await until_set(started, running)
+    end(context)
+    released.set()
+    expect_same(await running, [np.int32(1), np.int32(2)])
+
+
+@promise_of_stacks()
+async def negative_numbers_of_clients_are_refused(subject: StackSubject) -> None:
+    """A negative number of clients is an error that says so."""
+    factory = subject.factory()
+
+    async def create() -> object:
+        return factory.create_executor({CLIENTS: -1})
+
+    await expect_error(create(), ValueError, "-1")

@@ -1,0 +1,1 @@
+"""gRPC: channels, credentials, targets, and what is wrong when nobody answers."""

@@ -1,0 +1,242 @@
+"""Reaches a peer over a `grpc.Channel` that somebody else has made, and keeps."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Iterable
+from typing import Any, cast
+
+from fedstack.computations.types.language import RetryableError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.transport.grpc.grpc_connection import error_of_call, failure_of_asking
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.peers.connection import Channel
+from fedstack.transport.peers.daemon_threads import start_daemon
+from fedstack.transport.peers.forks import grpc_use
+
+_MAX_CALLS = 256
+_MAX_UNREAD = 2
+
+
+class ChannelConnection:
+    """A connection over a channel of the user's own. Closing it leaves the channel open.
+
+    Such a channel has threads of its own, so its answers are brought to the transport's loop.
+
+    Args:
+      channel: A channel of `grpc`. One of `grpc.aio` belongs to the event loop that it was made on, and cannot be used
+        here: give its address instead.
+      address: What the peer is called in messages; a channel does not tell.
+
+    Raises:
+      InvalidValueError: If it is a channel of `grpc.aio`.
+    """
+
+    def __init__(self, channel: Channel, address: str = "the peer of a channel") -> None:
+        if isinstance(channel, grpc.aio.Channel):
+            raise InvalidValueError(
+                "Expected a channel of grpc, found one of grpc.aio, which belongs to the event loop that it was made "
+                "on; give the address of the worker instead"
+            )
+        grpc_use.begin()
+        self._channel = channel
+        self._address = address
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """What the peer is called in messages."""
+        return self._address
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        with self._errors():
+            async with self._calls if timeout is not None else contextlib.nullcontext():
+                method = cast(Any, self._channel.unary_unary(path))
+                return await _result(method.future(request, timeout=timeout))
+
+    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+        with self._errors():
+            method = cast(Any, self._channel.stream_unary(path))
+            return await _result(method.future(iter(frames), timeout=timeout))
+
+    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        with self._errors():
+            call = cast(Any, self._channel.stream_stream(path))(iter(frames))
+            messages = _Messages(call)
+            try:
+                while (message := await messages.next()) is not None:
+                    yield message
+            finally:
+                messages.close()
+
+    async def wait_ready(self, timeout: float) -> None:
+        self._check_open()
+        try:
+            await asyncio.wait_for(self._until_ready(), timeout)
+        except asyncio.TimeoutError:
+            error = await failure_of_asking(self)
+            if error is not None:
+                raise error from None
+
+    async def _until_ready(self) -> None:
+        """Returns when the channel is ready; raises if there is a reason not to wait for that."""
+        if await self._answers():  # this makes it dial, and finds out whether its owner has closed it
+            return
+        asked = False
+        states = _States(self._channel)
+        try:
+            while (state := await states.next()) is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not asked:
+                    asked = True
+                    if await self._answers():
+                        return
+        finally:
+            states.close()
+
+    async def _answers(self) -> bool:
+        """Tells whether the peer answers; raises if it will not however long one waits."""
+        error = await failure_of_asking(self)
+        is_closed = error is not None and isinstance(error.__cause__, ValueError)
+        if error is not None and (is_closed or not isinstance(error, RetryableError)):
+            raise error
+        return error is None
+
+    @property
+    def redials(self) -> bool:
+        """That it dials when gRPC says: seconds after a failure, and later from failure to failure."""
+        return False
+
+    async def redial(self, timeout: float) -> bool:
+        """Asks the channel to dial, and tells whether it is ready in time: when it dials is for gRPC to say."""
+        try:
+            await asyncio.wait_for(self._until_ready(), timeout)
+        except (asyncio.TimeoutError, FedstackError):
+            return False
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new context")
+
+    @contextlib.contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        """Raises what a failed call stands for."""
+        self._check_open()
+        try:
+            yield
+        except grpc.RpcError as failure:
+            error = error_of_call(failure, self._address)
+            try:
+                raise error from error.__cause__  # the peer's traceback, and not ours
+            finally:
+                del error
+        except ValueError as failure:  # how a channel says that its owner has closed it
+            raise WorkerUnavailableError(f"Expected an open channel to {self._address}, found: {failure}") from failure
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def __repr__(self) -> str:
+        return f"<ChannelConnection to {self._address}{' closed' if self._closed else ''}>"
+
+
+class _Messages:
+    """The messages of a call that can only be waited for: on a thread of its own, for there may be many such calls.
+
+    It is a daemon, and so a peer that says nothing does not keep the process from ending.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(_MAX_UNREAD)
+        self._closed = False
+        try:
+            start_daemon(self._read, name="fedstack-channel")
+        except BaseException:
+            call.cancel()
+            raise
+
+    async def next(self) -> bytes | None:
+        """Returns the next message, and `None` after the last one."""
+        found = await self._arrived.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Ends the call, and with it the thread."""
+        self._closed = True
+        self._call.cancel()
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._hand_over(message)
+            self._hand_over(None)
+        except BaseException as error:
+            self._hand_over(error)
+
+    def _hand_over(self, found: bytes | BaseException | None) -> None:
+        if not self._closed:
+            with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+                asyncio.run_coroutine_threadsafe(self._arrived.put(found), self._loop).result()
+
+
+class _States:
+    """The states of a channel, from now on; it is asked to dial as long as somebody wants to know them.
+
+    `grpc.channel_ready_future` does not do: it asks once, and breaks when it is given up twice.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[grpc.ChannelConnectivity] = asyncio.Queue()
+        self._last: grpc.ChannelConnectivity | None = None
+        channel.subscribe(self._on_state, try_to_connect=True)
+
+    async def next(self) -> grpc.ChannelConnectivity:
+        """Returns the next state."""
+        state = await self._arrived.get()
+        idle = grpc.ChannelConnectivity.IDLE
+        if state is idle and self._last not in (None, idle):  # it has given up, and has to be asked again
+            self._channel.unsubscribe(self._on_state)
+            self._channel.subscribe(self._on_state, try_to_connect=True)
+        self._last = state
+        return state
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._channel.unsubscribe(self._on_state)
+
+    def _on_state(self, state: grpc.ChannelConnectivity) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, state)
+
+
+async def _result(call: Any) -> bytes:
+    """Awaits a call that another thread finishes; cancelling the caller cancels it."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def on_done(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be gone at exit
+            loop.call_soon_threadsafe(wake)
+
+    call.add_done_callback(on_done)
+    try:
+        await waiter
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    error = call.exception()
+    if error is not None:
+        raise error
+    return call.result()

@@ -1,0 +1,148 @@
+"""Opens channels, and keeps the options that the two sides of a connection must agree on in one place.
+
+gRPC pings to find dead connections, and drops peers that ping more often than it likes. So what clients do (left) must
+be within what servers permit (right):
+
+| client | server |
+| --- | --- |
+| pings every 30 s, waits 20 s for the answer | takes a ping every 10 s, and never counts those that come too early |
+| pings without calls | permits it |
+| closes a connection after 240 s without a call | does so after an hour |
+| at most two pings while it sends nothing (gRPC's default) | |
+
+The last row is for servers of other origin, which hang up at the third: in a long call the client only listens. From
+our own, heartbeats tell more. Servers ping as clients do, to notice clients that are gone.
+"""
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from fedstack.errors import InvalidValueError
+from fedstack.transport.grpc.credentials import ClientCredentials, channel_credentials
+from fedstack.transport.grpc.key_pairs import why_no_pair, why_no_roots
+from fedstack.transport.grpc.targets import Target
+from fedstack.transport.peers.forks import grpc_use
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+# Of two options of the same name, gRPC takes the first.
+Options: TypeAlias = tuple[tuple[str, int | str], ...]
+
+KEEPALIVE_SECONDS = 30
+KEEPALIVE_TIMEOUT_SECONDS = 20
+MIN_PING_INTERVAL_SECONDS = 10
+CLIENT_IDLE_SECONDS = 240
+MAX_METADATA_BYTES = 64 * 1024
+_FIRST_RECONNECT_SECONDS = 0.1
+_LONGEST_RECONNECT_SECONDS = 5
+_MAX_PENDING_REQUESTS = 100_000
+
+# A bit for each way of compressing, the first for none. gRPC refuses what is compressed in another way, and does not
+# unfold it: a megabyte may be a gigabyte then.
+COMPRESSION = "grpc.compression_enabled_algorithms_bitset"
+NO_COMPRESSION = 1
+ANY_COMPRESSION = 0b111
+
+_BOTH: Options = (
+    (COMPRESSION, NO_COMPRESSION),
+    # Sizes are limited where their cost is known: by frames, packers and services.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+CLIENT_OPTIONS: Options = (
+    *_BOTH,
+    # Shorter than what servers allow: a call that is made just when a server closes an idle connection may be lost. One
+    # that is made when the client does is not.
+    ("grpc.client_idle_timeout_ms", CLIENT_IDLE_SECONDS * 1000),
+    # gRPC's own goes up to two minutes: too long for a server that was only started anew.
+    ("grpc.initial_reconnect_backoff_ms", int(_FIRST_RECONNECT_SECONDS * 1000)),
+    ("grpc.max_reconnect_backoff_ms", _LONGEST_RECONNECT_SECONDS * 1000),
+    # Else channels to one address share a connection, and what is wrong with it: a new one begins with an old failure.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+SERVER_OPTIONS: Options = (
+    *_BOTH,
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_SECONDS * 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # gRPC refuses calls at random from 1000 that wait. Servers have limits of their own, and say so.
+    ("grpc.server.max_pending_requests", _MAX_PENDING_REQUESTS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_REQUESTS),
+    # Else two servers may have the same port, and each gets some of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(
+    target: Target,
+    credentials: ClientCredentials | None = None,
+    *,
+    allow_plaintext_token: bool = False,
+    plaintext_advice: str = "let others read the token with allow_plaintext_token=True",
+    options: Options = (),
+) -> "grpc.aio.Channel":
+    """Opens a channel on the running event loop. It dials when it is first used.
+
+    The token is not part of the channel: send `credentials.metadata` with each call. gRPC's own way of doing so wants
+    TLS, and a socket or the loopback device needs none.
+
+    Args:
+      target: Whom to dial.
+      credentials: What to prove oneself with; none for plaintext without a token.
+      allow_plaintext_token: Whether a token may leave this machine without TLS, for everyone on the way to read.
+      plaintext_advice: What else to do, beside dialling with TLS, about a token that would.
+      options: More options for gRPC, which count before those here.
+
+    Raises:
+      InvalidValueError: If a token or a certificate would be of no use, or be seen by others.
+    """
+    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+
+    grpc_use.begin()
+    credentials = credentials or ClientCredentials()
+    secure = credentials.uses_tls if target.secure is None else target.secure
+    if secure:
+        check_certificates(credentials, f"for dialling {target}")
+    else:
+        _check_plaintext(target, credentials, None if allow_plaintext_token else plaintext_advice)
+    every_option = [*options, *CLIENT_OPTIONS]
+    if target.is_local:
+        every_option.append(("grpc.enable_http_proxy", 0))  # no proxy can reach this machine's own loopback device
+    if not secure:
+        return grpc.aio.insecure_channel(target.address, every_option)
+    if credentials.server_name is not None:
+        every_option.append(("grpc.ssl_target_name_override", credentials.server_name))
+    return grpc.aio.secure_channel(target.address, channel_credentials(credentials), every_option)
+
+
+def check_certificates(credentials: ClientCredentials, where: str) -> None:
+    """Checks here what gRPC would find out when it dials, and not tell.
+
+    Raises:
+      InvalidValueError: If certificates or keys cannot be read, or do not fit each other; the message ends in `where`.
+    """
+    reason = None
+    if credentials.certificate is not None and credentials.private_key is not None:
+        reason = why_no_pair(credentials.certificate, credentials.private_key)
+    if reason is None and credentials.root_certificates is not None:
+        reason = why_no_roots(credentials.root_certificates)
+    if reason is not None:
+        raise InvalidValueError(f"{reason}; {where}")
+
+
+def _check_plaintext(target: Target, credentials: ClientCredentials, advice: str | None) -> None:
+    if credentials.uses_tls:
+        raise InvalidValueError(
+            f"Expected a target with TLS for {credentials!r}, found plaintext asked for {target}; dial "
+            f"grpcs://{target}, or leave the certificates out"
+        )
+    if credentials.token is not None and not target.is_local and advice is not None:
+        raise InvalidValueError(
+            f"Expected TLS where a token leaves this machine, found plaintext for {target}; dial grpcs://{target}, or "
+            f"{advice}"
+        )

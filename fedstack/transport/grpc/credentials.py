@@ -1,0 +1,372 @@
+"""Holds what the two sides of a connection prove themselves with: certificates, keys and tokens.
+
+A token travels with each call, as `authorization: Bearer ...`. Neither tokens nor keys show up in a `repr` or in a
+message.
+"""
+
+import asyncio
+import hmac
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import attrs
+
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidValueError
+from fedstack.transport.grpc.file_watch import FileWatch, Renewed
+from fedstack.transport.grpc.key_pairs import why_no_pair, why_no_roots
+
+if TYPE_CHECKING:
+    import grpc
+
+File: TypeAlias = str | os.PathLike[str]
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_BEGIN = rb"-----BEGIN [A-Z ]*%b-----"
+_METADATA_KEY = "authorization"
+_SCHEME = "bearer"
+# What our servers say to a call without one of their tokens.
+TOKEN_REFUSED = "the token of this server is not with the call"
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class ClientCredentials:
+    """What a client proves itself with, and whom it trusts.
+
+    With any of certificates, key and server name it dials with TLS; with a token only, it does where the target asks
+    for it (`grpcs://`).
+
+    Attributes:
+      root_certificates: Certificates (PEM) of the authorities that servers are trusted by; gRPC's own list by default.
+      certificate: The client's certificate (PEM), for servers that ask for one.
+      private_key: Its key (PEM).
+      token: Goes with each call.
+      server_name: The name to look for in the server's certificate, if it is not the one that was dialled.
+    """
+
+    root_certificates: bytes | None = None
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    token: str | None = None
+    server_name: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _check_pem("root certificates", self.root_certificates, "CERTIFICATE")
+        _check_pair(self.certificate, self.private_key)
+        if self.token is not None:
+            _check_token(self.token, "")
+        name = cast(object, self.server_name)
+        if not (name is None or (isinstance(name, str) and name.strip())):
+            raise InvalidValueError(f"Expected server_name to be a host name as text, found {describe(name)}")
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        root_certificates: File | None = None,
+        certificate: File | None = None,
+        private_key: File | None = None,
+        token_file: File | None = None,
+        server_name: str | None = None,
+    ) -> "ClientCredentials":
+        """Reads credentials from files; of a token file, the first token counts.
+
+        Raises:
+          InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
+        """
+        return cls(
+            root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
+            certificate=_read_pem(certificate, "CERTIFICATE"),
+            private_key=_read_pem(private_key, "PRIVATE KEY"),
+            token=None if token_file is None else read_tokens(token_file)[0],
+            server_name=server_name,
+        )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether they are for TLS."""
+        return any(part is not None for part in (self.root_certificates, self.certificate, self.server_name))
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata to send with each call: the token, if there is one."""
+        return () if self.token is None else ((_METADATA_KEY, f"Bearer {self.token}"),)
+
+    def __repr__(self) -> str:
+        return _describe(
+            self,
+            {
+                "root certificates": self.root_certificates,
+                "certificate and key": self.certificate,
+                "token": self.token,
+                f"server name {self.server_name}": self.server_name,
+            },
+        )
+
+
+def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
+    # A text is a sequence of texts, and each letter of it would be let in.
+    if isinstance(tokens, (str, bytes)) or not isinstance(cast(object, tokens), Iterable):
+        raise InvalidValueError(f"Expected a list of tokens, found {type(tokens).__name__}; give [token]")
+    return tuple(tokens)
+
+
+@attrs.frozen
+class CredentialFiles:
+    """Where the credentials of a server were read from.
+
+    Attributes:
+      certificates: The files of its certificate and key, and of the authorities of its clients if there is one.
+      tokens: The file of the tokens.
+    """
+
+    certificates: FileWatch | None = None
+    tokens: FileWatch | None = None
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class ServerCredentials:
+    """What a server proves itself with, and what it asks of clients.
+
+    Attributes:
+      certificate: The server's certificate (PEM), with the chain that leads to its authority; none for plaintext.
+      private_key: Its key (PEM).
+      client_root_certificates: Certificates (PEM) of the authorities that clients are trusted by; with them, every
+        client must show a certificate.
+      tokens: Each call must bring one of them; with none, no token is asked for.
+      files: Where they were read from; a server reads them again when they change.
+    """
+
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    client_root_certificates: bytes | None = None
+    tokens: tuple[str, ...] = attrs.field(default=(), converter=_tokens)
+    files: CredentialFiles | None = attrs.field(default=None, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        _check_pair(self.certificate, self.private_key)
+        _check_pem("client root certificates", self.client_root_certificates, "CERTIFICATE")
+        if self.client_root_certificates is not None and self.certificate is None:
+            raise InvalidValueError(
+                "Expected a certificate of the server beside the root certificates for its clients, found none; "
+                "clients can show theirs only over TLS"
+            )
+        for token in self.tokens:
+            _check_token(token, "")
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        certificate: File | None = None,
+        private_key: File | None = None,
+        client_root_certificates: File | None = None,
+        token_file: File | None = None,
+    ) -> "ServerCredentials":
+        """Reads credentials from files; all tokens of a token file are good.
+
+        Raises:
+          InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
+        """
+        pem = [file for file in (certificate, private_key, client_root_certificates) if file is not None]
+        # These look at the files before they are read, so that no change is missed.
+        files = CredentialFiles(
+            certificates=FileWatch(pem) if pem else None,
+            tokens=None if token_file is None else FileWatch([token_file]),
+        )
+        return cls(
+            certificate=_read_pem(certificate, "CERTIFICATE"),
+            private_key=_read_pem(private_key, "PRIVATE KEY"),
+            client_root_certificates=_read_pem(client_root_certificates, "CERTIFICATE"),
+            tokens=() if token_file is None else read_tokens(token_file),
+            files=files,
+        )
+
+    def renewed_tokens(self) -> Renewed[tuple[str, ...]]:
+        """Returns the tokens, which change when their file does."""
+        watch = self.files.tokens if self.files is not None else None
+        return Renewed(self.tokens, watch, lambda: read_tokens(watch.files[0] if watch is not None else ""))
+
+    def renewed_certificates(self, run: Callable[[Callable[[], None]], object]) -> "Renewed[ServerCredentials]":
+        """Returns these without the tokens; the certificates and the key change when their files do.
+
+        New ones count only if they fit each other: until all of the files are new, the old ones do.
+
+        Args:
+          run: Runs what tells of that, on a thread of Python's.
+        """
+        watch = self.files.certificates if self.files is not None else None
+
+        def read() -> ServerCredentials:
+            certificate, key, *roots = watch.files if watch is not None else ("", "")
+            found = ServerCredentials.from_files(
+                certificate=certificate, private_key=key, client_root_certificates=roots[0] if roots else None
+            )
+            reason = found.why_unusable()
+            if reason is not None:
+                raise InvalidValueError(reason)
+            return found
+
+        return Renewed(attrs.evolve(self, tokens=()), watch, read, run)
+
+    def why_unusable(self) -> str | None:
+        """Returns what is wrong with certificates or keys, which gRPC refuses without a reason."""
+        if self.certificate is None or self.private_key is None:
+            return None
+        roots = self.client_root_certificates
+        return why_no_pair(self.certificate, self.private_key) or (roots and why_no_roots(roots)) or None
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether they are for TLS."""
+        return self.certificate is not None
+
+    def __repr__(self) -> str:
+        return _describe(
+            self,
+            {
+                "certificate and key": self.certificate,
+                "client root certificates": self.client_root_certificates,
+                f"{len(self.tokens)} token{'s' if len(self.tokens) > 1 else ''}": self.tokens,
+            },
+        )
+
+
+def channel_credentials(credentials: ClientCredentials) -> "grpc.ChannelCredentials":
+    """Returns gRPC's credentials for dialling with TLS."""
+    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+
+    return grpc.ssl_channel_credentials(credentials.root_certificates, credentials.private_key, credentials.certificate)
+
+
+def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredentials":
+    """Returns gRPC's credentials for serving with TLS; clients must show a certificate if there are roots for them.
+
+    To be called on the server's event loop. gRPC asks for new certificates at each handshake, on threads of its own.
+    """
+    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+
+    if credentials.certificate is None or credentials.private_key is None:
+        raise InvalidValueError("Expected a certificate and its key for TLS, found none")
+    source = credentials.renewed_certificates(asyncio.get_running_loop().call_soon_threadsafe)
+    known = source.get()
+
+    def fetch() -> "grpc.ServerCertificateConfiguration | None":
+        """Returns new certificates, for the handshake that is to be made; `None` for those that gRPC has."""
+        nonlocal known
+        found = source.get()
+        if found is known:
+            return None
+        known = found
+        return configuration(found)
+
+    def configuration(found: ServerCredentials) -> "grpc.ServerCertificateConfiguration":
+        assert found.private_key is not None
+        assert found.certificate is not None
+        pairs = [(found.private_key, found.certificate)]
+        return grpc.ssl_server_certificate_configuration(pairs, found.client_root_certificates)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(known),
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch),  # its stub does not know of None
+        require_client_authentication=known.client_root_certificates is not None,
+    )
+
+
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Returns the token in the metadata of a call, or an empty text."""
+    for key, value in metadata:
+        if key == _METADATA_KEY and isinstance(value, str):
+            scheme, _, token = value.partition(" ")
+            if scheme.lower() == _SCHEME:
+                return token.strip()
+    return ""
+
+
+def token_matches(token: str, allowed: Iterable[str]) -> bool:
+    """Tells whether a token is one of those allowed, in a time that tells nothing about them."""
+    matches = False
+    for candidate in allowed:
+        matches |= hmac.compare_digest(token.encode(errors="replace"), candidate.encode())
+    return matches
+
+
+def read_tokens(file: File) -> tuple[str, ...]:
+    """Reads a token file: one token on each line; blank lines and lines that begin with `#` do not count.
+
+    Raises:
+      InvalidValueError: If the file cannot be read, or has no token or something else in it; the message names it.
+    """
+    try:
+        lines = _read(file).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidValueError(f"Expected tokens as text, found other bytes in {os.fspath(file)}") from error
+    tokens = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
+    if not tokens:
+        raise InvalidValueError(f"Expected a token on a line of {os.fspath(file)}, found none")
+    for token in tokens:
+        _check_token(token, f" in {os.fspath(file)}")
+    return tokens
+
+
+def _check_token(token: str, where: str) -> None:
+    if not isinstance(cast(object, token), str):
+        raise InvalidValueError(f"Expected a token as text, found {type(token).__name__}{where}")
+    if not _TOKEN.fullmatch(token):
+        found = "other characters" if token else "none"
+        raise InvalidValueError(f"Expected a token of printable ASCII without blanks, found {found}{where}")
+
+
+def _check_pem(what: str, content: bytes | None, kind: str) -> None:
+    if content is None:
+        return
+    if not isinstance(cast(object, content), bytes):
+        raise InvalidValueError(
+            f"Expected {what} in PEM as bytes, found {type(content).__name__}; from_files() reads them from files"
+        )
+    # gRPC takes anything, and says only later, and not to us, that it is of no use.
+    if not re.search(_BEGIN % kind.encode(), content):
+        other = "PRIVATE KEY" if kind == "CERTIFICATE" else "CERTIFICATE"
+        found = (
+            f"a {other.lower()}; give each file its own place"
+            if re.search(_BEGIN % other.encode(), content)
+            else "none"
+        )
+        raise InvalidValueError(f"Expected {what} in PEM, with a line -----BEGIN ... {kind}-----, found {found}")
+
+
+def _check_pair(certificate: bytes | None, private_key: bytes | None) -> None:
+    _check_pem("a certificate", certificate, "CERTIFICATE")
+    _check_pem("a private key", private_key, "PRIVATE KEY")
+    if private_key is not None and b"ENCRYPTED" in private_key:
+        raise InvalidValueError(
+            "Expected a private key that can be read, found an encrypted one; gRPC takes no passwords"
+        )
+    if (certificate is None) != (private_key is None):
+        given, missing = ("a certificate", "its key") if private_key is None else ("a key", "its certificate")
+        raise InvalidValueError(f"Expected a certificate and its key, found {given} only; give {missing} too")
+
+
+def _read_pem(file: File | None, kind: str) -> bytes | None:
+    if file is None:
+        return None
+    content = _read(file)
+    _check_pem(os.fspath(file), content, kind)
+    return content
+
+
+def _read(file: File) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidValueError(
+            f"Expected a file at {os.fspath(file)}, found that it cannot be read: {error.strerror}"
+        ) from error
+
+
+def _describe(credentials: object, parts: dict[str, object]) -> str:
+    given = [name for name, value in parts.items() if value]
+    return f"<{type(credentials).__name__}: {', '.join(given) or 'none'}>"

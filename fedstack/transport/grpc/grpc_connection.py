@@ -1,0 +1,368 @@
+"""Reaches a peer by gRPC: a channel that is opened when first used, and statuses turned into errors."""
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import AsyncGenerator, Generator, Iterable
+from typing import Any, cast
+
+from fedstack.computations.types.language import RetryableError
+from fedstack.errors import (
+    AuthenticationError,
+    ClosedError,
+    DeadlineExceededError,
+    FedstackError,
+    WorkerUnavailableError,
+)
+from fedstack.transport.grpc.call_turns import CallTurns
+from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
+from fedstack.transport.grpc.credentials import TOKEN_REFUSED, ClientCredentials
+from fedstack.transport.grpc.diagnosis import ARGUMENTS, DEFAULT_PATIENCE, Patience, Words, diagnosis_of, token_refused
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.grpc.targets import Target
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.wire.status import RemoteTraceback, error_from_status
+from fedstack.transport.wire.unreached import NO_ANSWER
+
+_DETAILS_KEY = "grpc-status-details-bin"
+# A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
+_MAX_CALLS = 256
+_MAX_STREAMS = 4096
+_ASK_SECONDS = 0.25
+# How much longer than it was told a wait takes, where it is about to find out what is wrong.
+_EXPLAIN_SECONDS = 1.0
+# All other codes are what a peer says.
+_UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
+_MAKESHIFT = "Internal error from Core"
+_STATUS_SECONDS = 0.25
+# How long calls that go on over a connection that takes no new ones may take to end.
+_OLD_CALLS_SECONDS = 600.0
+_LOOK_SECONDS = 0.005
+
+
+class GrpcConnection:
+    """A connection to one peer. Its coroutines run on the transport's loop.
+
+    Args:
+      target: Where the peer is.
+      credentials: What it wants to see, and what it is to show; `None` for a peer in the clear.
+      max_calls: The most calls in flight; more wait here.
+      words: What errors call the parts of the credentials.
+      patience: How long to look for what is wrong.
+      compression: Whether to take compressed messages. A peer is told, but some compress whatever they are told.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        credentials: ClientCredentials | None = None,
+        *,
+        max_calls: int = _MAX_CALLS,
+        words: Words = ARGUMENTS,
+        patience: Patience = DEFAULT_PATIENCE,
+        compression: bool = False,
+    ) -> None:
+        self._target = target
+        self._options: Options = ((COMPRESSION, ANY_COMPRESSION),) if compression else ()
+        self._credentials = credentials or ClientCredentials()
+        self._metadata = self._credentials.metadata
+        self._words = words
+        self._patience = patience
+        self._failure = ""
+        self._explanation: asyncio.Task[FedstackError | None] | None = None
+        self._redialling: asyncio.Task[bool] | None = None
+        self._old_channels: set[asyncio.Task[None]] = set()
+        self._channel: grpc.aio.Channel | None = None
+        self._methods: dict[tuple[str, str], Any] = {}
+        self._turns = CallTurns(max_calls)
+        self._streams = asyncio.Semaphore(_MAX_STREAMS)
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """The peer's address."""
+        return self._target.address
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._closed:
+            raise ClosedError(f"Expected an open connection to {self.address}, found it closed; make a new context")
+        if self._channel is None:
+            # What gRPC begins with the first channel of a process keeps the context variables for good.
+            self._channel = contextvars.Context().run(
+                open_channel,
+                self._target,
+                self._credentials,
+                plaintext_advice=self._words.plaintext_token,
+                options=self._options,
+            )
+        return self._channel
+
+    def _method(self, kind: str, path: str) -> Any:
+        """Returns what calls a method; made once, since that costs as much as a call."""
+        found = self._methods.get((kind, path))
+        if found is None:
+            found = self._methods[kind, path] = getattr(self._open(), kind)(path)
+        return found
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        async with self._streams if timeout is None else self._turns.turn(timeout, self.address):
+            with self._errors():
+                answer = await self._method("unary_unary", path)(request, timeout=timeout, metadata=self._metadata)
+                self._turns.answered()
+                return answer
+
+    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+        async with self._streams:
+            with self._errors():
+                call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata)
+                async with _status_of_peer(call):
+                    return await _finish(call, frames)
+
+    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        async with self._streams:
+            with self._errors():
+                call = self._method("stream_stream", path)(metadata=self._metadata)
+                sending = asyncio.ensure_future(_send(call, frames))
+                try:
+                    async with _status_of_peer(call):
+                        while (message := await call.read()) is not grpc.aio.EOF:
+                            yield cast(bytes, message)
+                        await _raise_status(call)
+                    if sending.done():
+                        sending.result()
+                finally:
+                    call.cancel()
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
+
+    async def wait_ready(self, timeout: float) -> None:
+        channel = self._open()
+        try:
+            await asyncio.wait_for(self._until_ready(channel), timeout)
+        except grpc.aio.UsageError:
+            if channel is self._channel:
+                raise
+            await self.wait_ready(timeout)  # it was closed, and there is another one since, or there will be none
+        except asyncio.TimeoutError:
+            error = await failure_of_asking(self)
+            if error is None:
+                return
+            try:
+                error = await asyncio.wait_for(self.explained(error), _EXPLAIN_SECONDS)
+            except asyncio.TimeoutError:
+                error = await failure_of_asking(self)
+            if error is not None:
+                raise error from None
+
+    async def _until_ready(self, channel: grpc.aio.Channel) -> None:
+        """Returns when the channel is ready; raises if there is a reason not to wait for that."""
+        asked = False
+        state = channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not asked:
+                asked = True
+                error = await failure_of_asking(self)
+                if error is None:
+                    return
+                error = await self.explained(error)
+                if not isinstance(error, RetryableError):
+                    raise error
+            else:
+                await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+    @property
+    def redials(self) -> bool:
+        """That it can look at any time."""
+        return True
+
+    async def redial(self, timeout: float) -> bool:
+        if self._closed:
+            return False
+        if self._redialling is None or self._redialling.done():
+            self._redialling = asyncio.ensure_future(self._redial())
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._redialling), timeout)
+        except asyncio.TimeoutError:
+            return False
+
+    async def _redial(self) -> bool:
+        """Dials apart from the channel: that waits for seconds after failures before it dials, and fails until then."""
+        channel = self._channel
+        if await diagnosis_of(self._target, self._credentials, self._words) is not None:
+            return False
+        waits = channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        if channel is not None and channel is self._channel and waits:
+            self._channel = None
+            self._methods.clear()
+            self._failure, self._explanation = "", None
+            ending = asyncio.ensure_future(_end_old(channel))
+            self._old_channels.add(ending)
+            ending.add_done_callback(self._old_channels.discard)
+        return True
+
+    async def explained(self, error: FedstackError) -> FedstackError:
+        """Returns what is wrong on the way to the peer if that is the reason for an error of a call; else the error."""
+        away = isinstance(error, (WorkerUnavailableError, DeadlineExceededError, AuthenticationError))
+        if not away or isinstance(error.__cause__, RemoteTraceback) or self._closed:
+            return error
+        if isinstance(error, AuthenticationError) and error.causes == self._token_refused.causes:
+            return error
+        if self._explanation is None or self._failure != str(error):  # all looks the same as long as gRPC says the same
+            self._failure = str(error)
+            self._explanation = asyncio.ensure_future(self.diagnosis())
+        return await asyncio.shield(self._explanation) or error
+
+    async def diagnosis(self) -> FedstackError | None:
+        """Returns what is wrong on the way to the peer; `None` if nothing is as far as one can tell from outside."""
+        return await diagnosis_of(self._target, self._credentials, self._words, self._patience)
+
+    @property
+    def _token_refused(self) -> FedstackError:
+        return token_refused(self._target, self._credentials, self._words)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Generator[None, None, None]:
+        """Raises what a failed call stands for."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            # gRPC cancels the calls of a channel that is closed, and whoever waits for one is not told from what.
+            if self._closed and not _is_cancelled():
+                raise ClosedError(
+                    f"Expected the connection to {self.address} to stay open during a call, found it closed; close "
+                    "contexts and stubs when their calls have ended"
+                ) from None
+            raise
+        except grpc.aio.AioRpcError as failure:
+            if failure.code() not in _UNANSWERED:
+                self._turns.answered()
+            if failure.code() is grpc.StatusCode.UNAUTHENTICATED and failure.details() == TOKEN_REFUSED:
+                raise self._token_refused from None
+            error = error_of_call(failure, self.address)
+            try:
+                raise error from error.__cause__  # the peer's traceback, and not ours
+            finally:
+                del error
+
+    async def close(self) -> None:
+        self._closed = True
+        channel, self._channel = self._channel, None
+        self._methods.clear()
+        every = self._explanation, self._redialling, *self._old_channels
+        rest: list[asyncio.Task[Any]] = [task for task in every if task is not None]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        if channel is not None:
+            await channel.close()
+
+    def __repr__(self) -> str:
+        return f"<GrpcConnection to {self.address}{' closed' if self._closed else ''}>"
+
+
+def _is_cancelled() -> bool:
+    """Tells whether the current task is asked to end, as far as this Python can tell."""
+    task = asyncio.current_task()
+    return task is not None and bool(getattr(task, "cancelling", int)())
+
+
+async def _end_old(channel: grpc.aio.Channel) -> None:
+    """Closes a channel once the calls that go on over it have ended; at once when cancelled."""
+    try:
+        await channel.close(_OLD_CALLS_SECONDS)
+    except asyncio.CancelledError:
+        await channel.close()
+        raise
+
+
+async def _send(call: Any, frames: Iterable[bytes]) -> None:
+    """Writes a stream to its end, or to the end of the call: the status tells what was wrong."""
+    try:
+        for frame in frames:
+            await call.write(frame)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return
+    except BaseException:
+        call.cancel()
+        raise
+
+
+async def _finish(call: Any, frames: Iterable[bytes]) -> bytes:
+    try:
+        await _send(call, frames)
+        return await call
+    finally:
+        call.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _status_of_peer(call: Any) -> AsyncGenerator[None, None]:
+    """Sees to it that a stream which the peer has ended early fails with what the peer says of it.
+
+    A message is on its way then, and fails too. For that gRPC makes up a status, which may come before the peer's, or
+    after it and in its place.
+    """
+    noted: list[grpc.aio.AioRpcError] = []
+
+    def note(_: object) -> None:
+        failure = _failure_of(call)
+        try:
+            failure.send(None)  # it is there, and so this need not wait for it
+        except StopIteration as found:
+            noted.append(found.value)
+        finally:
+            failure.close()
+
+    call.add_done_callback(note)
+    try:
+        yield
+    except grpc.aio.AioRpcError as failure:
+        looks_left = round(_STATUS_SECONDS / _LOOK_SECONDS)
+        while failure.details() == _MAKESHIFT and looks_left:
+            if noted and noted[0].details() != _MAKESHIFT:
+                failure = noted[0]
+                break
+            looks_left -= 1
+            await asyncio.sleep(_LOOK_SECONDS)
+            failure = await _failure_of(call)
+        raise failure from None
+    finally:
+        noted.clear()  # the error has frames, which have the call, which has this
+
+
+async def _failure_of(call: Any) -> grpc.aio.AioRpcError:
+    """Returns the error of a call that has ended with one."""
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())
+
+
+async def _raise_status(call: Any) -> None:
+    """Raises the error of a call that has ended with one."""
+    if await call.code() is not grpc.StatusCode.OK:
+        raise await _failure_of(call)
+
+
+async def failure_of_asking(connection: Connection) -> FedstackError | None:
+    """Returns why a peer that is not ready answers no call, which gRPC tells to calls only; `None` if it does."""
+    try:
+        await connection.unary("/grpc.health.v1.Health/Check", b"", _ASK_SECONDS)
+    except DeadlineExceededError:
+        return NO_ANSWER.error_at(connection.address)
+    except (WorkerUnavailableError, AuthenticationError) as error:
+        return error
+    except FedstackError:
+        return None
+    return None
+
+
+def error_of_call(failure: grpc.RpcError, address: str) -> Exception:
+    """Returns the error that a failed call stands for; its cause is the peer's traceback, if there is one."""
+    call = cast("grpc.aio.AioRpcError", failure)
+    details = None
+    for key, value in call.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            details = value
+    return error_from_status(int(call.code().value[0]), call.details() or "", details, address)

@@ -1,0 +1,1 @@
+"""Peers, whatever carries the bytes: connections, stubs, leases, retry."""

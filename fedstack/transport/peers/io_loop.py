@@ -1,0 +1,159 @@
+"""Runs everything that touches gRPC on one event loop: a daemon thread of the process, started when first needed.
+
+gRPC's objects belong to the loop in which they were made, but executors are used from any loop, from several, and from
+none. What must not wait for a user's own code, such as renewing leases, goes on here whatever that code does.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.own_frames import without_frames
+from fedstack.transport.peers.daemon_threads import start_loop
+from fedstack.transport.peers.forks import grpc_use
+
+_T = TypeVar("_T")
+
+THREAD_NAME = "fedstack-transport"
+_CANCEL_SECONDS = 1.0
+
+
+class IoLoop:
+    """An event loop on a daemon thread. It is never stopped: it costs nothing while it has nothing to do."""
+
+    def __init__(self) -> None:
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Begins without a loop: in a forked child the thread of its parent's is not there."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop.
+
+        Raises:
+          ClosedError: If this process was forked from one that uses gRPC.
+          ResourceLimitError: If its thread cannot be started.
+        """
+        grpc_use.check()
+        with self._lock:
+            if self._loop is None:
+                self._loop = start_loop(lambda loop: loop.run_forever(), name=THREAD_NAME)
+            return self._loop
+
+    def is_current(self) -> bool:
+        """Tells whether the caller runs on the loop."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
+        if self.is_current():
+            return await coroutine
+        outcome = concurrent.futures.Future[_T]()
+        started: list[asyncio.Task[_T]] = []
+
+        def start() -> None:
+            started.append(asyncio.ensure_future(coroutine))
+            started[0].add_done_callback(lambda task: _copy(task, outcome))
+
+        loop = self._loop_for(coroutine)
+        loop.call_soon_threadsafe(start)
+        waiter = asyncio.wrap_future(outcome)
+        # Who is cancelled just then does not ask what came out, and asyncio would complain.
+        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            if not outcome.done():
+                loop.call_soon_threadsafe(lambda: started[0].cancel())
+                await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
+            outcome.add_done_callback(_let_go)
+            raise
+
+    def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
+        """Runs a coroutine on the loop and waits for it, from a thread without a loop or with another one.
+
+        Raises:
+          RuntimeError: If called on the loop, which would wait for itself.
+          TimeoutError: If it takes longer than `timeout` seconds; it is cancelled then.
+        """
+        if self.is_current():
+            coroutine.close()
+            raise RuntimeError(
+                "Expected a call from outside of the transport's loop, found one on it; await it instead"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop_for(coroutine))
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            del future  # it has the error, whose frames have this one
+
+    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Starts a coroutine on the loop and does not wait for it; it must not raise."""
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop_for(coroutine))
+
+    def _loop_for(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.AbstractEventLoop:
+        try:
+            return self.loop
+        except BaseException:
+            coroutine.close()  # nobody else will, and Python would complain
+            raise
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Calls something on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(callback, context=contextvars.Context())
+
+    def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:
+        """Runs a coroutine that closes something: waits for it where that blocks no event loop. Never raises."""
+        with contextlib.suppress(Exception):  # a dead peer cannot keep anything open
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                self.run_sync(coroutine, timeout)
+            else:
+                self.start(coroutine)
+
+
+def _copy(task: "asyncio.Task[_T]", outcome: "concurrent.futures.Future[_T]") -> None:
+    """Copies the outcome of a task that has ended."""
+    if task.cancelled():
+        outcome.cancel()
+        outcome.set_running_or_notify_cancel()
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
+def _let_go(outcome: "concurrent.futures.Future[Any]") -> None:
+    """Lets go of what an error has that nobody gets to know."""
+    error = None if outcome.cancelled() else outcome.exception()
+    if error is not None:
+        without_frames(error)
+
+
+def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+    """Starts a task on the running loop that may outlive who starts it.
+
+    It gets none of the caller's context variables: they lead to the execution context, which a task that goes on until
+    that is dropped would keep alive.
+    """
+    return contextvars.Context().run(asyncio.ensure_future, coroutine)
+
+
+io_loop = IoLoop()

@@ -1,0 +1,1 @@
+"""Messages and the bytes that they are made of."""

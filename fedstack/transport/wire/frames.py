@@ -1,0 +1,236 @@
+"""Frames the messages of a stream: a header, the bytes of arrays in chunks, heartbeats.
+
+Data frames are written and read by hand, as protobuf would, because protobuf copies bytes on every step: on the way out
+they are copied once, into the message that gRPC gets, and on the way in once, from it into the array.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
+
+import attrs
+from google.protobuf.message import DecodeError, Message
+
+from fedstack.computations.types.texts import printable, shortened
+from fedstack.computations.values.number_checks import check_whole_number
+from fedstack.errors import InvalidValueError
+from fedstack.proto import extensions_pb2
+from fedstack.transport.wire.segments import Rows, Segment
+
+# gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
+CHUNK_BYTES = 1024 * 1024
+_MOST_BYTES = 1 << 30  # a message has at most 2 GiB
+_MAX_NAME_BYTES = 200
+_MOST_WORK = 100  # of a peer that tells more than it should
+
+
+def _at_least(least: int) -> Callable[[object, "attrs.Attribute[int]", int], None]:
+    def check(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+        check_whole_number(attribute.name, value, least, _MOST_BYTES)
+
+    return check
+
+
+@attrs.frozen
+class Chunking:
+    """What travels in chunks, and how large they are.
+
+    Attributes:
+      large_bytes: From which size on an array travels beside its message.
+      chunk_bytes: The most bytes of arrays in one frame.
+    """
+
+    large_bytes: int = attrs.field(default=16 * 1024, validator=_at_least(0))
+    chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=_at_least(1))
+
+
+_HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
+_DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
+_MAX_LENGTH_BYTES = 10
+
+
+@attrs.frozen
+class Header:
+    """The message that the method names.
+
+    Attributes:
+      content: The message, serialized.
+    """
+
+    content: bytes
+
+
+@attrs.frozen
+class Data:
+    """The next bytes of the arrays.
+
+    Attributes:
+      data: The bytes, as a view of the frame.
+    """
+
+    data: memoryview
+
+
+@attrs.frozen
+class Work:
+    """A function that runs, or has been running when a peer last told.
+
+    Attributes:
+      first_client: The first client that it runs for, counted over the whole federation.
+      clients: For how many clients it runs, one after the other; 0 for work at the server.
+      function: Its name; of several that run in turn, all names.
+      seconds: For how long it has run.
+    """
+
+    first_client: int
+    clients: int
+    function: str
+    seconds: float
+
+    def write(self, message: extensions_pb2.Work) -> None:
+        """Fills in the message for it."""
+        message.first_client, message.clients = self.first_client, self.clients
+        message.function, message.seconds = _named(self.function), self.seconds
+
+
+@attrs.frozen
+class Heartbeat:
+    """A sign of life, with numbers of clients of the phase that runs, and what runs: the longest first."""
+
+    done: int = 0
+    running: int = 0
+    failed: int = 0
+    work: tuple[Work, ...] = ()
+
+
+def _named(name: str) -> str:
+    """Returns the name of a function in a form that every message can carry."""
+    return shortened(printable(name[:_MAX_NAME_BYTES]), _MAX_NAME_BYTES)
+
+
+def header_frame(message: Message) -> bytes:
+    """Returns the frame that begins a stream."""
+    content = message.SerializeToString()
+    return b"".join((_HEADER_TAG, _length(len(content)), content))
+
+
+def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[Work] = ()) -> bytes:
+    """Returns the frame that says that the server is at work, with how many clients, and on what."""
+    heartbeat = extensions_pb2.Heartbeat(done=done, running=running, failed=failed)
+    for piece in work:
+        piece.write(heartbeat.work.add())
+    return extensions_pb2.Frame(heartbeat=heartbeat).SerializeToString()
+
+
+def data_frames(segments: Iterable[Segment], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yields the frames that carry the bytes of arrays, each made when it is asked for.
+
+    Args:
+      segments: Bytes, one-dimensional and contiguous, or rows. Small ones share a frame, large ones are cut; a row is
+        cut only if no frame has room for it.
+      chunk_bytes: The most bytes that a frame carries.
+    """
+    if chunk_bytes < 1:
+        raise InvalidValueError(f"Expected chunks of at least 1 byte, found {chunk_bytes}")
+    frame = _OpenFrame(chunk_bytes)
+    for segment in segments:
+        if isinstance(segment, Rows) and segment.row_bytes <= chunk_bytes:
+            yield from frame.fill_with_rows(segment)
+            continue
+        for content in segment.views() if isinstance(segment, Rows) else (segment,):
+            yield from frame.fill_with_bytes(content)
+    if frame.pieces:
+        yield frame.take()
+
+
+class _OpenFrame:
+    """The frame that is being filled, and the ones after it."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self.pieces: list[memoryview] = []  # and arrays, which are as good to `join`
+        self._chunk_bytes = chunk_bytes
+        self._room = chunk_bytes
+
+    def fill_with_bytes(self, content: memoryview) -> Iterator[bytes]:
+        """Yields the frames that are full; what is left stays here."""
+        start = 0
+        while start < len(content):
+            piece = content[start : start + self._room]
+            self.pieces.append(piece)
+            start += len(piece)
+            self._room -= len(piece)
+            if not self._room:
+                yield self.take()
+
+    def fill_with_rows(self, rows: Rows) -> Iterator[bytes]:
+        """The same with rows, of which none is cut. `join` reads arrays as they are: a view of each would take time."""
+        start = 0
+        while start < len(rows.arrays):
+            count = self._room // rows.row_bytes
+            if not count:
+                yield self.take()
+                continue
+            taken = rows.arrays[start : start + count]
+            self.pieces.extend(cast("Sequence[memoryview]", taken))
+            start += count
+            self._room -= len(taken) * rows.row_bytes
+
+    def take(self) -> bytes:
+        """Returns the frame and begins the next."""
+        size = self._chunk_bytes - self._room
+        frame = b"".join((_DATA_TAG, _length(size), *self.pieces))
+        self.pieces, self._room = [], self._chunk_bytes
+        return frame
+
+
+def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
+    """Reads a frame. Data is a view of it, not a copy.
+
+    Raises:
+      InvalidValueError: If it is none.
+    """
+    start = _start_of_data(frame)
+    if start is not None:
+        return Data(memoryview(frame)[start:])
+    try:
+        parsed = extensions_pb2.Frame.FromString(frame)
+    except DecodeError as error:
+        raise InvalidValueError(
+            f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes that are none ({error}); "
+            "do both sides speak the same protocol?"
+        ) from error
+    kind = parsed.WhichOneof("kind")
+    if kind == "header":
+        return Header(parsed.header)
+    if kind == "data":
+        return Data(memoryview(parsed.data))
+    if kind == "heartbeat":
+        beat = parsed.heartbeat
+        work = (Work(w.first_client, w.clients, w.function, w.seconds) for w in itertools.islice(beat.work, _MOST_WORK))
+        return Heartbeat(beat.done, beat.running, beat.failed, tuple(work))
+    raise InvalidValueError(
+        f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes without; the peer may be newer"
+    )
+
+
+def _length(size: int) -> bytes:
+    """Writes a length as protobuf's varint: seven bits a byte, the lowest first, all bytes but the last marked."""
+    encoded = bytearray()
+    while size > 0x7F:
+        encoded.append(size & 0x7F | 0x80)
+        size >>= 7
+    encoded.append(size)
+    return bytes(encoded)
+
+
+def _start_of_data(frame: bytes) -> int | None:
+    """Returns where the bytes begin in a frame that is data and nothing else, and `None` for any other."""
+    if not frame.startswith(_DATA_TAG):
+        return None
+    size = 0
+    for index, byte in enumerate(frame[1 : 1 + _MAX_LENGTH_BYTES]):
+        size |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            start = index + 2
+            return start if start + size == len(frame) else None
+    return None

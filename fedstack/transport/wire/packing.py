@@ -1,0 +1,208 @@
+"""Packs payloads into messages, with the bytes of large arrays beside them; `unpacking` reads them.
+
+`Packed` says what a value is made of; the bytes of its large arrays are *segments*, memory that is sent as it lies
+there and received where it will stay. Nothing is copied but into and out of the transport's own chunks.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import (
+    FederatedType,
+    FunctionType,
+    SequenceType,
+    StructType,
+    TensorType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path
+from fedstack.computations.values.arrays import dtype_number, write_array
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.columns import (
+    Column,
+    ConstantColumn,
+    ScalarColumn,
+    StructColumn,
+    column_from_payloads,
+)
+from fedstack.computations.values.tensor_values import mismatch, shape_fits
+from fedstack.data.client_data import check_re_iterable
+from fedstack.proto.extensions_pb2 import Packed
+from fedstack.transport.wire.frames import Chunking
+from fedstack.transport.wire.segments import Rows, Segment
+
+# Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
+LARGE_BYTES = Chunking().large_bytes
+ANY_ELEMENT = "[*]"
+
+
+class Packer:
+    """Packs payloads of one message.
+
+    Attributes:
+      segments: The bytes of the large arrays, in the order in which the message announces them.
+
+    Args:
+      large_bytes: From which size on arrays travel beside the message.
+      elements: Whether the peer reads sequences as columns of their elements, which take a few arrays in place of a
+        message for each element.
+    """
+
+    def __init__(self, large_bytes: int = LARGE_BYTES, *, elements: bool = False) -> None:
+        self.segments: list[Segment] = []
+        self._large_bytes = large_bytes
+        self._elements = elements
+
+    @property
+    def segment_bytes(self) -> int:
+        """How many bytes travel beside the message."""
+        return sum(map(len, self.segments))
+
+    def pack(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
+        """Packs a payload of the given type into an empty message.
+
+        Raises:
+          TypeMismatchError: If the payload does not fit the type, or a sequence is a one-shot iterator.
+        """
+        if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+            column = payload if isinstance(payload, Column) else _column(payload, type_spec, path)
+            self._column(proto, column, type_spec.member, path)
+        elif isinstance(type_spec, FederatedType):
+            self.pack(proto, payload, type_spec.member, path)
+        elif isinstance(type_spec, TensorType):
+            self._tensor(proto, payload, type_spec, path)
+        elif isinstance(type_spec, StructType):
+            proto.struct.SetInParent()
+            members = zip(_members(payload, type_spec, path), fields_of(type_spec))
+            for index, (member, (name, member_type)) in enumerate(members):
+                self.pack(proto.struct.member.add(), member, member_type, join_path(path, name, index))
+        elif isinstance(type_spec, SequenceType):
+            check_re_iterable(payload, path)
+            self._sequence(proto, cast("Iterable[object]", payload), type_spec.element, path)
+        elif isinstance(type_spec, FunctionType) and isinstance(payload, computation_pb2.Computation):
+            proto.computation.CopyFrom(payload)
+        else:
+            mismatch(type_spec, f"`{type(payload).__name__}`", path)
+
+    def _sequence(self, proto: Packed, payload: Iterable[object], element: Type, path: str) -> None:
+        if not self._elements:
+            proto.sequence.SetInParent()
+            for index, item in enumerate(payload):
+                self.pack(proto.sequence.member.add(), item, element, f"{path}[{index}]")
+            return
+        if isinstance(payload, ColumnSequence):
+            column = payload.column
+        else:
+            column = column_from_payloads(payload if isinstance(payload, list) else list(payload), element)
+        self._column(proto.elements, column, element, path + ANY_ELEMENT)
+
+    def _tensor(self, proto: Packed, payload: object, tensor: TensorType, path: str) -> None:
+        array = cast("NDArray[Any] | None", payload if isinstance(payload, np.ndarray) else None)
+        if array is not None and array.nbytes >= self._large_bytes and not is_string(tensor):
+            self._announce(proto.raw, array.shape, tensor)
+            self.segments.append(_bytes_of(array, tensor, path))
+        else:
+            write_array(proto.array, cast(object, payload), tensor.dtype, tensor.shape, path=path)
+
+    def _announce(self, raw: Packed.Raw, shape: Sequence[int], tensor: TensorType) -> None:
+        raw.dtype = dtype_number(tensor.dtype)
+        raw.dim.extend(shape)
+
+    def _column(self, proto: Packed, column: Column, member: Type, path: str) -> None:
+        if isinstance(column, ConstantColumn):
+            proto.same.clients = len(column)
+            self.pack(proto.same.member, column.value, member, path)
+        elif isinstance(column, StructColumn):
+            proto.fields.clients = len(column)
+            for index, (name, field_type) in enumerate(fields_of(cast(StructType, member))):
+                self._column(proto.fields.column.add(), column.field(index), field_type, join_path(path, name, index))
+        elif isinstance(column, ScalarColumn):
+            vector = TensorType(cast(TensorType, member).dtype, [len(column)])
+            if column.values.nbytes >= self._large_bytes:
+                self._announce(proto.rows, [len(column)], vector)
+                self.segments.append(_bytes_of(column.values, vector, path))
+            else:
+                write_array(proto.column, column.values, vector.dtype, path=path)
+        else:
+            self._list(proto, column.items(), member, path)
+
+    def _list(self, proto: Packed, values: Sequence[object], member: Type, path: str) -> None:
+        """Packs one value per client: equal shapes as rows of one array, anything else one by one."""
+        shape = _common_shape(values) if isinstance(member, TensorType) and not is_string(member) else None
+        if shape is None or not isinstance(member, TensorType):
+            proto.clients.SetInParent()
+            for index, value in enumerate(values):
+                self.pack(proto.clients.member.add(), value, member, place_of(path, index))
+            return
+        arrays = cast("Sequence[NDArray[Any]]", values)
+        whole = (len(arrays), *shape)
+        if math.prod(whole) * member.dtype.itemsize >= self._large_bytes:
+            self._announce(proto.rows, whole, member)
+            if arrays[0].nbytes:
+                self.segments.append(_rows_of(arrays, member, path))
+        else:
+            rows = None if member.shape is None else (None, *member.shape)
+            write_array(proto.column, np.stack(arrays), member.dtype, rows, path=path)
+
+
+def place_of(path: str, index: int) -> str:
+    """Returns where a member of a column stands: of a sequence, or at clients."""
+    return f"{path.removesuffix(ANY_ELEMENT)}[{index}]" if path.endswith(ANY_ELEMENT) else f"{path}, client {index}"
+
+
+def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
+    """Returns the bytes of an array as they travel."""
+    if array.dtype != tensor.dtype or (tensor.shape is not None and not shape_fits(array.shape, tensor.shape)):
+        mismatch(tensor, f"{array.dtype}{list(array.shape)}", path)
+    if sys.byteorder != "little":
+        array = array.byteswap()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _rows_of(arrays: Sequence[NDArray[Any]], tensor: TensorType, path: str) -> Rows:
+    """Returns arrays that have the same shape, with bytes, as they travel."""
+    dtype = tensor.dtype
+    first = _bytes_of(arrays[0], tensor, path)
+    # There may be many: what the first has shown of the shape, and a dtype of which Python knows the bytes, save a copy
+    # of the checks and a view of each.
+    if dtype.kind in "iuf" and sys.byteorder == "little":
+        if all(array.dtype is dtype and array.flags.c_contiguous for array in arrays):
+            return Rows(arrays)
+    rest = [_bytes_of(array, tensor, path) for array in arrays[1:]]
+    return Rows([np.frombuffer(content, np.uint8) for content in (first, *rest)])
+
+
+def _common_shape(values: Sequence[object]) -> tuple[int, ...] | None:
+    """Returns the shape that all arrays have, if there are any and they have one."""
+    if not values or not all(isinstance(value, np.ndarray) for value in values):
+        return None
+    arrays = cast("Sequence[NDArray[Any]]", values)
+    shape = arrays[0].shape
+    return shape if all(array.shape == shape for array in arrays) else None
+
+
+def _column(payload: object, type_spec: FederatedType, path: str) -> Column:
+    if isinstance(payload, (list, tuple)):
+        return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
+    mismatch(type_spec, f"`{type(payload).__name__}`", path, "give a column")
+
+
+def _members(payload: object, struct: StructType, path: str) -> tuple[object, ...]:
+    if not isinstance(payload, tuple):
+        mismatch(struct, f"`{type(payload).__name__}`", path, "give a tuple of the members in the type's order")
+    members = cast("tuple[object, ...]", payload)
+    check_count(len(members), len(fields_of(struct)), struct, path)
+    return members
+
+
+def check_count(found: int, wanted: int, type_spec: Type, path: str) -> None:
+    """Checks how many members a struct has."""
+    if found != wanted:
+        mismatch(f"{wanted} members of {type_text(type_spec)}", f"{found}", path)

@@ -1,0 +1,327 @@
+"""Turns errors into the statuses of calls, and statuses back into errors of the same class.
+
+An error of fedstack's travels as an `ErrorDetail` in the status details: class, message, traceback, where it happened;
+never pickled. The code is for peers that know codes only. Their clients create everything again and try again on
+UNAVAILABLE and FAILED_PRECONDITION, and on no other code:
+
+| error | code |
+| --- | --- |
+| values and computations that cannot be right, `CarrierError`, `ProtocolVersionError` | INVALID_ARGUMENT |
+| `UnsupportedIntrinsicError` | UNIMPLEMENTED |
+| `LeafError` | UNKNOWN: it is the user's, and says nothing about the service |
+| `ResourceLimitError` | RESOURCE_EXHAUSTED |
+| `WorkerUnavailableError`, the language's `RetryableError` | UNAVAILABLE |
+| `StaleSessionError` | FAILED_PRECONDITION |
+| `ClosedError`, `RetryLimitError` | ABORTED: the session lives on, and creating it again would not help |
+| `AuthenticationError` | UNAUTHENTICATED |
+| `DeadlineExceededError` | DEADLINE_EXCEEDED |
+| `StatusError`, `RemoteError` | their own |
+| all others | INTERNAL |
+"""
+
+import enum
+import traceback
+from collections.abc import Sequence
+
+import attrs
+from google.protobuf.message import DecodeError
+
+from fedstack import errors
+from fedstack.computations.types.language import RetryableError
+from fedstack.computations.types.own_frames import cut_own_frames
+from fedstack.computations.types.texts import shortened
+from fedstack.proto.extensions_pb2 import ErrorDetail, Status
+from fedstack.transport.wire.unreached import NO_ANSWER, reason_of
+
+# What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
+MAX_DETAILS_BYTES = 6 * 1024
+_MAX_MESSAGE_BYTES = 1024
+_MIN_TRACEBACK_BYTES = 1024
+_MAX_NAME_BYTES = 200
+_MAX_PATH_STEPS = 8
+_MAX_FRAMES = 64
+_MAX_PIECE_BYTES = 2048
+_MAX_LINE_BYTES = 300
+# How gRPC says that nothing came in time; what a peer says of its own deadlines is another text.
+_GRPCS_DEADLINE = "Deadline Exceeded"
+# How gRPC says that a message is larger than the server takes, or this process.
+_GRPCS_SIZE = "essage larger than max"
+_LARGER_MESSAGES = "let it take larger messages (`fedstack serve --max-message-bytes`)"
+_DETAIL_TYPE = "type.googleapis.com/fedstack.v1.ErrorDetail"
+
+
+class Code(enum.IntEnum):
+    """The status codes of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class StatusError(errors.FedstackError):
+    """Raised by a service that wants its call to fail with a certain code.
+
+    It is not kept as a class: the client gets the error that stands for the code, `RemoteError` if no other does.
+
+    Attributes:
+      code: The status code.
+    """
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RemoteTraceback(Exception):
+    """The cause of an error that came from a peer: where it happened, and the traceback there.
+
+    Attributes:
+      address: The peer's address.
+      path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
+      text: The user's lines of the traceback as Python printed it there, all lines of an error that nobody has
+        foreseen; empty where the message says it all.
+    """
+
+    def __init__(self, address: str, path: tuple[str, ...], text: str) -> None:
+        super().__init__(address, path, text)
+        self.address = address
+        self.path = path
+        self.text = text
+
+    def __str__(self) -> str:
+        inside = f", in {' > '.join(self.path)}" if self.path else ""
+        return f"at {self.address}{inside}\n{self.text}".rstrip()
+
+
+_CODES: dict[type[Exception], Code] = {
+    errors.InvalidComputationError: Code.INVALID_ARGUMENT,
+    errors.UnsupportedIntrinsicError: Code.UNIMPLEMENTED,
+    errors.LeafError: Code.UNKNOWN,
+    errors.TypeMismatchError: Code.INVALID_ARGUMENT,
+    errors.InvalidValueError: Code.INVALID_ARGUMENT,
+    errors.CarrierError: Code.INVALID_ARGUMENT,
+    errors.ResourceLimitError: Code.RESOURCE_EXHAUSTED,
+    errors.ClosedError: Code.ABORTED,
+    errors.RetryLimitError: Code.ABORTED,
+    errors.WorkerUnavailableError: Code.UNAVAILABLE,
+    errors.StaleSessionError: Code.FAILED_PRECONDITION,
+    errors.ProtocolVersionError: Code.INVALID_ARGUMENT,
+    errors.AuthenticationError: Code.UNAUTHENTICATED,
+    errors.DeadlineExceededError: Code.DEADLINE_EXCEEDED,
+    RetryableError: Code.UNAVAILABLE,
+}
+
+# The classes that a peer may name.
+_CLASSES: dict[str, type[Exception]] = {
+    name: found
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, (errors.FedstackError, RetryableError))
+}
+
+
+@attrs.frozen
+class _Meaning:
+    """What a code says when nothing else does."""
+
+    error: type[errors.FedstackError]
+    advice: str
+
+
+_REFUSED = _Meaning(errors.AuthenticationError, "give a token or certificate that it accepts")
+_MEANINGS = {
+    # A server says so of itself when it shuts down, or sheds load; nobody here has cancelled the call.
+    Code.CANCELLED: _Meaning(errors.WorkerUnavailableError, "it is shutting down, or has too much to do: try again"),
+    Code.INVALID_ARGUMENT: _Meaning(errors.InvalidValueError, "it does not take what was sent"),
+    Code.DEADLINE_EXCEEDED: _Meaning(errors.DeadlineExceededError, "allow more time, or see what keeps it busy"),
+    Code.RESOURCE_EXHAUSTED: _Meaning(errors.ResourceLimitError, "send less at a time, or raise its limits"),
+    Code.FAILED_PRECONDITION: _Meaning(errors.StaleSessionError, "create everything there again"),
+    Code.UNAVAILABLE: _Meaning(
+        errors.WorkerUnavailableError, "start it, correct the address, or give the credentials that it asks for"
+    ),
+    Code.UNAUTHENTICATED: _REFUSED,
+    Code.PERMISSION_DENIED: _REFUSED,
+}
+
+
+def code_of(error: Exception) -> Code:
+    """Returns the code with which a call fails that raised this error."""
+    if isinstance(error, StatusError):
+        return error.code
+    if isinstance(error, errors.RemoteError):
+        return Code.__members__.get(error.code, Code.UNKNOWN)
+    return next((_CODES[base] for base in type(error).__mro__ if base in _CODES), Code.INTERNAL)
+
+
+def message_of(error: Exception) -> str:
+    """Returns the message of the status, shortened to what peers of every kind take; the details have it all."""
+    text = _text_of(error)
+    if not isinstance(error, (errors.FedstackError, RetryableError)):
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+    # All but printable ASCII takes three bytes for one on the wire.
+    weight = sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode())
+    return shortened(text, _MAX_MESSAGE_BYTES if weight <= _MAX_MESSAGE_BYTES else _MAX_MESSAGE_BYTES // 3)
+
+
+def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
+    """Writes the status details of a failed call, `grpc-status-details-bin` in its trailing metadata.
+
+    Args:
+      error: What the call raised.
+      path: Where it happened, from the outermost executor in; by default what the error itself knows of that.
+
+    Returns:
+      A serialized `Status` of at most `MAX_DETAILS_BYTES`: a long traceback lacks its beginning, and a long message its
+      middle.
+    """
+    path = path or getattr(error, "executor_path", ())
+    detail = ErrorDetail(
+        error=shortened(_name_of(error), _MAX_NAME_BYTES),
+        path=[shortened(_clean(step), _MAX_NAME_BYTES) for step in path[:_MAX_PATH_STEPS]],
+    )
+    if isinstance(error, errors.LeafError):
+        detail.computation_name = shortened(_clean(error.computation_name), _MAX_NAME_BYTES)
+        if error.client_index is not None and error.client_index >= 0:
+            detail.client_index = error.client_index
+    status = Status(code=code_of(error), message=message_of(error))
+    # The spare bytes are for the tags and lengths of what is still to be filled in.
+    room = MAX_DETAILS_BYTES - status.ByteSize() - detail.ByteSize() - len(_DETAIL_TYPE) - 32
+    printed = _traceback_of(error)
+    detail.message = shortened(_text_of(error), room - min(len(printed.encode()), _MIN_TRACEBACK_BYTES))
+    detail.traceback = _last(printed, room - len(detail.message.encode()))
+    status.details.add(type_url=_DETAIL_TYPE, value=detail.SerializeToString())
+    return status.SerializeToString()
+
+
+def error_from_status(code: int, message: str, details: bytes | None, address: str) -> Exception:
+    """Returns the error that a status stands for.
+
+    Args:
+      code: The number of the status code.
+      message: The message of the status.
+      details: What `grpc-status-details-bin` carried, if anything. It is not trusted: what is no error of fedstack's is
+        left out of account.
+      address: Who sent it, for messages.
+
+    Returns:
+      An error of the class, and with the message, that the peer raised, if the details say so; else one that fits the
+      code. The peer's traceback is its `__cause__`, so `raise error from error.__cause__`.
+    """
+    known = Code(code) if code in Code.__members__.values() else Code.UNKNOWN
+    detail = _read(details)
+    if detail is None:
+        return _plain_error(known, message, address)
+    error = _named_error(detail, known)
+    if error is None:
+        error = _plain_error(known, f"{detail.error}: {detail.message}", address)
+    if isinstance(error, errors.FedstackError):
+        error.executor_path = tuple(detail.path)
+    error.__cause__ = RemoteTraceback(address, tuple(detail.path), detail.traceback)
+    return error
+
+
+def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
+    """Returns the error that the details name, unless its class is one that fedstack does not have."""
+    if detail.error == "LeafError":
+        client_index = detail.client_index if detail.HasField("client_index") else None
+        return errors.LeafError(detail.message, computation_name=detail.computation_name, client_index=client_index)
+    found = _CLASSES.get(detail.error)
+    if not detail.error:  # a `StatusError`
+        found = _MEANINGS[code].error if code in _MEANINGS else errors.RemoteError
+    if found is errors.RemoteError:
+        return errors.RemoteError(detail.message, code=code.name)
+    return None if found is None else found(detail.message)
+
+
+def _plain_error(code: Code, message: str, address: str) -> Exception:
+    """Returns the error for a status of which nothing more is known."""
+    meaning = _MEANINGS.get(code)
+    reason = reason_of(message) if code == Code.UNAVAILABLE else None
+    if reason is not None:
+        return reason.error_at(address)
+    text = f"Expected an answer from {address}, found {code.name}: {message}".removesuffix(": ")
+    if code == Code.RESOURCE_EXHAUSTED and _GRPCS_SIZE in message:
+        return errors.ResourceLimitError(f"{text}; send less at a time, or {_LARGER_MESSAGES}")
+    if meaning is None:
+        return errors.RemoteError(text, code=code.name)
+    error = meaning.error(f"{text}; {meaning.advice}")
+    if code == Code.DEADLINE_EXCEEDED and message == _GRPCS_DEADLINE:
+        error.causes = {address: NO_ANSWER.found}
+    return error
+
+
+def _read(details: bytes | None) -> ErrorDetail | None:
+    try:
+        status = Status.FromString(details or b"")
+        found = [detail.value for detail in status.details if detail.type_url == _DETAIL_TYPE]
+        return ErrorDetail.FromString(found[0]) if found else None
+    except (DecodeError, ValueError):
+        return None
+
+
+def _name_of(error: Exception) -> str:
+    """Returns the name of the error's class, or of the next base that every peer knows."""
+    if isinstance(error, StatusError):
+        return ""
+    names = (base.__name__ for base in type(error).__mro__ if _CLASSES.get(base.__name__) is base)
+    return next(names, _clean(type(error).__name__))
+
+
+def _traceback_of(error: Exception) -> str:
+    """Prints the frames that the client's user can do something about; nothing where the message says all there is."""
+    origin = (error.__cause__ or error) if isinstance(error, errors.LeafError) else error
+    try:
+        printed = traceback.TracebackException(
+            type(origin), origin, origin.__traceback__, limit=-_MAX_FRAMES, compact=True
+        )
+        # Only what nobody has foreseen is for those who look after this package.
+        is_foreseen = code_of(error) != Code.INTERNAL
+        if is_foreseen and not cut_own_frames(printed) and origin is error and not _came_from_a_peer(error):
+            return ""
+        return "".join(shortened(_with_short_lines(piece), _MAX_PIECE_BYTES) for piece in printed.format())
+    except Exception as failure:  # of the user's own exception class
+        return f"(no traceback: printing it raised {type(failure).__name__})"
+
+
+def _came_from_a_peer(error: BaseException | None) -> bool:
+    for _ in range(_MAX_FRAMES):  # users may have made a circle of causes
+        if error is None or isinstance(error, RemoteTraceback):
+            break
+        error = error.__cause__ or error.__context__
+    return isinstance(error, RemoteTraceback)
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return _clean(str(error))
+    except Exception as failure:  # of the user's own exception class
+        return f"(no text: it raises {type(failure).__name__})"
+
+
+def _clean(text: str) -> str:
+    """Replaces what UTF-8 cannot carry."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _with_short_lines(text: str) -> str:
+    return "\n".join(shortened(line, _MAX_LINE_BYTES) for line in _clean(text).split("\n"))
+
+
+def _last(text: str, limit: int) -> str:
+    encoded = text.encode()
+    return (
+        text if len(encoded) <= limit else "[…] " + encoded[len(encoded) - max(0, limit - 6) :].decode(errors="ignore")
+    )
