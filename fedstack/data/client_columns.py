@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.values.tensor_values import check_nothing_missing
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 _SEQUENCES = (list, tuple, deque)
@@ -60,30 +61,6 @@ def check_unmasked(value: object, path: str) -> None:
         raise TypeMismatchError(
             f"Expected an array without a mask, found a masked array; at {path}; say what stands for the masked "
             "elements: value.filled(…), or drop the rows yourself"
-        )
-
-
-def check_nothing_missing(value: Any, path: str) -> None:
-    """Refuses nullable columns with missing values: of integers NumPy would make floats then, and of a gap NaN.
-
-    Columns of NumPy's own dtypes have no such gaps: NaN among their floats is a float.
-
-    Args:
-      value: What shall become an array.
-      path: Where it stands, for messages.
-
-    Raises:
-      InvalidValueError: If a value is missing.
-    """
-    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, polars the other
-    dtype = getattr(value, "dtype", None)
-    if not callable(missing) or dtype is None or isinstance(dtype, np.dtype):
-        return
-    rows = np.flatnonzero(np.asarray(missing(), np.bool_))
-    if len(rows):
-        raise InvalidValueError(
-            f"Expected a value in every row of a column of {dtype}, found none in row {rows[0]} ({len(rows)} missing); "
-            f"at {path}; drop such rows, or say what stands for missing values: fillna(…)"
         )
 
 

@@ -43,8 +43,8 @@ from fedstack.computations.types.type_structure import (
     unflatten,
 )
 from fedstack.computations.values.arrays import array_from_proto, write_array
+from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
-from fedstack.data.client_data import check_re_iterable
 from fedstack.errors import InvalidComputationError, InvalidValueError, ResourceLimitError
 from fedstack.proto import executor_pb2
 

@@ -6,15 +6,14 @@ Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; st
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import is_scalar, is_string
-from fedstack.data.client_columns import check_nothing_missing
-from fedstack.errors import TypeMismatchError
+from fedstack.errors import InvalidValueError, TypeMismatchError
 
 # What gives the payload of a tensor: `normalize_tensor`, or another rule like it.
 ReadTensor = Callable[[object, TensorType, str], object]
@@ -322,3 +321,27 @@ def _normalize_string(value: object, tensor: TensorType, path: str) -> object:
     result = result.reshape(shape)
     result.flags.writeable = False
     return result
+
+
+def check_nothing_missing(value: Any, path: str) -> None:
+    """Refuses nullable columns with missing values: of integers NumPy would make floats then, and of a gap NaN.
+
+    Columns of NumPy's own dtypes have no such gaps: NaN among their floats is a float.
+
+    Args:
+      value: What shall become an array.
+      path: Where it stands, for messages.
+
+    Raises:
+      InvalidValueError: If a value is missing.
+    """
+    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, polars the other
+    dtype = getattr(value, "dtype", None)
+    if not callable(missing) or dtype is None or isinstance(dtype, np.dtype):
+        return
+    rows = np.flatnonzero(np.asarray(missing(), np.bool_))
+    if len(rows):
+        raise InvalidValueError(
+            f"Expected a value in every row of a column of {dtype}, found none in row {rows[0]} ({len(rows)} missing); "
+            f"at {path}; drop such rows, or say what stands for missing values: fillna(…)"
+        )

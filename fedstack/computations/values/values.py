@@ -32,6 +32,7 @@ from fedstack.computations.types.texts import text_of
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.records import Record
+from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
@@ -41,7 +42,6 @@ from fedstack.computations.values.tensor_values import (
     read_only,
     shape_fits,
 )
-from fedstack.data.client_data import AHEAD, Batches, FromGenerator
 from fedstack.errors import FedstackError, InvalidValueError
 
 

@@ -32,8 +32,8 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch, shape_fits
-from fedstack.data.client_data import check_re_iterable
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import Chunking
 from fedstack.transport.wire.segments import Rows, Segment
