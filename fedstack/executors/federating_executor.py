@@ -87,8 +87,8 @@ class FederatingExecutor(PlacedExecutor):
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
             if column is not None and _is_long(column, fold):
-                target, first = self._client_target, clients.start
-                if await fold_held_columns(target, state, column, fold, first, all_clients=all_clients):
+                threads, first = self._client_target.leaf_threads, clients.start
+                if await fold_held_columns(threads, state, column, fold, first, all_clients=all_clients):
                     done.add(index)
         return frozenset(done)
 

@@ -5,7 +5,14 @@ from typing import TypeVar
 
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, prepared_leaves
 from fedstack.computations.plan.interpreter import run_once
-from fedstack.computations.plan.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
+from fedstack.computations.plan.program import (
+    CompositeOperation,
+    DataSource,
+    IntrinsicSource,
+    LeafSource,
+    Operation,
+    Program,
+)
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
@@ -81,7 +88,7 @@ class LeafExecutor(UnplacedExecutor):
                 f"Expected leaf computations in {self!r}, found a data block with {content}; put a DataExecutor with a "
                 "backend for it into the stack"
             )
-        return operation.linked(self.link)
+        return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
 
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
         if not program.steps:

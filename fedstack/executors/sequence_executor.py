@@ -7,16 +7,15 @@ import numpy as np
 
 from fedstack.computations.leaves.leaf_runtimes import Leaf
 from fedstack.computations.plan.interpreter import ProgramRunner
-from fedstack.computations.plan.program import IntrinsicSource, Operation, Program
+from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
-from fedstack.executors.base.bulk import BulkExecutor
 from fedstack.executors.base.client_blocks import Sink
 from fedstack.executors.base.one_by_one import as_bulk
-from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.base.unplaced_executor import UnplacedExecutor, finish_in, runs_intrinsic
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.folds.fold_states import zero_of
 
@@ -49,7 +48,7 @@ class MappedSequence:
         return f"<MappedSequence of {self._source!r}>"
 
 
-class SequenceOperation(Leaf):
+class SequenceOperation(CompositeOperation):
     """One of the sequence intrinsics, with the program of its function."""
 
     def __init__(self, source: IntrinsicSource, programs: tuple[Program, ...]) -> None:
@@ -186,13 +185,3 @@ class SequenceExecutor(UnplacedExecutor):
 
     def __repr__(self) -> str:
         return f"<SequenceExecutor over {self._target!r}>"
-
-
-def runs_intrinsic(executor: BulkExecutor, uri: str) -> bool:
-    """Tells whether an executor runs an intrinsic, as far as it says."""
-    return executor.runs_intrinsic(uri) if isinstance(executor, UnplacedExecutor) else False
-
-
-async def finish_in(executor: BulkExecutor, work: Callable[[], _T], type_spec: Type) -> _T:
-    """Runs the conversion of a result where the executor runs user code."""
-    return await executor.finish(work, type_spec) if isinstance(executor, UnplacedExecutor) else work()

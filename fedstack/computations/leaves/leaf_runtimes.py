@@ -12,9 +12,8 @@ import functools
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.bounded_cache import SharedCache
@@ -23,9 +22,6 @@ from fedstack.computations.types.own_frames import without_own_frames
 from fedstack.computations.types.texts import name_text
 from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.errors import CarrierError, InvalidComputationError
-
-if TYPE_CHECKING:
-    from fedstack.computations.plan.program import Program
 
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
@@ -62,10 +58,6 @@ class Leaf(abc.ABC):
     def call_client(self, argument: object, client: int) -> object:
         """Runs the function for one client: `call`, with the client's index in messages."""
         return self.call(argument)
-
-    def linked(self, link: "Callable[[Program], Program]") -> "Leaf":
-        """Returns the operation with the programs inside of it linked; a leaf computation has none."""
-        return self
 
 
 class LeafRuntime(Protocol):

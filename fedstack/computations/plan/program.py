@@ -5,6 +5,7 @@ a sequence) or once per client, step by step over whole columns. Its steps name 
 computation, an intrinsic, a data block); executors replace sources by operations, which are `Leaf`s that can be called.
 """
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
@@ -98,6 +99,14 @@ class IntrinsicSource:
 
 
 Operation: TypeAlias = LeafSource | DataSource | IntrinsicSource | Leaf
+
+
+class CompositeOperation(Leaf):
+    """An operation that runs programs of its own."""
+
+    @abc.abstractmethod
+    def linked(self, link: "Callable[[Program], Program]") -> Leaf:
+        """Returns the operation with its programs linked."""
 
 
 @attrs.frozen(eq=False)

@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 from fedstack.computations.leaves.leaf_runtimes import Leaf
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.plan.interpreter import run_once
-from fedstack.computations.plan.program import DataSource, IntrinsicSource, LeafSource, Operation, Program
+from fedstack.computations.plan.program import (
+    CompositeOperation,
+    DataSource,
+    IntrinsicSource,
+    LeafSource,
+    Operation,
+    Program,
+)
 from fedstack.computations.types.language import Executor, ExecutorValue, FunctionType, Type, computation_pb2
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_result
@@ -90,7 +97,7 @@ class OneByOneExecutor(UnplacedExecutor):
             if found is None:
                 raise UnsupportedIntrinsicError(f"Expected leaf computations in {self!r}, found {operation.uri}")
             return found
-        return operation.linked(self.link)
+        return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
 
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
         return await self._on_thread(lambda: run_once(program, inputs))

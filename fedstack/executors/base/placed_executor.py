@@ -20,6 +20,7 @@ from fedstack.executors.base.bulk import linked
 from fedstack.executors.base.one_by_one import as_bulk
 from fedstack.executors.base.schedule_run import ScheduleRun, as_column
 from fedstack.executors.base.scheduled_executor import ScheduledExecutor
+from fedstack.executors.base.unplaced_executor import finish_in
 from fedstack.executors.folds.fold_states import (
     AggregateState,
     FoldState,
@@ -33,7 +34,6 @@ from fedstack.executors.folds.fold_states import (
     zero_of,
 )
 from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.sequence_executor import finish_in
 
 _T = TypeVar("_T")
 

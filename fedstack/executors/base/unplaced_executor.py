@@ -1,11 +1,12 @@
 """Defines what the executors of unplaced work have in common: they run programs and know no clients of their own."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask
-from fedstack.computations.types.language import computation_pb2
+from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
@@ -13,6 +14,7 @@ from fedstack.executors.base.bulk import BulkExecutor, linked
 from fedstack.executors.base.schedule_run import ScheduleRun
 from fedstack.executors.base.scheduled_executor import ScheduledExecutor
 
+_T = TypeVar("_T")
 _TAKEN = ("data", "xla", "tensorflow", "literal", "intrinsic")
 
 
@@ -59,3 +61,13 @@ class UnplacedExecutor(ScheduledExecutor, BulkExecutor):
 
     async def run_select_task(self, task: SelectTask, run: ScheduleRun) -> object:
         raise UnsupportedIntrinsicError(f"Expected unplaced work in {self!r}, found {task.uri}")
+
+
+def runs_intrinsic(executor: BulkExecutor, uri: str) -> bool:
+    """Tells whether an executor runs an intrinsic, as far as it says."""
+    return executor.runs_intrinsic(uri) if isinstance(executor, UnplacedExecutor) else False
+
+
+async def finish_in(executor: BulkExecutor, work: Callable[[], _T], type_spec: Type) -> _T:
+    """Runs the conversion of a result where the executor runs user code."""
+    return await executor.finish(work, type_spec) if isinstance(executor, UnplacedExecutor) else work()

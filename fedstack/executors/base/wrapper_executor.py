@@ -8,9 +8,8 @@ from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.columns import Column
 from fedstack.executors.base.client_blocks import Sink
 from fedstack.executors.base.one_by_one import as_bulk
-from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.base.unplaced_executor import UnplacedExecutor, finish_in, runs_intrinsic
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.sequence_executor import finish_in, runs_intrinsic
 
 _T = TypeVar("_T")
 

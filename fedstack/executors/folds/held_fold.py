@@ -8,7 +8,6 @@ import numpy as np
 from fedstack.computations.plan.tasks import Fold
 from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError
-from fedstack.executors.base.bulk import BulkExecutor
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.folds.fold_states import LeafFold, MeanState, TreeState, leaf_columns
 from fedstack.executors.folds.tree_fold import Partial, aligned_blocks, fold_held
@@ -17,19 +16,18 @@ _MIN_BYTES_PER_THREAD = 16 << 20
 
 
 async def fold_held_columns(
-    executor: BulkExecutor, state: object, column: Column, fold: Fold, first_client: int, *, all_clients: bool
+    threads: LeafThreads | None, state: object, column: Column, fold: Fold, first_client: int, *, all_clients: bool
 ) -> bool:
     """Folds a column of long vectors into a state; tells whether it could.
 
     Args:
-      executor: Whose threads do the work.
+      threads: Do the work; without them it cannot be done so.
       state: A `TreeState` or `MeanState` that has taken in nothing yet.
       column: The vectors of all clients.
       fold: The aggregation.
       first_client: The index of the client that the first vector is of.
       all_clients: Whether these are all clients that there are, so that nothing is merged with the result.
     """
-    threads = executor.leaf_threads
     if threads is None or not isinstance(state, (TreeState, MeanState)):
         return False
     pairs = list(zip(state.leaves, leaf_columns(column, fold.member)))

@@ -3,7 +3,7 @@
 import contextlib
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from fedstack.computations.leaves.travel import intrinsics_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
@@ -15,8 +15,13 @@ from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.session_keeper import SessionKeeper
 from fedstack.transport.wire.status import RemoteTraceback
 
-if TYPE_CHECKING:
-    from fedstack.executors.remote_executor import RemoteExecutor
+
+class Fetches(Protocol):
+    """An executor that brings values here."""
+
+    async def fetch(self, value: "RemoteValue", /) -> object:
+        """Runs what a value needs, and returns its payload."""
+        ...
 
 
 class RemoteValue(ExecutorValue):
@@ -29,7 +34,7 @@ class RemoteValue(ExecutorValue):
     """
 
     def __init__(
-        self, executor: "RemoteExecutor", keeper: SessionKeeper, value_id: str, type_spec: Type, source: object = None
+        self, executor: Fetches, keeper: SessionKeeper, value_id: str, type_spec: Type, source: object = None
     ) -> None:
         self._executor = executor
         self._type = type_spec
@@ -49,7 +54,7 @@ class RemoteValue(ExecutorValue):
         return self._type
 
     @property
-    def executor(self) -> "RemoteExecutor":
+    def executor(self) -> Fetches:
         """The executor that made the value."""
         return self._executor
 
