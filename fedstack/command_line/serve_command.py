@@ -119,7 +119,7 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
     Raises:
       UsageError: If the options do not fit each other, or name files that cannot be read.
     """
-    from fedstack.computations.leaves.python.carriers import CarrierPolicy
+    from fedstack.computations.leaves.carrier_policy import CarrierPolicy
     from fedstack.executors.stacks.factories import local_executor_factory
     from fedstack.service.executor.executor_service import ExecutorService
     from fedstack.service.server.grpc_server import GrpcServer

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack.computations.leaves import leaf_runtimes
-from fedstack.computations.leaves.python.carriers import CarrierPolicy, service_policy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy, service_policy
 from fedstack.computations.leaves.travel import portable
 from fedstack.computations.plan.plan import PlanCache
 from fedstack.computations.types.bounded_cache import BoundedCache
+from fedstack.leaves import Destination
 from fedstack.testing.computation_builder import computation, literal
 
 
@@ -64,7 +65,7 @@ def test_leaves_that_bring_much_with_them_are_fewer(monkeypatch):
 
     for number in range(5):
         leaf = adding(np.full(250_000, number, np.float32))
-        sent.append(portable(leaf.to_proto(), allow_by_value=True))
+        sent.append(portable(leaf.to_proto(), Destination(takes_code=True)))
     token = service_policy.set(CarrierPolicy(python_code=True))
     try:
         for computation in sent:

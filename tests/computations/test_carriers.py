@@ -18,12 +18,14 @@ from google.protobuf import any_pb2
 
 import fedstack
 from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import Leaf, load_leaf
 from fedstack.computations.leaves.python import carriers
-from fedstack.computations.leaves.python.carriers import CarrierPolicy, portable_carrier
+from fedstack.computations.leaves.python.carriers import portable_carrier
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import resolve_reference
 from fedstack.errors import CarrierError
+from fedstack.leaves import Destination, LeafRuntime
 from fedstack.proto import carriers_pb2
 
 INT = fl.TensorType(np.int32)
@@ -101,7 +103,7 @@ def portable(computation, allow_by_value=False):
     """Returns a computation as it leaves the process, and the name of its carrier."""
     proto = computation_pb2.Computation()
     proto.CopyFrom(computation.to_proto())
-    proto.data.content.CopyFrom(portable_carrier(proto.data.content, allow_by_value=allow_by_value))
+    proto.data.content.CopyFrom(portable_carrier(proto.data.content, Destination(takes_code=allow_by_value)))
     return proto, proto.data.content.TypeName().rpartition(".")[2]
 
 
@@ -233,7 +235,7 @@ def test_a_function_that_refers_to_what_cannot_leave_is_refused_by_name():
 
 def test_other_contents_leave_as_they_are():
     content = any_pb2.Any(type_url="type.googleapis.com/somebody.Else", value=b"whatever")
-    assert portable_carrier(content, allow_by_value=False) is content
+    assert portable_carrier(content, Destination(takes_code=False)) is content
 
 
 def test_a_handle_that_nobody_knows_cannot_leave():
@@ -241,7 +243,7 @@ def test_a_handle_that_nobody_knows_cannot_leave():
     foreign = with_content(carriers_pb2.PythonHandle(process="elsewhere", serial=1, name="gone")).data.content
     for content in (gone, foreign):
         with pytest.raises(CarrierError, match="Expected a live function of this process, found none for 'gone'"):
-            portable_carrier(content, allow_by_value=True)
+            portable_carrier(content, Destination(takes_code=True))
 
 
 # By reference.
@@ -397,7 +399,7 @@ import sys
 import federated_language as fl
 import fedstack
 from federated_language.proto import computation_pb2
-from fedstack.computations.leaves.python.carriers import policy
+from fedstack.computations.leaves.carrier_policy import policy
 from fedstack.errors import CarrierError
 
 policy.modules, policy.python_code = sys.argv[1].split(","), sys.argv[2] == "code"
@@ -452,14 +454,14 @@ def replaced(computation, leaf, content):
 
 def test_a_function_by_reference_runs_in_a_process_that_allows_its_module(library, tmp_path):
     leaf = decorated(library.triple)
-    sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, allow_by_value=False))
+    sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, Destination(takes_code=False)))
     assert run_elsewhere(sent, tmp_path, modules="carried_library") == "18"
     assert run_elsewhere(sent, tmp_path).startswith("refused: Expected a function of an allowed module (none)")
 
 
 def test_a_function_by_value_runs_in_a_process_that_allows_code(tmp_path):
     leaf = decorated(make_closure(5))
-    sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, allow_by_value=True))
+    sent = replaced(summed(leaf), leaf, portable_carrier(leaf.to_proto().data.content, Destination(takes_code=True)))
     assert run_elsewhere(sent, tmp_path, code="code") == "30"
     assert run_elsewhere(sent, tmp_path).startswith(
         "refused: Expected no Python code by value, found the function 'scaled'"
@@ -482,7 +484,7 @@ class Tenfold(Leaf):
         return np.int32(argument * 10)
 
 
-class TenfoldRuntime:
+class TenfoldRuntime(LeafRuntime):
     def load(self, computation):
         return Tenfold()
 

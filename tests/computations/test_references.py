@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
-from fedstack.computations.leaves.python.code_modules import AS_GOOD_AS_CODE
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.code_modules import AS_GOOD_AS_CODE
 from fedstack.computations.leaves.python.named_functions import resolve_reference, resolves_to_itself
 from fedstack.computations.leaves.python.python_functions import PythonLeaf
 from fedstack.errors import CarrierError

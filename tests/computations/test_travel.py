@@ -11,10 +11,11 @@ from federated_language.proto import computation_pb2
 from google.protobuf import any_pb2
 
 import fedstack
-from fedstack.computations.leaves.leaf_runtimes import carrier_of
-from fedstack.computations.leaves.python.carriers import PROCESS, CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf_runtimes import PROCESS, carrier_of
 from fedstack.computations.leaves.travel import check_received, leaves_of, portable
 from fedstack.errors import CarrierError
+from fedstack.leaves import Destination
 from fedstack.proto.carriers_pb2 import PickledPython, PythonHandle, PythonReference
 from fedstack.testing.computation_builder import (
     Expression,
@@ -79,7 +80,7 @@ def test_leaves_are_found_wherever_they_are():
 def test_a_function_of_a_module_travels_by_reference_wherever_it_is_in_a_computation():
     computation = everywhere(as_expression(add)).proto
     before = computation.SerializeToString(deterministic=True)
-    travelling = portable(computation, allow_by_value=False)
+    travelling = portable(computation, Destination(takes_code=False))
     assert carriers_in(travelling) == ["PythonReference"] * LEAVES
     (reference,) = {r.SerializeToString(): r for r in contents_in(travelling, PythonReference)}.values()
     assert (reference.module, reference.qualname) == (__name__, "add")
@@ -94,12 +95,12 @@ def test_a_function_of_a_module_travels_by_reference_wherever_it_is_in_a_computa
 
 def test_a_function_that_is_local_travels_by_value_where_that_is_allowed():
     leaf = local_to_this_test()
-    travelling = portable(leaf.to_proto(), allow_by_value=True)
+    travelling = portable(leaf.to_proto(), Destination(takes_code=True))
     (pickled,) = contents_in(travelling, PickledPython)
     assert carriers_in(travelling) == ["PickledPython"]
     assert pickled.name.endswith("shifted")
     with pytest.raises(CarrierError) as caught:
-        portable(leaf.to_proto(), allow_by_value=False)
+        portable(leaf.to_proto(), Destination(takes_code=False))
     assert "define it at the top of a module that is installed on the worker" in str(caught.value)
     assert "or start the worker with --allow-python-code" in str(caught.value)
 
@@ -108,16 +109,16 @@ def test_a_function_that_cannot_be_pickled_is_refused_with_the_reason():
     generator = (x for x in range(3))
     leaf = local_to_this_test(generator)
     with pytest.raises(CarrierError, match="Expected a function that can be pickled, found that .*generator"):
-        portable(leaf.to_proto(), allow_by_value=True)
+        portable(leaf.to_proto(), Destination(takes_code=True))
 
 
 def test_what_has_no_handles_is_left_as_it_is():
     for computation in (
         function(lambda x: struct(x, literal(np.int32(1), np.int32)), INT).proto,
-        portable(as_expression(add).proto, allow_by_value=False),
+        portable(as_expression(add).proto, Destination(takes_code=False)),
         data("mnist", fl.SequenceType(np.int32)).proto,
     ):
-        assert portable(computation, allow_by_value=False) is computation
+        assert portable(computation, Destination(takes_code=False)) is computation
 
 
 def handle(process=PROCESS, serial=1 << 40):
@@ -130,7 +131,7 @@ def handle(process=PROCESS, serial=1 << 40):
 @pytest.mark.parametrize("process", [PROCESS, "another"])
 def test_a_handle_to_what_is_not_here_does_not_travel(process):
     with pytest.raises(CarrierError, match="Expected a live function of this process, found none for 'lost'"):
-        portable(handle(process), allow_by_value=True)
+        portable(handle(process), Destination(takes_code=True))
 
 
 def test_a_function_that_is_garbage_does_not_travel():
@@ -139,7 +140,7 @@ def test_a_function_that_is_garbage_does_not_travel():
     del leaf
     gc.collect()
     with pytest.raises(CarrierError, match="Expected a live function of this process, found none"):
-        portable(computation, allow_by_value=True)
+        portable(computation, Destination(takes_code=True))
 
 
 def reference(module="package.module", qualname="function"):
@@ -215,7 +216,7 @@ def test_a_tensorflow_graph_does_not_get_in():
     leaf = computation_pb2.Computation(
         type=type_spec.to_proto(), tensorflow=computation_pb2.TensorFlow(graph_def=graph)
     )
-    with pytest.raises(CarrierError, match="found a TensorFlow graph; write the function with fedstack.python_comp"):
+    with pytest.raises(CarrierError, match="found tensorflow.GraphDef; write the function with fedstack.python_comp"):
         check_received(inside(Expression(type_spec, leaf)), OPEN)
 
 

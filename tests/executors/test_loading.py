@@ -19,6 +19,7 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import CarrierError
+from fedstack.leaves import LeafRuntime
 
 WALL = 20.0
 INT = fl.TensorType(np.int32)
@@ -40,7 +41,7 @@ class Adding(Leaf):
         return np.int32(sum(argument) if isinstance(argument, tuple) else argument + 1)
 
 
-class SlowRuntime:
+class SlowRuntime(LeafRuntime):
     """Loads nothing before a test lets it."""
 
     def __init__(self) -> None:

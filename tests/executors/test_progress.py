@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from thread_starts import ThreadStarts
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.contexts import SyncExecutionContext
 from fedstack.contexts.progress_display import LineDisplay, Standing, choose_display, display, show_progress
 from fedstack.contexts.progress_guard import Progress

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from fault_leaves import doubled_sum, mean_wobble, models
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.service import ExecutorService, GrpcServer, ServerThread
 
 WALL = 20.0

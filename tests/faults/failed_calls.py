@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import CLIENTS
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.executors import RemoteExecutor

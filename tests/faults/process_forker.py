@@ -16,7 +16,7 @@ from typing import Any
 import client_roles
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits

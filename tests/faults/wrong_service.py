@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.proto import extensions_pb2
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.server.grpc_server import GrpcServer

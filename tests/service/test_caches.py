@@ -23,7 +23,7 @@ from google.protobuf import any_pb2
 
 import fedstack
 from fedstack.computations.leaves import leaf_runtimes
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.plan.plan import PlanCache
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.types.bounded_cache import BoundedCache

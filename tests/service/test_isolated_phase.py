@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.travel import portable
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import Phase, PhaseTask
@@ -20,6 +20,7 @@ from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors.base.placed_executor import FoldArgument
 from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.leaves import Destination
 from fedstack.proto.extensions_pb2 import HandshakeRequest, PhaseRequest
 from fedstack.service.executor import isolated_phase
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
@@ -50,7 +51,7 @@ def phase_of(body: Callable[[int], int]) -> Phase:
 
 def request_for(phase: Phase, suspects: Sequence[int] = ()) -> PhaseRequest:
     inputs: list[Column] = [ScalarColumn(np.arange(COUNT, dtype=np.int32))]
-    travelling = partial(portable, allow_by_value=True)
+    travelling = partial(portable, destination=Destination(takes_code=True))
     request = write_phase(phase, inputs, [FoldArgument([], [])], EVERYONE, Packer(), travelling, "test")
     request.isolate = True
     request.suspect.extend(suspects)

@@ -27,7 +27,7 @@ from test_serve_command import served
 import fedstack
 from fedstack.__main__ import main
 from fedstack.command_line import status_command
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.proto.executor_pb2 import Cardinality

@@ -12,7 +12,7 @@ import numpy as np
 from wire_exchange import raw_client
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import array_pb2, computation_pb2
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_service import ExecutorService

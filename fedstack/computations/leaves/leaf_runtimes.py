@@ -1,28 +1,38 @@
 """Finds the runtime that can run a leaf computation: the door through which Python, JAX and others come in.
 
 A leaf is a function without federated parts. In the IR it is a `data` block with a functional type, or an `xla` or
-`tensorflow` block; what is inside its `Any` says which runtime loads it. A runtime is one object with one method; add
+`tensorflow` block; what is inside its `Any` says which runtime loads it. A runtime is a `LeafRuntime`; add
 one with `register_leaf_runtime`, or from another distribution through the entry point group
 `fedstack.leaf_runtimes` (name: the full name of the carrier message, value: the runtime object).
 """
 
 import abc
+import atexit
+import contextlib
 import contextvars
 import functools
 import hashlib
 import threading
+import uuid
 import weakref
 from importlib import metadata
-from typing import Protocol
+from typing import cast
 
+import attrs
+from google.protobuf import any_pb2
+
+from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.own_frames import without_own_frames
 from fedstack.computations.types.texts import name_text
 from fedstack.computations.values.columns import Column, column_from_payloads
-from fedstack.errors import CarrierError, InvalidComputationError
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
 
+# Names this process, for what must not leave it.
+PROCESS = uuid.uuid4().hex
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
 # Functions by value bring with them what they capture.
@@ -60,16 +70,57 @@ class Leaf(abc.ABC):
         return self.call(argument)
 
 
-class LeafRuntime(Protocol):
-    """Loads the leaf computations of one kind of carrier."""
+@attrs.frozen
+class Destination:
+    """Where a leaf computation is to go.
 
+    Attributes:
+      takes_code: Whether it takes what executes the sender's code.
+      advice: What to do about a leaf that could go as code only, where it does not.
+    """
+
+    takes_code: bool
+    advice: str = ALLOW_CODE
+
+
+class LeafRuntime(abc.ABC):
+    """Answers what there is to ask of the leaf computations of one kind of carrier; any thread may ask."""
+
+    @abc.abstractmethod
     def load(self, computation: computation_pb2.Computation) -> Leaf:
-        """Returns the leaf, ready to run.
+        """Returns the leaf, ready to run. It is never called on the thread of an event loop.
 
         Raises:
           CarrierError: If it cannot be loaded here; the message says why and what to do.
         """
-        ...
+
+    def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
+        """Checks a leaf that another process has sent, before it is loaded. By default all get in.
+
+        Args:
+          computation: The leaf.
+          policy: What this process allows those who send.
+
+        Raises:
+          CarrierError: If it does not get in; the message says what to do.
+        """
+        return
+
+    def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
+        """Returns what stands for a leaf in another process; by default what stands for it here.
+
+        Args:
+          content: The content of the leaf.
+          destination: Where it is to go.
+
+        Raises:
+          CarrierError: If it cannot go there; the message says what to do.
+        """
+        return content
+
+    def close(self) -> None:
+        """Lets go of what it holds. Called when another runtime takes its place, and when the process ends."""
+        return
 
 
 _runtimes: dict[str, LeafRuntime] = {}
@@ -78,8 +129,26 @@ runs_for_others: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_for
 
 
 def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
-    """Makes `runtime` load every leaf whose content is the protobuf message `message_name` (its full name)."""
+    """Makes `runtime` load every leaf whose content is the protobuf message `message_name` (its full name).
+
+    Raises:
+      InvalidValueError: If it is no `LeafRuntime`.
+    """
+    if not isinstance(cast(object, runtime), LeafRuntime):
+        raise InvalidValueError(
+            f"Expected a fedstack.leaves.LeafRuntime, found {describe(runtime)}; derive the runtime's class from that"
+        )
+    before = _runtimes.get(message_name)
     _runtimes[message_name] = runtime
+    if before is not None and before not in _runtimes.values():
+        before.close()
+
+
+@atexit.register
+def _close_runtimes() -> None:
+    for runtime in list(_runtimes.values()):
+        with contextlib.suppress(Exception):  # nobody is left to be told
+            runtime.close()
 
 
 def known_carriers() -> list[str]:
@@ -93,23 +162,28 @@ def _installed() -> dict[str, metadata.EntryPoint]:
     return {entry_point.name: entry_point for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def _find_runtime(message_name: str) -> LeafRuntime | None:
+def find_runtime(message_name: str) -> LeafRuntime | None:
+    """Returns what loads the leaves whose content is a message; `None` if nothing does."""
     found = _runtimes.get(message_name)
     if found is None and message_name in _installed():
         found = _runtimes[message_name] = _installed()[message_name].load()
     return found
 
 
-def carrier_of(computation: computation_pb2.Computation) -> str | None:
-    """Returns the full name of the message that a leaf's content is, or `None` if the computation is no leaf."""
+def content_of(computation: computation_pb2.Computation) -> any_pb2.Any | None:
+    """Returns a leaf's content, a part of the computation itself; `None` if the computation is no leaf."""
     kind = computation.WhichOneof("computation")
     if kind == "data":
-        return computation.data.content.type_url.rpartition("/")[2]
+        return computation.data.content
     if kind == "xla":
-        return computation.xla.hlo_module.type_url.rpartition("/")[2]
-    if kind == "tensorflow":
-        return computation.tensorflow.graph_def.type_url.rpartition("/")[2]
-    return None
+        return computation.xla.hlo_module
+    return computation.tensorflow.graph_def if kind == "tensorflow" else None
+
+
+def carrier_of(computation: computation_pb2.Computation) -> str | None:
+    """Returns the full name of the message that a leaf's content is, or `None` if the computation is no leaf."""
+    content = content_of(computation)
+    return None if content is None else content.type_url.rpartition("/")[2]
 
 
 def load_leaf(computation: computation_pb2.Computation) -> Leaf:
@@ -123,14 +197,19 @@ def load_leaf(computation: computation_pb2.Computation) -> Leaf:
     if not name:
         kind = computation.WhichOneof("computation") or "computation of no kind"
         raise InvalidComputationError(f"Expected a leaf computation with its content, found a {kind} without any")
-    runtime = _find_runtime(name)
+    runtime = find_runtime(name)
     if runtime is None:
-        known = ", ".join(sorted(_runtimes)) or "none"
-        raise CarrierError(
-            f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; in the leaf "
-            f"executor; install the package whose entry point {ENTRY_POINT_GROUP!r} runs it"
-        )
+        raise unknown_carrier(name)
     return runtime.load(computation)
+
+
+def unknown_carrier(name: str) -> CarrierError:
+    """Returns the error to raise for a leaf whose content is a message that no runtime loads."""
+    known = ", ".join(sorted(_runtimes))
+    return CarrierError(
+        f"Expected a leaf computation of a known kind ({known}), found {name_text(name)}; write the function with "
+        f"fedstack.python_computation, or install the package whose entry point {ENTRY_POINT_GROUP!r} runs it"
+    )
 
 
 class LoadedLeaves:

@@ -5,6 +5,7 @@ import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
+from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.travel import portable
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.types.type_structure import least_bytes
@@ -70,7 +71,7 @@ class ExtendedSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self._peer.same_process:
             return computation
-        return portable(computation, allow_by_value=self._takes_code)
+        return portable(computation, Destination(self._takes_code))
 
     @property
     def _takes_code(self) -> bool:

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
+from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.travel import portable
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.codec import value_from_proto, value_to_proto
@@ -141,7 +142,7 @@ class PlainSession(RemoteSession):
     def travelling(self, computation: Computation) -> Computation:
         if self.stub.keeps_handles:
             return computation
-        return portable(computation, allow_by_value=self.stub.sends_code, advice=_PLAIN_ADVICE)
+        return portable(computation, Destination(self.stub.sends_code, _PLAIN_ADVICE))
 
     @property
     def sends_code(self) -> bool:

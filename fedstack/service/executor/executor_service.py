@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_extensions import ExecutorExtensions

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NoReturn
 
 import attrs
 
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import Leaf, LoadedLeaves, prepared_leaves
-from fedstack.computations.leaves.python.carriers import CarrierPolicy
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.executors.base.placed_executor import slice_inputs

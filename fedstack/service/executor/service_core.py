@@ -6,8 +6,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy, service_policy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, prepared_leaves, runs_for_others
-from fedstack.computations.leaves.python.carriers import CarrierPolicy, service_policy
 from fedstack.computations.leaves.travel import check_received, leaves_to_load
 from fedstack.computations.plan.trace import step_limit
 from fedstack.computations.types.language import (

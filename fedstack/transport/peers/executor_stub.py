@@ -9,7 +9,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from fedstack._version import __version__
-from fedstack.computations.leaves.python.carriers import PROCESS
+from fedstack.computations.leaves.leaf_runtimes import PROCESS
 from fedstack.errors import (
     DeadlineExceededError,
     FedstackError,

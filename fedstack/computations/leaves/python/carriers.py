@@ -10,21 +10,19 @@ A handle is made at decoration. It becomes one of the others in one place, `port
 the process.
 """
 
-import contextvars
 import hashlib
 import itertools
 import sys
-import uuid
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TypeVar
 
 import attrs
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf, register_leaf_runtime
-from fedstack.computations.leaves.python.code_modules import is_as_good_as_code, is_inside, is_internal
+from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy, current_policy
+from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, Leaf, LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import (
     LOADING_ERRORS,
@@ -51,10 +49,6 @@ from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
 
 _M = TypeVar("_M", bound=Message)
-
-PROCESS = uuid.uuid4().hex
-# What to do about a function that can go by value only, where the worker is one of ours.
-ALLOW_CODE = "start the worker with --allow-python-code"
 
 
 @attrs.frozen(eq=False)
@@ -128,8 +122,19 @@ def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
     return found
 
 
-class HandleRuntime:
+class HandleRuntime(LeafRuntime):
     """Loads functions by handle."""
+
+    def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
+        handle = _unpack(computation, carriers_pb2.PythonHandle())
+        if handle.process != PROCESS:
+            raise CarrierError(
+                f"Expected a function that can travel, found a handle to {name_text(handle.name)!r} in another "
+                "process; send it by reference or by value"
+            )
+
+    def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
+        return portable_carrier(content, destination)
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         handle = _unpack(computation, carriers_pb2.PythonHandle())
@@ -151,64 +156,12 @@ class HandleRuntime:
         return PythonLeaf(found.function, found.name, found.parameter, found.result)
 
 
-@attrs.define
-class CarrierPolicy:
-    """Says which carriers this process loads from others.
-
-    Attributes:
-      modules: The modules into which references are followed, with all their submodules; `*` stands for any. Those of
-        fedstack itself are never meant, but for its example.
-      python_code: Whether functions by value are loaded; that executes what the sender wrote. References are followed
-        into any module then, as such code could do it too.
-    """
-
-    modules: Collection[str] = ()
-    python_code: bool = False
-
-    def allows_module(self, module: str) -> bool:
-        """Tells whether a reference into `module` may be followed."""
-        return self.python_code or (
-            any(allowed == "*" or is_inside(module, allowed) for allowed in self.modules) and not is_internal(module)
-        )
-
-    def check_module(self, module: str, shown: str) -> None:
-        """Checks that a reference may be followed.
-
-        Args:
-          module: The module that it leads into.
-          shown: The reference, for messages.
-
-        Raises:
-          CarrierError: If not; the message says what to do.
-        """
-        if self.allows_module(module):
-            return
-        if is_as_good_as_code(module) or is_internal(module):  # whoever allows one of those allows any code
-            advice = "call it in a function of a module of your own"
-        else:
-            advice = f"start the worker with --allow-module {name_text(module)}"
-        raise CarrierError(
-            f"Expected a function of an allowed module ({', '.join(self.modules) or 'none'}), found {shown}; {advice}"
-        )
-
-    @property
-    def runs_anything(self) -> bool:
-        """Whether clients can run any code, in one way or another: Python's own modules have `eval` and `rmtree`."""
-        return self.python_code or any(module == "*" or is_as_good_as_code(module) for module in self.modules)
-
-
-policy = CarrierPolicy()
-# What a service allows its clients, while it works for one; two services of a process may differ.
-service_policy: contextvars.ContextVar[CarrierPolicy | None] = contextvars.ContextVar("service_policy", default=None)
-
-
-def current_policy() -> CarrierPolicy:
-    """Returns the policy in force: that of the service which runs the current work, else this process's own."""
-    return service_policy.get() or policy
-
-
-class ReferenceRuntime:
+class ReferenceRuntime(LeafRuntime):
     """Loads functions by module and qualified name, from allow-listed modules only."""
+
+    def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
+        reference = _unpack(computation, carriers_pb2.PythonReference())
+        policy.check_module(reference.module, name_text(f"{reference.module}:{reference.qualname}"))
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         reference = _unpack(computation, carriers_pb2.PythonReference())
@@ -225,16 +178,20 @@ class ReferenceRuntime:
         return _leaf_of_type(function, name_text(reference.qualname), computation, containers)
 
 
-class PickledRuntime:
+class PickledRuntime(LeafRuntime):
     """Loads functions by value, where that is allowed."""
 
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
-        pickled = _unpack(computation, carriers_pb2.PickledPython())
-        if not current_policy().python_code:
+    def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
+        if not policy.python_code:
+            pickled = _unpack(computation, carriers_pb2.PickledPython())
             raise CarrierError(
                 f"Expected no Python code by value, found the function {name_text(pickled.name)!r}; define it "
                 f"in an installed module, or {ALLOW_CODE}"
             )
+
+    def load(self, computation: computation_pb2.Computation) -> Leaf:
+        self.admit(computation, current_policy())
+        pickled = _unpack(computation, carriers_pb2.PickledPython())
         version = _python_version()
         if pickled.python_version != version:
             raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
@@ -292,13 +249,12 @@ def code_version(content: any_pb2.Any) -> bytes | None:
         return b""
 
 
-def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool, advice: str = ALLOW_CODE) -> any_pb2.Any:
+def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
     """Returns a carrier that can leave this process for the content of a handle; other contents as they are.
 
     Args:
       content: The content of a `data` block.
-      allow_by_value: Whether functions may go by value.
-      advice: What to do where one would have to, and may not.
+      destination: Where it is to go.
 
     Raises:
       CarrierError: If the function can go neither by reference nor, where not allowed, by value.
@@ -316,7 +272,7 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool, advice: str 
         if containers is not None:
             reference.parameter.CopyFrom(to_message(containers))
         result.Pack(reference)
-    elif allow_by_value:
+    elif destination.takes_code:
         try:
             pickled = dumps((function, containers))
         except Exception as error:  # what it refers to may refuse in any way
@@ -328,7 +284,7 @@ def portable_carrier(content: any_pb2.Any, *, allow_by_value: bool, advice: str 
     else:
         raise CarrierError(
             f"Expected a function that can travel, found {found.name!r}, which is local to this process; define it at "
-            f"the top of a module that is installed on the worker, or {advice}"
+            f"the top of a module that is installed on the worker, or {destination.advice}"
         )
     return result
 

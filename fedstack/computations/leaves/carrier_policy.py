@@ -1,0 +1,69 @@
+"""Says which leaf computations this process loads from others."""
+
+import contextvars
+from collections.abc import Collection
+
+import attrs
+
+from fedstack.computations.leaves.code_modules import is_as_good_as_code, is_inside, is_internal
+from fedstack.computations.types.texts import name_text
+from fedstack.errors import CarrierError
+
+# What to do about a function that can go by value only, where the worker is one of ours.
+ALLOW_CODE = "start the worker with --allow-python-code"
+
+
+@attrs.define
+class CarrierPolicy:
+    """Says which carriers this process loads from others.
+
+    Attributes:
+      modules: The modules into which references are followed, with all their submodules; `*` stands for any. Those of
+        fedstack itself are never meant, but for its example.
+      python_code: Whether functions by value are loaded; that executes what the sender wrote. References are followed
+        into any module then, as such code could do it too.
+    """
+
+    modules: Collection[str] = ()
+    python_code: bool = False
+
+    def allows_module(self, module: str) -> bool:
+        """Tells whether a reference into `module` may be followed."""
+        return self.python_code or (
+            any(allowed == "*" or is_inside(module, allowed) for allowed in self.modules) and not is_internal(module)
+        )
+
+    def check_module(self, module: str, shown: str) -> None:
+        """Checks that a reference may be followed.
+
+        Args:
+          module: The module that it leads into.
+          shown: The reference, for messages.
+
+        Raises:
+          CarrierError: If not; the message says what to do.
+        """
+        if self.allows_module(module):
+            return
+        if is_as_good_as_code(module) or is_internal(module):  # whoever allows one of those allows any code
+            advice = "call it in a function of a module of your own"
+        else:
+            advice = f"start the worker with --allow-module {name_text(module)}"
+        raise CarrierError(
+            f"Expected a function of an allowed module ({', '.join(self.modules) or 'none'}), found {shown}; {advice}"
+        )
+
+    @property
+    def runs_anything(self) -> bool:
+        """Whether clients can run any code, in one way or another: Python's own modules have `eval` and `rmtree`."""
+        return self.python_code or any(module == "*" or is_as_good_as_code(module) for module in self.modules)
+
+
+policy = CarrierPolicy()
+# What a service allows its clients, while it works for one; two services of a process may differ.
+service_policy: contextvars.ContextVar[CarrierPolicy | None] = contextvars.ContextVar("service_policy", default=None)
+
+
+def current_policy() -> CarrierPolicy:
+    """Returns the policy in force: that of the service which runs the current work, else this process's own."""
+    return service_policy.get() or policy
