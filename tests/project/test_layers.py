@@ -3,33 +3,60 @@
 import ast
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
 
-# What each room of the package may import of the others. Files beside the rooms are rooms of their own.
-ROOMS = {
-    "_version": set[str](),
-    "errors": set[str](),
-    "proto": set[str](),
-    "computations": {"proto", "errors"},
-    "transport": {"proto", "errors", "computations", "_version"},
-    "executors": {"proto", "errors", "computations", "transport"},
-    "service": {"proto", "errors", "computations", "transport", "executors", "_version"},
-}
-EVERY_ROOM = set(ROOMS) | {"testing"}
-# These may import everything, and only each other imports them.
-FRONT_DOORS = {"__init__", "__main__", "testing", "demo"}
+# The rooms in their order: each imports what stands before it, and nothing that comes after it. A module belongs to the
+# longest of these names that its path begins with.
+ROOMS = (
+    "errors",
+    "_version",
+    "proto",
+    "computations/types",
+    "computations/values",
+    "computations/leaves",
+    "computations/leaves/python",
+    "computations/plan",
+    "leaves",
+    "data",
+    "transport/wire",
+    "transport/peers",
+    "transport/grpc",
+    "executors/concurrency",
+    "executors/folds",
+    "executors/base",
+    "executors/remote",
+    "executors",
+    "executors/fleet",
+    "executors/stacks",
+    "contexts",
+    "service/processes",
+    "service/server",
+    "service/executor",
+    "service/pool",
+    "service",
+    "__init__",
+    "demo",
+    "command_line",
+    "testing",
+    "testing/rows",
+    "testing/conformance",
+    "__main__",
+)
+# A folder with more in it is a warehouse.
+MAX_MODULES = 15
 
 # Where packages from outside may be imported: anywhere, in some rooms, or in the files named.
 ANYWHERE = {"attrs", "google", "numpy"}
 IN_ROOMS = {
-    "grpc": {"transport", "service"},
-    "grpc_health": {"transport", "service"},
-    "grpc_reflection": {"service"},
+    "grpc": {"transport/grpc", "service/server"},
+    "grpc_health": {"transport/peers", "service/server"},
+    "grpc_reflection": {"service/server"},
     "hypothesis": {"testing"},
     "pytest": {"testing"},
 }
@@ -69,34 +96,51 @@ def name_of(file: Path) -> str:
     return file.relative_to(PACKAGE).as_posix()
 
 
-def room_of(file: Path) -> str:
-    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def room_of(name: str) -> str:
+    """Returns the room of a module, given by its path in the package without the suffix.
+
+    The face of a folder with rooms inside of it stands in the last of them: it may show what is in all of them.
+    """
+    name = name.removesuffix("/__init__")
+    inside = [room for room in ROOMS if room.startswith(f"{name}/")]
+    found = [room for room in ROOMS if name == room or name.startswith(f"{room}/")]
+    assert found or inside, f"fedstack/{name} is in no room: say in ROOMS where it stands"
+    return max(found, key=len) if found else inside[-1]
 
 
-def imported_modules(file: Path) -> set[str]:
-    """Every module that a file names in an import, at its top or inside a function."""
-    found = set[str]()
+def imports_of(file: Path) -> Iterator[tuple[str, str | None]]:
+    """Yields the modules and, where there is one, the name that a file imports, at its top or inside a function."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name_of(file)}, line {node.lineno}: imports are absolute"
-            # `from fedstack import errors` imports the module `fedstack.errors`, other names are the front door's.
-            if node.module == "fedstack":
-                names = {alias.name for alias in node.names}
-                found |= {f"fedstack.{name if name in EVERY_ROOM | FRONT_DOORS else '__init__'}" for name in names}
-            elif node.module:
-                found.add(node.module)
-    return found
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def module_of(module: str, name: str | None) -> str:
+    """Returns the path, without the suffix, of the module of ours where a name that is imported comes from."""
+    path = "/".join(module.split(".")[1:])
+    if not (PACKAGE / path).is_dir():
+        return path
+    if name is None:
+        return f"{path}/__init__".removeprefix("/")
+    if (PACKAGE / path / name).is_dir() or (PACKAGE / path / f"{name}.py").is_file():
+        return f"{path}/{name}".removeprefix("/")
+    # A name of a face: it belongs where the face has it from.
+    for source, given in imports_of(PACKAGE / path / "__init__.py"):
+        if given == name and source.startswith("fedstack"):
+            return module_of(source, name)
+    return f"{path}/__init__".removeprefix("/")
 
 
 def rooms_imported_by(file: Path) -> set[str]:
-    parts = (module.split(".") for module in imported_modules(file))
-    return {part[1] if len(part) > 1 else "__init__" for part in parts if part[0] == "fedstack"}
+    ours = ((module, name) for module, name in imports_of(file) if module.split(".")[0] == "fedstack")
+    return {room_of(module_of(module, name)) for module, name in ours}
 
 
 def packages_imported_by(file: Path) -> set[str]:
-    tops = {module.split(".")[0] for module in imported_modules(file)}
+    tops = {module.split(".")[0] for module, _ in imports_of(file)}
     return tops - {"fedstack"} - sys.stdlib_module_names
 
 
@@ -106,19 +150,26 @@ each_module = pytest.mark.parametrize("file", MODULES, ids=name_of)
 
 
 @each_module
-def test_a_module_imports_only_rooms_below_its_own(file: Path) -> None:
-    room = room_of(file)
-    assert room in ROOMS or room in FRONT_DOORS, f"fedstack/{room} is new: say in ROOMS what it may import"
-    allowed = EVERY_ROOM | FRONT_DOORS if room in FRONT_DOORS else ROOMS[room]
-    assert rooms_imported_by(file) - {room} <= allowed
+def test_a_module_imports_only_what_stands_before_it(file: Path) -> None:
+    room = room_of(name_of(file).removesuffix(".py"))
+    rank = ROOMS.index(room)
+    if file.name == "__init__.py":  # what it shows of rooms inside of its folder counts as theirs, see `module_of`
+        rank = max([rank, *(i for i, inside in enumerate(ROOMS) if inside.startswith(f"{file.parent.name}/"))])
+    assert {room for room in rooms_imported_by(file) if ROOMS.index(room) > rank} == set()
+
+
+def test_a_folder_can_be_seen_at_a_glance() -> None:
+    folders = Counter(file.parent.relative_to(PACKAGE).as_posix() for file in MODULES if file.name != "__init__.py")
+    assert {folder: modules for folder, modules in folders.items() if modules > MAX_MODULES} == {}
 
 
 @each_module
 def test_a_package_from_outside_is_imported_only_where_it_belongs(file: Path) -> None:
+    room, name = room_of(name_of(file).removesuffix(".py")), name_of(file)
     misplaced = {
         package
         for package in packages_imported_by(file) - ANYWHERE - IN_ONE_FILE
-        if room_of(file) not in IN_ROOMS.get(package, ()) and name_of(file) not in IN_FILES.get(package, ())
+        if room not in IN_ROOMS.get(package, ()) and name not in IN_FILES.get(package, ())
     }
     assert not misplaced, "a new package: say above where it may be imported"
 

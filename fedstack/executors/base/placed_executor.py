@@ -21,8 +21,8 @@ from fedstack.executors.base.one_by_one import as_bulk
 from fedstack.executors.base.schedule_run import ScheduleRun, as_column
 from fedstack.executors.base.scheduled_executor import ScheduledExecutor
 from fedstack.executors.base.unplaced_executor import finish_in
+from fedstack.executors.folds.aggregate_state import AggregateState
 from fedstack.executors.folds.fold_states import (
-    AggregateState,
     FoldState,
     MeanState,
     SecureSumState,

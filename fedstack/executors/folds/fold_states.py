@@ -1,7 +1,7 @@
-"""Turns what clients yield into the result of an aggregation: sums, means, extremes, secure sums, general folds.
+"""Turns what clients yield into the result of an aggregation: sums, means, extremes, secure sums.
 
-A state takes blocks of clients in any order and from several threads. All but the general aggregation fold along the
-fixed tree of `tree_fold`; the general one folds in client order.
+A state takes blocks of clients in any order and from several threads, and folds along the fixed tree of `tree_fold`.
+The one that does not, the general aggregation, is in `aggregate_state.py`.
 """
 
 import abc
@@ -287,73 +287,6 @@ class SecureSumState(TreeState):
                     f"Expected values from 0 to {bound} for {self.fold.uri}, found {worst}; at client {client}"
                     f"{', value' + leaf.path if leaf.path else ''}; clip the values or raise the bound"
                 )
-
-
-class AggregateState(FoldState):
-    """A general aggregation: folds `accumulate` from `zero`, in client order.
-
-    Blocks may come in any order; one that is not next waits. `merge` is for the results of other ranges.
-
-    Args:
-      first_client: The index of the first client of the range.
-      zero: What the fold begins with.
-      accumulate: Takes an accumulator, what a client yielded and the index of that client, for messages.
-      merge: Takes the accumulators of two ranges.
-    """
-
-    def __init__(
-        self,
-        first_client: int,
-        zero: object,
-        accumulate: Callable[[object, object, int], object],
-        merge: Callable[[object, object], object],
-    ) -> None:
-        self._next = first_client
-        self._accumulator = zero
-        self._accumulate = accumulate
-        self._merge = merge
-        self._waiting: dict[int, Column] = {}
-        self._busy = False
-        self._merged = False
-        self._lock = threading.Lock()
-
-    def feed(self, start: int, columns: Sequence[Column]) -> None:
-        with self._lock:
-            self._waiting[start] = columns[0]
-            if self._busy:
-                return  # whoever folds now will find the block
-            self._busy = True
-        try:
-            while (block := self._take()) is not None:
-                accumulator = self._accumulator
-                for client, value in enumerate(block[1].items(), block[0]):
-                    accumulator = self._accumulate(accumulator, value, client)
-                self._accumulator = accumulator
-        except BaseException:
-            with self._lock:
-                self._busy = False
-            raise
-
-    def _take(self) -> tuple[int, Column] | None:
-        with self._lock:
-            start = self._next
-            column = self._waiting.pop(start, None)
-            if column is None:
-                self._busy = False
-                return None
-            self._next += len(column)
-            return start, column
-
-    def partials(self) -> object:
-        return self._accumulator
-
-    def merge(self, partials: object) -> None:
-        # A composed stack folds each child from zero; the first child's result is not merged with zero.
-        self._accumulator = self._merge(self._accumulator, partials) if self._merged else partials
-        self._merged = True
-
-    def result(self) -> object:
-        return self._accumulator
 
 
 def zero_of(tensor: TensorType) -> object:

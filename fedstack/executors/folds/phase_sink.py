@@ -8,7 +8,8 @@ import attrs
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, column_from_payloads, concatenate, empty_column
-from fedstack.executors.folds.fold_states import AggregateState, FoldState
+from fedstack.executors.folds.aggregate_state import AggregateState
+from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.fold_streams import FoldStream, open_stream
 
 
