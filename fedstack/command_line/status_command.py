@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedstack.command_line.command import SUCCESS
 from fedstack.command_line.peer_options import PLAIN, add_peer_options, ask, check_plain, failed, peer_of
-from fedstack.computations.types.texts import printable
+from fedstack.computations.types.error_text import printable
 from fedstack.errors import FedstackError, RemoteError
 
 if TYPE_CHECKING:

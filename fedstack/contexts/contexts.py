@@ -17,7 +17,7 @@ from fedstack.computations.types.language import (
     SyncContext,
     get_context_stack,
 )
-from fedstack.computations.types.own_frames import without_own_frames
+from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_guard import Progress

@@ -19,7 +19,7 @@ from fedstack.computations.types.language import (
     Type,
     struct_elements,
 )
-from fedstack.computations.types.own_frames import without_frames
+from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
@@ -40,7 +40,7 @@ from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.lost_ranges import LostRanges, lost_ranges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.transport.peers.retry import RetryPolicy
-from fedstack.transport.wire.unreached import listed
+from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
 _NORMALIZING_THREADS = 4

@@ -15,8 +15,8 @@ from typing import Protocol, TextIO
 
 import attrs
 
+from fedstack.computations.types.error_text import printable
 from fedstack.computations.types.language import ConcreteComputation
-from fedstack.computations.types.texts import printable
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.transport.peers.daemon_threads import start_daemon
@@ -28,7 +28,7 @@ _LONG_SECONDS = 3.0
 
 
 @attrs.frozen
-class Standing:
+class ProgressSnapshot:
     """How far work is.
 
     Attributes:
@@ -45,7 +45,7 @@ class Standing:
 
 
 class Display(Protocol):
-    """Shows the standing of one piece of work, called from one thread.
+    """Shows the snapshot of one piece of work, called from one thread.
 
     Attributes:
       seconds_before: How long work must last to be shown.
@@ -55,11 +55,11 @@ class Display(Protocol):
     seconds_before: float
     seconds_between: float
 
-    def show(self, standing: Standing) -> None:
+    def show(self, snapshot: ProgressSnapshot) -> None:
         """Shows where work stands now."""
         ...
 
-    def close(self, standing: Standing) -> None:
+    def close(self, snapshot: ProgressSnapshot) -> None:
         """Ends the display; where work stands at its end."""
         ...
 
@@ -73,14 +73,14 @@ class LineDisplay:
         self._unit = unit
         self._begin = time.monotonic()
 
-    def show(self, standing: Standing) -> None:
-        self._title = standing.title or self._title
-        note = f", {standing.note}" if standing.note else ""
-        self._print(f"{standing.done} of {standing.total} {self._unit} done{note}")
+    def show(self, snapshot: ProgressSnapshot) -> None:
+        self._title = snapshot.title or self._title
+        note = f", {snapshot.note}" if snapshot.note else ""
+        self._print(f"{snapshot.done} of {snapshot.total} {self._unit} done{note}")
 
-    def close(self, standing: Standing) -> None:
+    def close(self, snapshot: ProgressSnapshot) -> None:
         seconds = time.monotonic() - self._begin
-        self._print(f"ended after {seconds:.1f} s, {standing.done} of {standing.total} {self._unit} done")
+        self._print(f"ended after {seconds:.1f} s, {snapshot.done} of {snapshot.total} {self._unit} done")
 
     def _print(self, text: str) -> None:
         print(f"{self._title}: {text}", file=sys.stderr, flush=True)
@@ -106,21 +106,21 @@ def choose_display(title: str, unit: str) -> Display:
 def display(
     title: str,
     unit: str,
-    standing: Callable[[], Standing],
+    snapshot: Callable[[], ProgressSnapshot],
     choose: Callable[[str, str], Display] = choose_display,
 ) -> Generator[None]:
-    """Shows the standing of work while the block runs.
+    """Shows the snapshot of work while the block runs.
 
     Args:
       title: What is being done.
-      unit: What `standing` counts, in the plural.
-      standing: Tells how far work is; called from another thread.
+      unit: What `snapshot` counts, in the plural.
+      snapshot: Tells how far work is; called from another thread.
       choose: Makes the display from title and unit.
     """
     ended = threading.Event()
     watcher: threading.Thread | None = None
     try:
-        watcher = start_daemon(_watch, title, unit, standing, choose, ended, name="fedstack-progress")
+        watcher = start_daemon(_watch, title, unit, snapshot, choose, ended, name="fedstack-progress")
     except ResourceLimitError:  # the work may need no thread
         _logger.debug("Cannot show progress", exc_info=True)
     try:
@@ -134,7 +134,7 @@ def display(
 def _watch(
     title: str,
     unit: str,
-    standing: Callable[[], Standing],
+    snapshot: Callable[[], ProgressSnapshot],
     choose: Callable[[str, str], Display],
     ended: threading.Event,
 ) -> None:
@@ -145,11 +145,11 @@ def _watch(
         if ended.wait(shown.seconds_before):
             return
         try:
-            shown.show(standing())
+            shown.show(snapshot())
             while not ended.wait(shown.seconds_between):
-                shown.show(standing())
+                shown.show(snapshot())
         finally:
-            shown.close(standing())
+            shown.close(snapshot())
     except Exception:  # a closed pipe, say: whoever works does not care
         _logger.debug("Cannot show progress any more", exc_info=True)
 
@@ -161,7 +161,7 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
     # The language gives federated computations no name. The functions that run have names.
     name = getattr(computation, "__name__", "")
 
-    def standing() -> Standing:
+    def snapshot() -> ProgressSnapshot:
         nonlocal name
         work = counts.work()
         name = work[0].function if work else name
@@ -170,9 +170,9 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
             notes.append(f"{counts.failures} failed")
         if work and work[0].seconds >= _LONG_SECONDS:
             notes.append(_shown(work[0]))
-        return Standing(counts.done, counts.total, ", ".join(notes), printable(name))
+        return ProgressSnapshot(counts.done, counts.total, ", ".join(notes), printable(name))
 
-    with display(name or "computation", "clients", standing):
+    with display(name or "computation", "clients", snapshot):
         yield counts
 
 

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Generator
 from typing import cast
 
+from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import ConcreteComputation
-from fedstack.computations.types.own_frames import users_lines, without_calling_frames
-from fedstack.computations.types.texts import text_of
+from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.progress import ProgressCounts, Worker

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.contexts.progress_display import Standing
+from fedstack.contexts.progress_display import ProgressSnapshot
 
 
 class _LiveBars:
@@ -52,16 +52,16 @@ class _LiveBars:
                 self._progress = progress
             return self._progress.add_task(escape(title), total=None, unit=unit, of="?", note="")
 
-    def update(self, bar: TaskID, standing: Standing) -> None:
+    def update(self, bar: TaskID, snapshot: ProgressSnapshot) -> None:
         with self._lock:
             if self._progress is not None:
                 self._progress.update(
                     bar,
-                    description=escape(standing.title) if standing.title else None,
-                    completed=standing.done,
-                    total=standing.total or None,
-                    of=standing.total or "?",
-                    note=standing.note,
+                    description=escape(snapshot.title) if snapshot.title else None,
+                    completed=snapshot.done,
+                    total=snapshot.total or None,
+                    of=snapshot.total or "?",
+                    note=snapshot.note,
                 )
                 self._progress.refresh()
 
@@ -88,13 +88,13 @@ class BarDisplay:
         self._unit = unit
         self._bar: TaskID | None = None
 
-    def show(self, standing: Standing) -> None:
+    def show(self, snapshot: ProgressSnapshot) -> None:
         if self._bar is None:
             self._bar = _bars.add(self._title, self._unit)
-        _bars.update(self._bar, standing)
+        _bars.update(self._bar, snapshot)
 
-    def close(self, standing: Standing) -> None:
-        del standing
+    def close(self, snapshot: ProgressSnapshot) -> None:
+        del snapshot
         if self._bar is not None:
             _bars.remove(self._bar)
 

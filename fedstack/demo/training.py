@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedstack.contexts.contexts import SyncExecutionContext, use_context
 from fedstack.contexts.local_contexts import create_sync_local_execution_context
-from fedstack.contexts.progress_display import Standing, display
+from fedstack.contexts.progress_display import ProgressSnapshot, display
 from fedstack.contexts.remote_contexts import create_sync_remote_execution_context
 
 _FILE = "federated_averaging.py"
@@ -123,13 +123,13 @@ def run_rounds(
     """
     rounds: list[Round] = []
 
-    def standing() -> Standing:
-        return Standing(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
+    def snapshot() -> ProgressSnapshot:
+        return ProgressSnapshot(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
 
     with (
         _context(num_workers) as context,
         use_context(context),
-        display("Training", "rounds", standing),
+        display("Training", "rounds", snapshot),
     ):
         begin = time.perf_counter()
         for metrics in example.train(training, evaluation, num_rounds, seed):

@@ -17,8 +17,8 @@ from fedstack.executors.base.one_by_one import as_bulk
 from fedstack.executors.base.placed_executor import FoldArguments, PlacedExecutor
 from fedstack.executors.concurrency.progress import current_progress
 from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.held_fold import fold_held_columns
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.folds.resident_fold import fold_held_columns
 
 
 class FederatingExecutor(PlacedExecutor):

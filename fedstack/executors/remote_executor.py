@@ -18,7 +18,7 @@ from fedstack.computations.types.language import (
     array_pb2,
     computation_pb2,
 )
-from fedstack.computations.types.own_frames import without_own_frames
+from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.types.type_structure import fields_of, join_path
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
 from fedstack.computations.values.number_checks import (

@@ -19,41 +19,41 @@ import attrs
 from fedstack.errors import InvalidValueError
 from fedstack.testing.promises import Need, Promise
 from fedstack.testing.rows import (
-    executor_rows_contract,
-    executor_rows_failures,
-    executor_rows_laziness,
-    shared_rows_aggregations,
-    shared_rows_empty,
-    shared_rows_folds,
-    shared_rows_functions,
-    shared_rows_open_types,
-    shared_rows_placements,
-    shared_rows_secure,
-    shared_rows_select,
-    shared_rows_sequences,
-    shared_rows_values,
-    stack_rows_contexts,
-    stack_rows_factories,
+    aggregations,
+    contexts,
+    contract,
+    empty,
+    factories,
+    failures,
+    folds,
+    functions,
+    laziness,
+    open_types,
+    placements,
+    secure,
+    select,
+    sequences,
+    values,
 )
 from fedstack.testing.subjects import ExecutorSubject, MakeExecutor, MakeFactory, StackSubject
 from fedstack.transport.peers.retry import RetryPolicy
 
 _MODULES: Sequence[ModuleType] = (
-    executor_rows_contract,
-    executor_rows_laziness,
-    executor_rows_failures,
-    shared_rows_values,
-    shared_rows_functions,
-    shared_rows_placements,
-    shared_rows_aggregations,
-    shared_rows_folds,
-    shared_rows_empty,
-    shared_rows_open_types,
-    shared_rows_select,
-    shared_rows_secure,
-    shared_rows_sequences,
-    stack_rows_contexts,
-    stack_rows_factories,
+    contract,
+    laziness,
+    failures,
+    values,
+    functions,
+    placements,
+    aggregations,
+    folds,
+    empty,
+    open_types,
+    select,
+    secure,
+    sequences,
+    contexts,
+    factories,
 )
 _LIMIT_SECONDS = 45.0
 
@@ -231,17 +231,17 @@ def check_stack(
 
 
 def _check_all(checks: Sequence[Callable[[], None]]) -> None:
-    failures: list[ConformanceError] = []
+    broken: list[ConformanceError] = []
     for check in checks:
         try:
             check()
         except ConformanceError as error:
-            failures.append(error)
-    if failures:
-        details = "\n".join(map(str, failures))
+            broken.append(error)
+    if broken:
+        details = "\n".join(map(str, broken))
         raise ConformanceError(
-            f"Expected {len(checks)} promises to be kept, found {len(failures)} that are not:\n{details}"
-        ) from failures[0]
+            f"Expected {len(checks)} promises to be kept, found {len(broken)} that are not:\n{details}"
+        ) from broken[0]
 
 
 def _run_check(check: Callable[[Any], Awaitable[None]], subject: _Subject, errors: list[BaseException]) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 
-from fedstack.computations.types.own_frames import without_frames
+from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import ClosedError, RemoteError
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod, UploadMethod
 from fedstack.transport.wire.status import code_of, details_of, error_from_status, message_of

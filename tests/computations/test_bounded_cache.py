@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fedstack
 from fedstack.computations.leaves import leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, service_policy
-from fedstack.computations.leaves.travel import portable
+from fedstack.computations.leaves.portability import portable
 from fedstack.computations.plan.plan import PlanCache
 from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.leaves import Destination

@@ -20,7 +20,7 @@ from thread_starts import ThreadStarts
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.contexts import SyncExecutionContext
-from fedstack.contexts.progress_display import LineDisplay, Standing, choose_display, display, show_progress
+from fedstack.contexts.progress_display import LineDisplay, ProgressSnapshot, choose_display, display, show_progress
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.phase_report import PhaseReport
@@ -61,16 +61,16 @@ class Recorder:
     seconds_between = 0.0
 
     def __init__(self) -> None:
-        self.shown: list[Standing] = []
-        self.closed: list[Standing] = []
+        self.shown: list[ProgressSnapshot] = []
+        self.closed: list[ProgressSnapshot] = []
         self.was_shown = threading.Event()
 
-    def show(self, standing: Standing) -> None:
-        self.shown.append(standing)
+    def show(self, snapshot: ProgressSnapshot) -> None:
+        self.shown.append(snapshot)
         self.was_shown.set()
 
-    def close(self, standing: Standing) -> None:
-        self.closed.append(standing)
+    def close(self, snapshot: ProgressSnapshot) -> None:
+        self.closed.append(snapshot)
 
 
 def use_terminal(monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> Terminal:
@@ -607,11 +607,11 @@ def test_quick_work_shows_nothing_and_leaves_no_thread(monkeypatch: pytest.Monke
 
 def test_a_display_shows_where_work_stands_until_it_ends() -> None:
     recorder, done = Recorder(), 0
-    with display("Work", "steps", lambda: Standing(done, 2), lambda *_: recorder):
+    with display("Work", "steps", lambda: ProgressSnapshot(done, 2), lambda *_: recorder):
         recorder.was_shown.wait()
         done = 2
-    assert recorder.shown[0] == Standing(0, 2)
-    assert recorder.closed == [Standing(2, 2)]
+    assert recorder.shown[0] == ProgressSnapshot(0, 2)
+    assert recorder.closed == [ProgressSnapshot(2, 2)]
     assert threads_of_displays() == []
 
 
@@ -619,24 +619,24 @@ def test_a_display_is_closed_when_work_fails() -> None:
     recorder = Recorder()
 
     def work() -> None:
-        with display("Work", "steps", lambda: Standing(0, 2), lambda *_: recorder):
+        with display("Work", "steps", lambda: ProgressSnapshot(0, 2), lambda *_: recorder):
             recorder.was_shown.wait()
             raise ValueError("failed")
 
     with pytest.raises(ValueError, match="failed"):
         work()
-    assert recorder.closed == [Standing(0, 2)]
+    assert recorder.closed == [ProgressSnapshot(0, 2)]
 
 
 def test_work_does_not_notice_that_its_display_fails() -> None:
     reached = threading.Event()
 
     class Broken(Recorder):
-        def show(self, standing: Standing) -> None:
+        def show(self, snapshot: ProgressSnapshot) -> None:
             reached.set()
             raise BrokenPipeError
 
-    with display("Work", "steps", lambda: Standing(0, 2), lambda *_: Broken()):
+    with display("Work", "steps", lambda: ProgressSnapshot(0, 2), lambda *_: Broken()):
         reached.wait()
 
 
@@ -647,15 +647,15 @@ def test_work_does_not_notice_that_there_is_no_thread_for_its_display(thread_sta
 
 def test_work_does_not_notice_that_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    with display("Work", "steps", lambda: Standing(0, 2)):
+    with display("Work", "steps", lambda: ProgressSnapshot(0, 2)):
         pass
 
 
 def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    written, standings = io.StringIO(), list[Callable[[], Standing]]()
+    written, snapshots = io.StringIO(), list[Callable[[], ProgressSnapshot]]()
     monkeypatch.setattr(
         "fedstack.contexts.progress_display.display",
-        lambda title, unit, standing: contextlib.nullcontext(standings.append(standing)),
+        lambda title, unit, snapshot: contextlib.nullcontext(snapshots.append(snapshot)),
     )
     monkeypatch.setattr(sys, "stderr", written)
     with show_progress(double) as counts:
@@ -663,7 +663,7 @@ def test_a_line_says_how_many_clients_are_done_running_and_failed(monkeypatch: p
         counts.started(4)
         counts.finished(2)
         counts.failed(1)
-        LineDisplay("double", "clients").show(standings[0]())
+        LineDisplay("double", "clients").show(snapshots[0]())
     assert written.getvalue() == "double: 2 of 10 clients done, 1 running, 1 failed\n"
 
 
@@ -686,14 +686,14 @@ def test_a_line_names_the_function_that_runs_and_who_has_run_for_long(
             return [work, Work(9, 1, "evaluate", 0.1)]
 
     class Lines(LineDisplay):
-        def show(self, standing: Standing) -> None:
-            super().show(standing)
+        def show(self, snapshot: ProgressSnapshot) -> None:
+            super().show(snapshot)
             shown.set()
 
     monkeypatch.setattr(
         "fedstack.contexts.progress_display.display",
-        lambda title, unit, standing: display(
-            title, unit, standing, lambda *names: Lines(*names, seconds_between=0.01)
+        lambda title, unit, snapshot: display(
+            title, unit, snapshot, lambda *names: Lines(*names, seconds_between=0.01)
         ),
     )
     monkeypatch.setattr(sys, "stderr", written)
@@ -713,17 +713,17 @@ def test_a_bar_is_named_by_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
     bar = choose_display("[red]computation", "steps")
-    bar.show(Standing(1, 4))
+    bar.show(ProgressSnapshot(1, 4))
     assert "[red]computation" in terminal.getvalue()
-    bar.show(Standing(1, 4, title="[red]train"))
+    bar.show(ProgressSnapshot(1, 4, title="[red]train"))
     assert "[red]train" in terminal.getvalue()
-    bar.close(Standing(4, 4))
+    bar.close(ProgressSnapshot(4, 4))
 
 
 def test_a_line_display_waits_for_seconds_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = LineDisplay("Work", "steps", seconds_between=5)
     assert (lines.seconds_before, lines.seconds_between) == (5, 5)
-    lines.close(Standing(1, 2))
+    lines.close(ProgressSnapshot(1, 2))
     assert capsys.readouterr().err.endswith("s, 1 of 2 steps done\n")
 
 
@@ -747,11 +747,11 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
     bar = choose_display("Work", "steps")
-    bar.show(Standing(1, 4, "so far so good"))
+    bar.show(ProgressSnapshot(1, 4, "so far so good"))
     assert "Work" in terminal.getvalue()
     assert "1 of 4 steps" in terminal.getvalue()
     assert "so far so good" in terminal.getvalue()
-    bar.close(Standing(4, 4))
+    bar.close(ProgressSnapshot(4, 4))
     erase_line = "\x1b[2K"
     assert erase_line in terminal.getvalue().rpartition("so far so good")[2]
 
@@ -761,8 +761,8 @@ def test_a_bar_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPa
     terminal = use_terminal(monkeypatch)
     monkeypatch.setenv("NO_COLOR", "1")
     bar = choose_display("Work", "steps")
-    bar.show(Standing(1, 4))
-    bar.close(Standing(4, 4))
+    bar.show(ProgressSnapshot(1, 4))
+    bar.close(ProgressSnapshot(4, 4))
     assert "1 of 4 steps" in terminal.getvalue()
     assert "\x1b[3" not in terminal.getvalue()
 
@@ -771,12 +771,12 @@ def test_bars_of_several_invocations_share_the_terminal(monkeypatch: pytest.Monk
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
     first, second = choose_display("First", "steps"), choose_display("Second", "steps")
-    first.show(Standing(1, 4))
-    second.show(Standing(0, 0))
-    first.close(Standing(4, 4))
-    second.show(Standing(2, 3))
+    first.show(ProgressSnapshot(1, 4))
+    second.show(ProgressSnapshot(0, 0))
+    first.close(ProgressSnapshot(4, 4))
+    second.show(ProgressSnapshot(2, 3))
     assert "2 of 3 steps" in terminal.getvalue()
-    second.close(Standing(3, 3))
+    second.close(ProgressSnapshot(3, 3))
 
 
 def test_what_is_printed_while_a_bar_is_shown_goes_where_it_always_goes(
@@ -785,9 +785,9 @@ def test_what_is_printed_while_a_bar_is_shown_goes_where_it_always_goes(
     pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
     bar = choose_display("Work", "steps")
-    bar.show(Standing(1, 4))
+    bar.show(ProgressSnapshot(1, 4))
     print("a result")
-    bar.close(Standing(4, 4))
+    bar.close(ProgressSnapshot(4, 4))
     assert capsys.readouterr().out == "a result\n"
     assert "a result" not in terminal.getvalue()
 

@@ -16,7 +16,7 @@ from processes import Fleet
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.transport.peers.forks import GrpcUse
+from fedstack.transport.peers.fork_guard import ForkGuard
 
 FOLDER = Path(__file__).parent
 WALL = 30.0
@@ -40,7 +40,7 @@ def test_a_child_may_dial_if_its_parent_has_not(fleet: Fleet) -> None:
 
 
 def test_the_use_of_grpc_is_refused_to_copies_of_a_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    use = GrpcUse()
+    use = ForkGuard()
     use.check()
     use.begin()
     use.begin()

@@ -12,7 +12,7 @@ import pytest
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.travel import portable
+from fedstack.computations.leaves.portability import portable
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace

@@ -22,21 +22,21 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "semantics.md"
 MARK = "<!-- From here on written by tests/testing/semantics_page.py -->\n"
 
 TITLES = {
-    "executor_rows_contract": "The verbs",
-    "executor_rows_laziness": "When things run",
-    "executor_rows_failures": "What is refused",
-    "shared_rows_values": "Values and types",
-    "shared_rows_functions": "Names and functions",
-    "shared_rows_placements": "Placements, maps and operators",
-    "shared_rows_aggregations": "Aggregations",
-    "shared_rows_folds": "One tree for all folds",
-    "shared_rows_empty": "No clients",
-    "shared_rows_open_types": "Narrower types",
-    "shared_rows_select": "Selecting by key",
-    "shared_rows_secure": "Secure sums",
-    "shared_rows_sequences": "Sequences",
-    "stack_rows_contexts": "Contexts",
-    "stack_rows_factories": "Factories",
+    "contract": "The verbs",
+    "laziness": "When things run",
+    "failures": "What is refused",
+    "values": "Values and types",
+    "functions": "Names and functions",
+    "placements": "Placements, maps and operators",
+    "aggregations": "Aggregations",
+    "folds": "One tree for all folds",
+    "empty": "No clients",
+    "open_types": "Narrower types",
+    "select": "Selecting by key",
+    "secure": "Secure sums",
+    "sequences": "Sequences",
+    "contexts": "Contexts",
+    "factories": "Factories",
 }
 
 

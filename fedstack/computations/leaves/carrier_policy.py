@@ -6,7 +6,7 @@ from collections.abc import Collection
 import attrs
 
 from fedstack.computations.leaves.code_modules import is_as_good_as_code, is_inside, is_internal
-from fedstack.computations.types.texts import name_text
+from fedstack.computations.types.error_text import name_text
 from fedstack.errors import CarrierError
 
 # What to do about a function that can go by value only, where the worker is one of ours.

@@ -24,9 +24,9 @@ from google.protobuf import any_pb2
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import Type, computation_pb2
-from fedstack.computations.types.own_frames import without_own_frames
-from fedstack.computations.types.texts import name_text
+from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError

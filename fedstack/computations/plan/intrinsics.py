@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -20,7 +21,6 @@ from fedstack.computations.types.language import (
     TensorType,
     Type,
 )
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import contains_federated, fields_of, tensor_leaves
 from fedstack.computations.values.tensor_values import kind_of_dtype

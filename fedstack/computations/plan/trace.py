@@ -37,6 +37,7 @@ from fedstack.computations.plan.intrinsics import (
     checked_type,
     find_intrinsic,
 )
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     FederatedType,
@@ -45,7 +46,6 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_checks import check_assignable, matched_members
 from fedstack.computations.types.type_structure import (
     contains_federated,

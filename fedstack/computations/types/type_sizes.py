@@ -1,5 +1,6 @@
 """Measures types: a struct may name the same type many times, so a few bytes can stand for any number of tensors."""
 
+from fedstack.computations.types.error_text import shortened
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -9,7 +10,6 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.texts import shortened
 from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import fields_of
 

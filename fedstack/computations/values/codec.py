@@ -20,6 +20,7 @@ from typing import cast
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -32,7 +33,6 @@ from fedstack.computations.types.language import (
     array_pb2,
     computation_pb2,
 )
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import (
     fields_of,

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard, cast
 import attrs
 import numpy as np
 
+from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import (
     RetryableError,
     SequenceType,
@@ -27,8 +28,7 @@ from fedstack.computations.types.language import (
     Type,
     struct_elements,
 )
-from fedstack.computations.types.own_frames import users_lines, without_calling_frames
-from fedstack.computations.types.texts import text_of
+from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.records import Record

@@ -22,11 +22,11 @@ from fedstack.computations.plan.graph import (
 )
 from fedstack.computations.plan.trace import Tracer, check_result
 from fedstack.computations.types.language import ExecutorValue, FunctionType, StructType, Type, computation_pb2
-from fedstack.computations.types.own_frames import without_own_frames
+from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.containers import to_structure
 from fedstack.errors import FedstackError, ResourceLimitError, TypeMismatchError
-from fedstack.executors.concurrency.once import Once, owned_by
+from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 
 _T = TypeVar("_T")
 
@@ -160,13 +160,13 @@ class StructValue(LazyValue):
     def __init__(self, executor: "ValueHost", type_spec: Type, members: Sequence[LazyValue]) -> None:
         super().__init__(executor, type_spec)
         self.members = members
-        self._pulled: Once[object] | None = None
+        self._pulled: LazyTask[object] | None = None
 
     async def pull(self) -> object:
         # Once: structs may share members, level by level, and then there are many more ways through them than members.
         self._executor.check_open()
         if self._pulled is None:
-            self._pulled = Once(lambda: self._executor.pull_all(self.members))
+            self._pulled = LazyTask(lambda: self._executor.pull_all(self.members))
         return await self._pulled.get()
 
     def member(self, position: int, type_spec: Type) -> LazyValue:
@@ -205,8 +205,8 @@ class Frame:
         self._function = function
         self._argument = argument
         owner = owned_by(self)
-        self._whole: Once[object] = Once(lambda: owner()._run())
-        self._parts: dict[tuple[int, ...], Once[object]] = {}
+        self._whole: LazyTask[object] = LazyTask(lambda: owner()._run())
+        self._parts: dict[tuple[int, ...], LazyTask[object]] = {}
         self._session: object = None
 
     async def pull(self, path: tuple[int, ...]) -> object:
@@ -220,7 +220,7 @@ class Frame:
         part = self._parts.get(path)
         if part is None:
             owner = owned_by(self)
-            part = self._parts[path] = Once(lambda: owner()._run_part(path))
+            part = self._parts[path] = LazyTask(lambda: owner()._run_part(path))
         return await part.get()
 
     async def _run(self) -> object:

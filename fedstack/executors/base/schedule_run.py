@@ -8,8 +8,8 @@ from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, Se
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.executors.base.lazy_values import UNPULLED
+from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 from fedstack.executors.concurrency.leaf_threads import runs_inline
-from fedstack.executors.concurrency.once import Once, owned_by
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
@@ -43,11 +43,11 @@ class ScheduleRun:
             self.values[slot] = payload
         self._runner = runner
         self._shared: dict[Expression, SharedColumn] = {}
-        self._tasks: list[tuple[Once[None], Task]] = []
-        self._makers: dict[int, Once[None]] = {}
+        self._tasks: list[tuple[LazyTask[None], Task]] = []
+        self._makers: dict[int, LazyTask[None]] = {}
         owner = owned_by(self)
         for task in schedule.tasks:
-            once: Once[None] = Once(lambda task=task: owner()._run_task(task))
+            once: LazyTask[None] = LazyTask(lambda task=task: owner()._run_task(task))
             self._tasks.append((once, task))
             for target in _targets(task):
                 self._makers[target] = once
@@ -97,16 +97,16 @@ class ScheduleRun:
             if slot in self._makers:
                 await self._makers[slot].get()
 
-    def _unfinished(self, slots: Iterable[int]) -> list[Once[None]]:
+    def _unfinished(self, slots: Iterable[int]) -> list[LazyTask[None]]:
         """Lists what fills the slots and has not run to its end."""
         makers = dict.fromkeys(self._makers[slot] for slot in slots if slot in self._makers)
         return [once for once in makers if not once.done]
 
-    def _needed(self, slots: Sequence[int]) -> tuple[list[Once[None]], bool]:
+    def _needed(self, slots: Sequence[int]) -> tuple[list[LazyTask[None]], bool]:
         """Lists all that has to run for the slots, in order, and tells whether some of it could run side by side."""
         wanted = set(slots)
         forks = len(self._unfinished(slots)) > 1
-        needed: list[Once[None]] = []
+        needed: list[LazyTask[None]] = []
         for once, task in reversed(self._tasks):
             if not once.done and not wanted.isdisjoint(_targets(task)):
                 needed.append(once)

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import Type, computation_pb2
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.base.bulk import BulkExecutor, linked

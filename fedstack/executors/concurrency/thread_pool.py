@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fedstack.computations.leaves.leaf_runtimes import runs_for_others
 from fedstack.computations.types.after_fork import is_renewed, renew_after_fork
-from fedstack.computations.types.texts import text_of
+from fedstack.computations.types.error_text import text_of
 from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
 from fedstack.transport.peers.daemon_threads import start_daemon

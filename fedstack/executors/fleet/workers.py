@@ -10,7 +10,7 @@ from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import AuthenticationError, ClosedError, FedstackError, InvalidValueError, NoWorkersError
 from fedstack.transport.peers.executor_stub import ISOLATE, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop, start_apart
-from fedstack.transport.wire.unreached import listed
+from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
 # How long the first who is ready waits for the others, so that a fleet that comes up together is used together.

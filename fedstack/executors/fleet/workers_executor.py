@@ -40,7 +40,7 @@ NewState = Callable[[Fold, FoldArgument, int], Awaitable[FoldState]]
 
 
 @attrs.define(eq=False)
-class _Spread:
+class _Assignment:
     """A composing executor over certain workers, and how many phases run on it."""
 
     workers: list[Worker]
@@ -88,7 +88,7 @@ class WorkersExecutor(PlacedExecutor):
         self._max_fanout = max_fanout
         self._sessions = sessions
         self._make_remote = make_remote
-        self._spread: _Spread | None = None
+        self._spread: _Assignment | None = None
 
     @property
     def clients(self) -> int:
@@ -154,7 +154,7 @@ class WorkersExecutor(PlacedExecutor):
             raise self._sessions.lost(worker, error) from error
         _logger.warning("None of the clients %d to %d ends its process; going on", clients.start, clients.stop - 1)
 
-    def _spread_over(self, workers: list[Worker]) -> _Spread:
+    def _spread_over(self, workers: list[Worker]) -> _Assignment:
         """Returns a composing executor over the workers: the one there is if these are its workers."""
         if self._spread is not None and self._spread.workers == workers:
             return self._spread
@@ -162,7 +162,7 @@ class WorkersExecutor(PlacedExecutor):
             self._spread.retire()
         counts = _even(self._num_clients, len(workers))
         children: list[PhaseRunner] = [self._child(worker, count) for worker, count in zip(workers, counts)]
-        self._spread = _Spread(workers, self._composed(children, counts))
+        self._spread = _Assignment(workers, self._composed(children, counts))
         return self._spread
 
     def _child(self, worker: Worker, count: int) -> "_WorkerSlice":

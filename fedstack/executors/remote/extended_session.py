@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.travel import portable
+from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.types.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError

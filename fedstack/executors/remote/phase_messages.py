@@ -19,6 +19,7 @@ from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
 from fedstack.computations.plan.sole_ownership import read_by_one
 from fedstack.computations.plan.tasks import Fold, Phase, Signature
 from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     FederatedType,
@@ -27,7 +28,6 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn

@@ -17,9 +17,9 @@ from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, frames_of, packer_for, receive
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.connection_errors import BROKEN_OFF
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker
-from fedstack.transport.wire.unreached import BROKEN_OFF
 
 _MAX_RESULT_BYTES = 1 << 40
 

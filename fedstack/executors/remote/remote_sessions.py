@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.travel import portable
+from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.columns import with_columns

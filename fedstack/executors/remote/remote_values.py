@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, cast
 
-from fedstack.computations.leaves.travel import intrinsics_of
+from fedstack.computations.leaves.portability import intrinsics_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, ExecutorValue, Type, computation_pb2

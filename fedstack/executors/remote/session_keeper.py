@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.types.language import RetryableError
-from fedstack.computations.types.own_frames import without_frames
+from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.transport.peers.io_loop import start_apart

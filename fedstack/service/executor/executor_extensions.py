@@ -285,7 +285,7 @@ class ExecutorExtensions:
 
         They come as often as the limits say, and sooner where there is something to tell.
         """
-        work.add_done_callback(held_values.look_at)
+        work.add_done_callback(held_values.consume_exception)
         loop = asyncio.get_running_loop()
         between = self._core.limits.heartbeat_seconds
         look = min(_LOOK_SECONDS, between)

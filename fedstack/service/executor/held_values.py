@@ -179,7 +179,7 @@ def find_phase_executor(executor: Executor) -> PlacedExecutor | None:
     return executor if isinstance(executor, PlacedExecutor) else None
 
 
-class Pull:
+class SharedComputation:
     """The computing of one value, shared by all calls that wait for it.
 
     When the last of them has gone away it is cancelled; one that is only to ask again soon leaves it running for a
@@ -196,7 +196,7 @@ class Pull:
     def __init__(self, value: ExecutorValue, grace_seconds: float) -> None:
         self.progress = ProgressCounts()
         self._task = asyncio.ensure_future(compute(value, self.progress))
-        self._task.add_done_callback(look_at)
+        self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -242,7 +242,7 @@ class Pull:
         self._task.cancel()
 
 
-def look_at(task: "asyncio.Future[Any]") -> None:
+def consume_exception(task: "asyncio.Future[Any]") -> None:
     """Takes note of an outcome that nobody may ask for: asyncio would complain."""
     if not task.cancelled():
         task.exception()

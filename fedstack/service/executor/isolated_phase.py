@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fedstack.computations.leaves.travel import check_received
+from fedstack.computations.leaves.portability import check_received
 from fedstack.errors import InvalidValueError, LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, service_policy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, prepared_leaves, runs_for_others
-from fedstack.computations.leaves.travel import check_received, leaves_to_load
+from fedstack.computations.leaves.portability import check_received, leaves_to_load
 from fedstack.computations.plan.trace import step_limit
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -30,7 +30,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.executors.concurrency.thread_pool import leaf_environment
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.executor.held_values import Pull
+from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.executor.running_work import RunningWork
 from fedstack.service.executor.sessions import Clock, Session, SessionTable
 from fedstack.service.server.limits import ServiceLimits, check_sizes, exceeded
@@ -157,7 +157,7 @@ class ServiceCore:
         self._set_policy()  # of this task only
         await self._loading.run(lambda: [self._leaves.prepare(leaf) for leaf in leaves])
 
-    def pull(self, session: Session, value_id: str) -> Pull:
+    def pull(self, session: Session, value_id: str) -> SharedComputation:
         """Starts to compute a value, or joins in; in what `run` runs.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
-from fedstack.service.executor.held_values import Pull, clients_of
+from fedstack.service.executor.held_values import SharedComputation, clients_of
 from fedstack.service.server.callers import current_caller
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServiceLimits, exceeded
@@ -75,7 +75,7 @@ class Session:
         self._close = close
         self._values: dict[str, tuple[ExecutorValue, int]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._pulls: dict[str, Pull] = {}
+        self._pulls: dict[str, SharedComputation] = {}
 
     def __len__(self) -> int:
         return len(self._values)
@@ -131,7 +131,7 @@ class Session:
         self.bytes -= found[1]
         return True
 
-    def pull(self, value_id: str) -> Pull:
+    def pull(self, value_id: str) -> SharedComputation:
         """Starts to compute a value, or joins in.
 
         Raises:
@@ -140,7 +140,7 @@ class Session:
         value = self.find(value_id)
         pull = self._pulls.get(value_id)
         if pull is None or pull.was_cancelled:
-            pull = self._pulls[value_id] = Pull(value, PULL_GRACE_SECONDS)
+            pull = self._pulls[value_id] = SharedComputation(value, PULL_GRACE_SECONDS)
         return pull
 
     def delivered(self, value_id: str) -> None:

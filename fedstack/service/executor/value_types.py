@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from fedstack.computations.plan.graph import declared_type
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -13,7 +14,6 @@ from fedstack.computations.types.language import (
     Type,
     array_pb2,
 )
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError, TypeMismatchError

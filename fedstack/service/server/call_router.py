@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.types.own_frames import without_frames
+from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.service.server.call_counts import CallCounts
 from fedstack.service.server.callers import current_caller

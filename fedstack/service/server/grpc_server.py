@@ -23,7 +23,7 @@ from fedstack.service.server.stall_meter import StallMeter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
 from fedstack.transport.grpc.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.peers.forks import grpc_use
+from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.methods import Drains, Service
 
 try:
@@ -151,7 +151,7 @@ class GrpcServer:
             raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
         if self._server is not None:
             return
-        grpc_use.begin()
+        fork_guard.begin()
         self._listener.prepare()
         server = grpc.aio.server(handlers=[self._router], options=self._options())
         try:

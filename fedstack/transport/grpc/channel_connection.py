@@ -11,7 +11,7 @@ from fedstack.transport.grpc.grpc_connection import error_of_call, failure_of_as
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Channel
 from fedstack.transport.peers.daemon_threads import start_daemon
-from fedstack.transport.peers.forks import grpc_use
+from fedstack.transport.peers.fork_guard import fork_guard
 
 _MAX_CALLS = 256
 _MAX_UNREAD = 2
@@ -37,7 +37,7 @@ class ChannelConnection:
                 "Expected a channel of grpc, found one of grpc.aio, which belongs to the event loop that it was made "
                 "on; give the address of the worker instead"
             )
-        grpc_use.begin()
+        fork_guard.begin()
         self._channel = channel
         self._address = address
         self._calls = asyncio.Semaphore(_MAX_CALLS)

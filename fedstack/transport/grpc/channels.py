@@ -20,7 +20,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.credentials import ClientCredentials, channel_credentials
 from fedstack.transport.grpc.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.grpc.targets import Target
-from fedstack.transport.peers.forks import grpc_use
+from fedstack.transport.peers.fork_guard import fork_guard
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -103,7 +103,7 @@ def open_channel(
     """
     from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
 
-    grpc_use.begin()
+    fork_guard.begin()
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure
     if secure:

@@ -16,7 +16,8 @@ import attrs
 
 from fedstack.errors import AuthenticationError, FedstackError, ResourceLimitError, WorkerUnavailableError
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.greetings import (
+from fedstack.transport.grpc.key_pairs import load_pair
+from fedstack.transport.grpc.probing import (
     Address,
     SilentError,
     connect,
@@ -25,7 +26,6 @@ from fedstack.transport.grpc.greetings import (
     talks_tls,
     wants_certificates,
 )
-from fedstack.transport.grpc.key_pairs import load_pair
 from fedstack.transport.grpc.targets import Target
 from fedstack.transport.grpc.validity import why_not_valid
 from fedstack.transport.peers.daemon_threads import start_daemon

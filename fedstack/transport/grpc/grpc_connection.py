@@ -14,15 +14,15 @@ from fedstack.errors import (
     FedstackError,
     WorkerUnavailableError,
 )
-from fedstack.transport.grpc.call_turns import CallTurns
+from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, ClientCredentials
 from fedstack.transport.grpc.diagnosis import ARGUMENTS, DEFAULT_PATIENCE, Patience, Words, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.connection import Connection
+from fedstack.transport.wire.connection_errors import NO_ANSWER
 from fedstack.transport.wire.status import RemoteTraceback, error_from_status
-from fedstack.transport.wire.unreached import NO_ANSWER
 
 _DETAILS_KEY = "grpc-status-details-bin"
 # A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
@@ -75,7 +75,7 @@ class GrpcConnection:
         self._old_channels: set[asyncio.Task[None]] = set()
         self._channel: grpc.aio.Channel | None = None
         self._methods: dict[tuple[str, str], Any] = {}
-        self._turns = CallTurns(max_calls)
+        self._turns = CallLimiter(max_calls)
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._closed = False
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Generator
 
-from fedstack.transport.peers.forks import grpc_use
+from fedstack.transport.peers.fork_guard import fork_guard
 
 FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 _TOLD = {"GRPC_VERBOSITY": "NONE", FORK_SUPPORT: "0"}
@@ -31,7 +31,7 @@ def _telling() -> Generator[None]:
 
 
 if "grpc" in sys.modules and FORK_SUPPORT not in os.environ:
-    grpc_use.expect_fork_support(FORK_SUPPORT)
+    fork_guard.expect_fork_support(FORK_SUPPORT)
 
 with _telling():
     import grpc as grpc

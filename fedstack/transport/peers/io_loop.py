@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.own_frames import without_frames
+from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.transport.peers.daemon_threads import start_loop
-from fedstack.transport.peers.forks import grpc_use
+from fedstack.transport.peers.fork_guard import fork_guard
 
 _T = TypeVar("_T")
 
@@ -43,7 +43,7 @@ class IoLoop:
           ClosedError: If this process was forked from one that uses gRPC.
           ResourceLimitError: If its thread cannot be started.
         """
-        grpc_use.check()
+        fork_guard.check()
         with self._lock:
             if self._loop is None:
                 self._loop = start_loop(lambda loop: loop.run_forever(), name=THREAD_NAME)

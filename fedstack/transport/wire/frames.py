@@ -11,7 +11,7 @@ from typing import cast
 import attrs
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.computations.types.texts import printable, shortened
+from fedstack.computations.types.error_text import printable, shortened
 from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.proto import extensions_pb2

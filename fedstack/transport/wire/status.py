@@ -27,11 +27,11 @@ import attrs
 from google.protobuf.message import DecodeError
 
 from fedstack import errors
+from fedstack.computations.types.error_text import shortened
 from fedstack.computations.types.language import RetryableError
-from fedstack.computations.types.own_frames import cut_own_frames
-from fedstack.computations.types.texts import shortened
+from fedstack.computations.types.traceback_filter import cut_own_frames
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
-from fedstack.transport.wire.unreached import NO_ANSWER, reason_of
+from fedstack.transport.wire.connection_errors import NO_ANSWER, reason_of
 
 # What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
 MAX_DETAILS_BYTES = 6 * 1024

@@ -27,10 +27,10 @@ from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import (
     LOADING_ERRORS,
     check_unchanged,
+    describe_error,
     digest_of,
     resolve_reference,
     resolves_to_itself,
-    told_of,
 )
 from fedstack.computations.leaves.python.python_containers import (
     Containers,
@@ -41,8 +41,8 @@ from fedstack.computations.leaves.python.python_containers import (
     with_containers,
 )
 from fedstack.computations.leaves.python.python_functions import PythonLeaf
+from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import FunctionType, Type, computation_pb2
-from fedstack.computations.types.texts import name_text
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError
@@ -200,7 +200,7 @@ class PickledRuntime(LeafRuntime):
         except LOADING_ERRORS as error:
             raise CarrierError(
                 f"Expected a function that can be loaded, found that loading {name_text(pickled.name)!r} raised "
-                f"{told_of(error)}"
+                f"{describe_error(error)}"
             ) from error
         if not isinstance(containers, Containers | None):
             raise CarrierError(f"Expected containers beside {name_text(pickled.name)!r}, found {describe(containers)}")

@@ -8,6 +8,7 @@ refers to the function.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from fedstack.computations.leaves.portability import leaves_of
 from fedstack.computations.leaves.python.carriers import (
     PythonFunction,
     find_function,
@@ -18,7 +19,6 @@ from fedstack.computations.leaves.python.carriers import (
 from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
 from fedstack.computations.leaves.python.named_functions import resolve_reference, resolves_to_itself
 from fedstack.computations.leaves.python.python_containers import Containers, containers_of, with_containers
-from fedstack.computations.leaves.travel import leaves_of
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,

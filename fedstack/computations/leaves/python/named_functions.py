@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TypeGuard, cast
 
-from fedstack.computations.types.texts import name_text, text_of
+from fedstack.computations.types.error_text import name_text, text_of
 from fedstack.computations.values.tensor_values import shorten
 from fedstack.errors import CarrierError
 
@@ -41,7 +41,7 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
         if missing is None or not f"{module}.".startswith(f"{missing}."):
             raise CarrierError(
                 f"Expected to load the function {shown}, found that importing {name_text(module)} raised "
-                f"{told_of(error)}"
+                f"{describe_error(error)}"
             ) from error
         raise _not_found(module, qualname, error) from error
     found = _member_of(imported, module, qualname)
@@ -137,7 +137,7 @@ def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError
     )
 
 
-def told_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns what to say of an error of loading: its class and text, and what to do where that can be known."""
     text = text_of(error)
     advice = ""

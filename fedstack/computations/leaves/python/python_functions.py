@@ -14,9 +14,9 @@ from typing import NoReturn, cast, overload
 
 from fedstack.computations.leaves.leaf_runtimes import Leaf, runs_for_others
 from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import RetryableError, SequenceType, StructType, Type
-from fedstack.computations.types.own_frames import users_lines, without_calling_frames
-from fedstack.computations.types.texts import text_of
+from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.computations.values.containers import argument_maker

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fedstack.executors.concurrency.once import Once
+from fedstack.executors.concurrency.lazy_task import LazyTask
 
 
 class Work:
@@ -35,14 +35,14 @@ async def waiters(once, count):
 
 async def test_nothing_runs_before_somebody_asks():
     work = Work()
-    once = Once(work)
+    once = LazyTask(work)
     assert not once.done
     assert work.starts == 0
 
 
 async def test_all_who_wait_share_one_run():
     work = Work()
-    once = Once(work)
+    once = LazyTask(work)
     tasks = await waiters(once, 3)
     work.go.set()
     assert await asyncio.gather(*tasks) == [1, 1, 1]
@@ -53,7 +53,7 @@ async def test_all_who_wait_share_one_run():
 async def test_an_error_is_kept_and_raised_each_time():
     work = Work(ValueError("no"))
     work.go.set()
-    once = Once(work)
+    once = LazyTask(work)
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
             await once.get()
@@ -62,7 +62,7 @@ async def test_an_error_is_kept_and_raised_each_time():
 
 async def test_cancelling_one_of_two_who_wait_leaves_the_run_alone():
     work = Work()
-    once = Once(work)
+    once = LazyTask(work)
     first, second = await waiters(once, 2)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -74,7 +74,7 @@ async def test_cancelling_one_of_two_who_wait_leaves_the_run_alone():
 
 async def test_cancelling_the_last_who_waits_cancels_the_run_and_it_can_start_anew():
     work = Work()
-    once = Once(work)
+    once = LazyTask(work)
     (only,) = await waiters(once, 1)
     only.cancel()
     with pytest.raises(asyncio.CancelledError):

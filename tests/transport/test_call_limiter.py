@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.transport.grpc.call_turns import CallTurns
+from fedstack.transport.grpc.call_limiter import CallLimiter
 
 WALL = 10.0
 
 
 async def test_so_many_calls_go_at_once_and_the_others_after_them():
-    turns = CallTurns(2)
+    turns = CallLimiter(2)
     running, most, done = 0, 0, asyncio.Event()
 
     async def call():
@@ -29,7 +29,7 @@ async def test_so_many_calls_go_at_once_and_the_others_after_them():
 
 
 async def test_a_call_that_waits_gives_up_when_nobody_is_answered():
-    turns = CallTurns(1)
+    turns = CallLimiter(1)
     async with turns.turn(WALL, "h:1"):
         with pytest.raises(DeadlineExceededError, match="from h:1 to one of the calls before this one within 0.05 sec"):
             async with turns.turn(0.05, "h:1"):
@@ -39,7 +39,7 @@ async def test_a_call_that_waits_gives_up_when_nobody_is_answered():
 
 
 async def test_a_call_goes_on_waiting_as_long_as_others_are_answered():
-    turns = CallTurns(1)
+    turns = CallLimiter(1)
     answers = 0
     async with turns.turn(WALL, "h:1"):
 
@@ -57,7 +57,7 @@ async def test_a_call_goes_on_waiting_as_long_as_others_are_answered():
 
 
 async def test_a_call_that_is_cancelled_takes_no_turn_with_it():
-    turns = CallTurns(1)
+    turns = CallLimiter(1)
     async with turns.turn(WALL, "h:1"):
 
         async def wait():

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from fedstack.errors import DeadlineExceededError
 
 
-class CallTurns:
+class CallLimiter:
     """The turns of calls to one peer.
 
     Together calls may take any time. But one that waits gives up when for as long as it might take itself no call has
@@ -62,4 +62,4 @@ class CallTurns:
         )
 
     def __repr__(self) -> str:
-        return f"<CallTurns, {'all taken' if self._slots.locked() else 'some free'}>"
+        return f"<CallLimiter, {'all taken' if self._slots.locked() else 'some free'}>"

@@ -19,8 +19,8 @@ from fedstack.testing.computation_builder import (
 from fedstack.testing.expectations import expect_same
 from fedstack.testing.leaves import add, double, identity, seven
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.shared_rows_aggregations import aggregated
-from fedstack.testing.rows.shared_rows_values import BFLOAT16, COMPLEX, FLOATS, INTEGERS
+from fedstack.testing.rows.aggregations import aggregated
+from fedstack.testing.rows.values import BFLOAT16, COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
 
 _NOBODY: list[Any] = []

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
-from fedstack.computations.types.own_frames import without_own_frames
+from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.leaf_threads import runs_inline
 
@@ -15,11 +15,11 @@ _O = TypeVar("_O")
 
 
 def owned_by(owner: _O) -> Callable[[], _O]:
-    """Returns what returns the owner of a `Once`, and does not keep it alive: only the owner starts what is started."""
+    """Returns a function that returns the owner of a `LazyTask` without keeping it alive: only the owner starts it."""
     return cast("Callable[[], _O]", weakref.ref(owner))
 
 
-class Once(Generic[_T]):
+class LazyTask(Generic[_T]):
     """A coroutine that starts when first asked for, and whose outcome, value or error, is kept.
 
     When the last of those who wait is cancelled, so is the coroutine; it then counts as never started.

@@ -13,7 +13,7 @@ from fedstack.testing.computation_builder import at_clients, computation, intrin
 from fedstack.testing.expectations import expect_same_bits
 from fedstack.testing.leaves import identity
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.shared_rows_aggregations import aggregated
+from fedstack.testing.rows.aggregations import aggregated
 from fedstack.testing.subjects import Runner
 
 _COUNTS = (1, 2, 3, 5, 8, 13, 64, 100)

@@ -3,8 +3,8 @@
 import pytest
 
 from fedstack import errors
+from fedstack.transport.wire.connection_errors import listed, reason_of
 from fedstack.transport.wire.status import Code, error_from_status
-from fedstack.transport.wire.unreached import listed, reason_of
 
 FAILED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:80: "
 

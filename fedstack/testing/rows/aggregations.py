@@ -18,7 +18,7 @@ from fedstack.testing.computation_builder import (
 from fedstack.testing.expectations import expect, expect_error, expect_same
 from fedstack.testing.leaves import add, concatenate, identity
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.shared_rows_values import BFLOAT16, COMPLEX, FLOATS, INTEGERS
+from fedstack.testing.rows.values import BFLOAT16, COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
 
 NAN = float("nan")

@@ -19,7 +19,7 @@ from fedstack.testing.computation_builder import (
 from fedstack.testing.expectations import expect, expect_same
 from fedstack.testing.leaves import add, double, seven
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.shared_rows_values import COMPLEX, FLOATS, INTEGERS
+from fedstack.testing.rows.values import COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
 
 INT = TensorType(np.int32)

@@ -8,7 +8,7 @@ from fedstack.errors import ClosedError
 _logger = logging.getLogger(__name__)
 
 
-class GrpcUse:
+class ForkGuard:
     """Remembers which process has begun to use gRPC, so that copies of it fail with an error and do not hang."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class GrpcUse:
             )
 
     def __repr__(self) -> str:
-        return f"<GrpcUse by process {self._process}>"
+        return f"<ForkGuard by process {self._process}>"
 
 
-grpc_use = GrpcUse()
+fork_guard = ForkGuard()

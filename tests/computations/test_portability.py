@@ -13,7 +13,7 @@ from google.protobuf import any_pb2
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import PROCESS, carrier_of
-from fedstack.computations.leaves.travel import check_received, leaves_of, portable
+from fedstack.computations.leaves.portability import check_received, leaves_of, portable
 from fedstack.errors import CarrierError
 from fedstack.leaves import Destination
 from fedstack.proto.carriers_pb2 import PickledPython, PythonHandle, PythonReference

@@ -9,7 +9,7 @@ from fedstack.computations.types.language import ConcreteComputation, StructType
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic, literal, struct
 from fedstack.testing.expectations import expect, expect_error, expect_same
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.shared_rows_values import INTEGERS
+from fedstack.testing.rows.values import INTEGERS
 from fedstack.testing.subjects import Runner
 
 

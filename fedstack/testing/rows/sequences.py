@@ -33,7 +33,7 @@ from fedstack.testing.leaves import (
     pick_elements,
 )
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.shared_rows_values import COMPLEX, FLOATS, INTEGERS
+from fedstack.testing.rows.values import COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
 
 INTS = SequenceType(np.int32)
