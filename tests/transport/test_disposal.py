@@ -55,21 +55,6 @@ def test_all_there_is_goes_when_forced():
     assert queue.take(force=True) == []
 
 
-def test_it_tells_when_something_is_due():
-    queue, clock = new_queue(batch_size=2)
-    assert queue.due_in() is None
-    queue.add("a")
-    clock.now += 4.0
-    assert queue.due_in() == 6.0
-    queue.add("b")
-    assert queue.due_in() == 0.0
-    queue.take()
-    assert queue.due_in() is None
-    queue.add("c")
-    clock.now += 11.0
-    assert queue.due_in() == 0.0
-
-
 @given(steps=st.lists(st.integers(0, 7) | st.floats(0, 20) | st.booleans(), max_size=40), batch_size=st.integers(1, 5))
 def test_every_id_comes_once_and_in_order_and_nothing_due_stays(steps, batch_size):
     queue, clock = new_queue(batch_size)
@@ -79,7 +64,7 @@ def test_every_id_comes_once_and_in_order_and_nothing_due_stays(steps, batch_siz
             batches = queue.take(force=step)
             assert all(0 < len(batch) <= batch_size for batch in batches)
             taken += [item for batch in batches for item in batch]
-            assert queue.due_in() != 0.0
+            assert queue.take() == []
             assert not (step and len(queue))
         elif isinstance(step, float):
             clock.now += step

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.transport.wire.heartbeat import SilenceWatch, watch
+from fedstack.transport.wire.heartbeat import watch
 
 LONG = 60.0
 SHORT = 0.02
@@ -32,25 +32,6 @@ async def items_of(*items, then=None):
         yield item
     if then is not None:
         await then()
-
-
-def test_a_peer_may_be_silent_for_as_long_as_the_limit():
-    clock = Clock()
-    silence = SilenceWatch(10.0, clock)
-    clock.now += 9.0
-    assert (silence.remaining(), silence.silent) == (1.0, False)
-    assert repr(silence) == "<SilenceWatch 1.0 of 10 s left>"
-    clock.now += 2.0
-    assert (silence.remaining(), silence.silent) == (0.0, True)
-
-
-def test_a_sign_of_life_starts_it_anew():
-    clock = Clock()
-    silence = SilenceWatch(10.0, clock)
-    clock.now += 9.0
-    silence.heard()
-    clock.now += 9.0
-    assert (silence.remaining(), silence.silent) == (1.0, False)
 
 
 async def test_the_items_of_a_stream_pass_and_so_does_its_end():

@@ -190,11 +190,6 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
     return column_from_payloads([payload for column in columns for payload in column.items()], member)
 
 
-def column_of(value: object, size: int) -> Column:
-    """Returns a value at clients as a column: an all-equal payload becomes a constant one."""
-    return value if isinstance(value, Column) else ConstantColumn(value, size)
-
-
 def with_columns(payload: object, type_spec: Type) -> object:
     """Returns a payload in which what differs by client is a column, as executors keep it, and not a list."""
     if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):

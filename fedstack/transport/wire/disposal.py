@@ -47,12 +47,6 @@ class DisposalQueue(Generic[_T]):
         items = [self._added.popleft()[0] for _ in range(count)]
         return [items[start : start + self._batch_size] for start in range(0, count, self._batch_size)]
 
-    def due_in(self) -> float | None:
-        """Returns in how many seconds something is due, should nothing be added; `None` if there is nothing."""
-        if not self._added:
-            return None
-        return 0.0 if len(self._added) >= self._batch_size else self._wait_of_oldest()
-
     def _wait_of_oldest(self) -> float:
         """Returns how long the oldest may still wait, in seconds."""
         return max(0.0, self._added[0][1] + self._max_age - self._clock()) if self._added else self._max_age

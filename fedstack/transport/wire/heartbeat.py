@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Final, TypeVar, cast
 
 from fedstack.errors import DeadlineExceededError
@@ -11,36 +11,6 @@ _T = TypeVar("_T")
 _END: Final = object()
 # A loop that is later than that, and than half the limit, was held up: by a debugger, a lid, a full machine.
 _HELD_UP_SECONDS = 0.5
-
-
-class SilenceWatch:
-    """Knows how long a peer has been silent.
-
-    Args:
-      limit: How long it may be, in seconds.
-      clock: Tells the time in seconds.
-    """
-
-    def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit = limit
-        self._clock = clock
-        self._last = clock()
-
-    def heard(self) -> None:
-        """Takes note of a sign of life."""
-        self._last = self._clock()
-
-    def remaining(self) -> float:
-        """Returns how long it may still be silent, in seconds; 0 if it has been for too long."""
-        return max(0.0, self._last + self._limit - self._clock())
-
-    @property
-    def silent(self) -> bool:
-        """Whether it has been silent for too long."""
-        return self.remaining() == 0
-
-    def __repr__(self) -> str:
-        return f"<SilenceWatch {self.remaining():.1f} of {self._limit:g} s left>"
 
 
 async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer") -> AsyncGenerator[_T, None]:
