@@ -9,15 +9,17 @@ from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
-from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
 _LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 # Several workers may end at the same time, each of a client of its own: so much later all of them are known to have.
 _TOGETHER_SECONDS = 0.1
+_threads = LeafThreads(idle_seconds=1.0)
 
 
 class ComposingExecutor(PlacedExecutor):
@@ -81,9 +83,14 @@ class ComposingExecutor(PlacedExecutor):
         partials: list[object] = []
         for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
             state = await self.new_state(fold, argument, clients.start)
-            for result in results:
-                state.merge(result.partials[index])
-            partials.append(state.partials())
+
+            def merged(index: int = index, state: FoldState = state) -> object:
+                for result in results:
+                    state.merge(result.partials[index])
+                return state.partials()
+
+            # An aggregation is merged by a function of the user's.
+            partials.append(await _threads.run(merged) if fold.functions else merged())
         columns = [
             concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
             for index, (_, member) in enumerate(phase.held)

@@ -1,5 +1,7 @@
 """Where the order of `federated_aggregate` shows: the one aggregation that does not follow the tree."""
 
+import threading
+
 import numpy as np
 import pytest
 from stacks import composed, federating, split
@@ -70,6 +72,35 @@ async def test_children_fold_from_zero_each_and_are_merged_in_their_order(client
 async def test_a_child_without_clients_contributes_nothing() -> None:
     assert split(1, 5) == [0, 0, 0, 0, 1]
     assert await shown(composed(1, 5), 1) == b"=(0+1)"
+
+
+MERGING_THREADS: list[int] = []
+
+
+@python_computation([np.int32, np.int32], np.int32)
+def add_where(left, right):
+    MERGING_THREADS.append(threading.get_ident())
+    return left + right
+
+
+async def test_merging_does_not_hold_up_the_loop_of_whoever_asks() -> None:
+    MERGING_THREADS.clear()
+    count = computation(
+        lambda x: intrinsic("federated_aggregate", x, literal(np.int32(0), np.int32), add, add_where, give_back),
+        at_clients(np.int32),
+    )
+    executor = composed(6, 3)
+    values = await executor.create_value([1] * 6, at_clients(np.int32))
+    called = await executor.create_call(await executor.create_value(count), values)
+    assert await called.compute() == 6
+    executor.close()
+    assert len(MERGING_THREADS) == 2
+    assert threading.get_ident() not in MERGING_THREADS
+
+
+@python_computation([np.int32, np.int32], np.int32)
+def add(left, right):
+    return left + right
 
 
 @python_computation([np.int32, np.int32], np.int32)

@@ -126,7 +126,10 @@ def test_a_check_that_says_nothing_gives_way_to_one_that_does() -> None:
     async def work() -> None:
         async with dialled(server) as connection, grpc.aio.insecure_channel(server.target) as channel:
             async with in_background(*(silent(channel, CHECK) for _ in range(3))) as asked:
-                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # one has given way to another already
+                (first, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                code, words = first.result()
+                assert code == "DEADLINE_EXCEEDED"
+                assert words.startswith("Expected the first message of a call that watches, found none when another")
                 assert await connection.unary(CHECK, b"", WALL)
 
     with serving(EchoService(), max_watches=1) as server:

@@ -1,5 +1,6 @@
 """Servers with certificates and tokens: who gets in, and who does not."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from calling import WALL, call, on_loop
+from calling import WALL, call, on_loop, path_of
 from echo_service import ECHO, EchoService
 
 from fedstack import errors
@@ -292,6 +293,31 @@ def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path, caplog: p
     assert [record.getMessage() for record in caplog.records if "Going on with" in record.getMessage()] == [
         f"Going on with what was in {path} before: Expected a token on a line of {path}, found none"
     ]
+
+
+@pytest.mark.slow
+def test_all_connections_of_a_client_read_its_token_again_when_the_file_changes(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "tokens", tmp_path / "token"
+    theirs.write_text("old\n")
+    ours.write_text("old\n")
+    credentials = ClientCredentials.from_files(token_file=ours)
+    assert credentials == ClientCredentials(token="old")
+    with ServerThread(
+        GrpcServer([EchoService()], credentials=ServerCredentials.from_files(token_file=theirs))
+    ) as thread:
+
+        async def work() -> None:
+            connections = [GrpcConnection(parse_target(thread.target), credentials) for _ in range(2)]
+            for token in (b"old", b"new"):
+                replaced(theirs, token)
+                replaced(ours, token)
+                await asyncio.sleep(1.1)  # they look at most once a second
+                for connection in connections:
+                    assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
+            for connection in connections:
+                await connection.close()
+
+        on_loop(work)
 
 
 def test_tokens_that_were_not_read_from_a_file_stay(tmp_path: Path, files: CertificateFiles) -> None:

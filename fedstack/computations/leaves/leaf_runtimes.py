@@ -165,8 +165,8 @@ def _installed() -> dict[str, metadata.EntryPoint]:
 def find_runtime(message_name: str) -> LeafRuntime | None:
     """Returns what loads the leaves whose content is a message; `None` if nothing does."""
     found = _runtimes.get(message_name)
-    if found is None and message_name in _installed():
-        found = _runtimes[message_name] = _installed()[message_name].load()
+    if found is None and (installed := _installed().get(message_name)) is not None:
+        found = _runtimes[message_name] = installed.load()
     return found
 
 

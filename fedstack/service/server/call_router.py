@@ -266,7 +266,7 @@ class CallRouter(grpc.GenericRpcHandler):
             if self._stopping:
                 error = WorkerUnavailableError(_STOPPING)
             elif table.gave_way(task):
-                error = _too_slow(self._limits.header_seconds)
+                error = _too_slow(self._limits.header_seconds) if table is self._foreground else _gave_way()
             code = code_of(error)
             await _fail(context, error, cancelled)
         except Exception as error:
@@ -298,6 +298,13 @@ def _too_slow(seconds: float) -> DeadlineExceededError:
     return DeadlineExceededError(
         f"Expected the first message of a call within {seconds:g} seconds, found none; send it, or start the worker "
         f"with a larger {option_of('header_seconds')}"
+    )
+
+
+def _gave_way() -> DeadlineExceededError:
+    return DeadlineExceededError(
+        "Expected the first message of a call that watches, found none when another call wanted its place; send it at "
+        f"once, or start the worker with a larger {option_of('max_watches')}"
     )
 
 

@@ -32,6 +32,19 @@ _SCHEME = "bearer"
 TOKEN_REFUSED = "the token of this server is not with the call"
 
 
+@attrs.frozen
+class CredentialFiles:
+    """Where credentials were read from.
+
+    Attributes:
+      certificates: The files of a server's certificate and key, and of the authorities of its clients if there is one.
+      tokens: The file of the tokens.
+    """
+
+    certificates: FileWatch | None = None
+    tokens: FileWatch | None = None
+
+
 @attrs.frozen(kw_only=True, repr=False)
 class ClientCredentials:
     """What a client proves itself with, and whom it trusts.
@@ -45,6 +58,7 @@ class ClientCredentials:
       private_key: Its key (PEM).
       token: Goes with each call.
       server_name: The name to look for in the server's certificate, if it is not the one that was dialled.
+      files: Where the token was read from; it is read again when its file changes.
     """
 
     root_certificates: bytes | None = None
@@ -52,6 +66,7 @@ class ClientCredentials:
     private_key: bytes | None = None
     token: str | None = None
     server_name: str | None = None
+    files: CredentialFiles | None = attrs.field(default=None, eq=False)
 
     def __attrs_post_init__(self) -> None:
         _check_pem("root certificates", self.root_certificates, "CERTIFICATE")
@@ -74,15 +89,20 @@ class ClientCredentials:
     ) -> "ClientCredentials":
         """Reads credentials from files; of a token file, the first token counts.
 
+        A token file that changes is read again. Certificates are not: a new context has new ones.
+
         Raises:
           InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
         """
+        # This looks at the file before it is read, so that no change is missed.
+        files = None if token_file is None else CredentialFiles(tokens=FileWatch([token_file]))
         return cls(
             root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
             certificate=_read_pem(certificate, "CERTIFICATE"),
             private_key=_read_pem(private_key, "PRIVATE KEY"),
             token=None if token_file is None else read_tokens(token_file)[0],
             server_name=server_name,
+            files=files,
         )
 
     @property
@@ -94,6 +114,12 @@ class ClientCredentials:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata to send with each call: the token, if there is one."""
         return () if self.token is None else ((_METADATA_KEY, f"Bearer {self.token}"),)
+
+    def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
+        """Returns the metadata, which changes when the file of the token does."""
+        watch = self.files.tokens if self.files is not None else None
+        read = self.from_files
+        return Renewed(self.metadata, watch, lambda: read(token_file=watch.files[0]).metadata if watch else ())
 
     def __repr__(self) -> str:
         return _describe(
@@ -112,19 +138,6 @@ def _tokens(tokens: Iterable[str]) -> tuple[str, ...]:
     if isinstance(tokens, (str, bytes)) or not isinstance(cast(object, tokens), Iterable):
         raise InvalidValueError(f"Expected a list of tokens, found {type(tokens).__name__}; give [token]")
     return tuple(tokens)
-
-
-@attrs.frozen
-class CredentialFiles:
-    """Where the credentials of a server were read from.
-
-    Attributes:
-      certificates: The files of its certificate and key, and of the authorities of its clients if there is one.
-      tokens: The file of the tokens.
-    """
-
-    certificates: FileWatch | None = None
-    tokens: FileWatch | None = None
 
 
 @attrs.frozen(kw_only=True, repr=False)

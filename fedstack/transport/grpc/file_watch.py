@@ -1,5 +1,6 @@
 """Reads again what was read from files, when they have changed."""
 
+import copy
 import logging
 import os
 import threading
@@ -65,7 +66,7 @@ class Renewed(Generic[_T]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._value = value
-        self._watch = watch
+        self._watch = copy.copy(watch)  # others who keep a value of the same files find out for themselves
         self._read = read
         self._run = run
         self._clock = clock

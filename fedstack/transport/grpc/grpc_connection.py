@@ -66,7 +66,7 @@ class GrpcConnection:
         self._target = target
         self._options: Options = ((COMPRESSION, ANY_COMPRESSION),) if compression else ()
         self._credentials = credentials or ClientCredentials()
-        self._metadata = self._credentials.metadata
+        self._metadata = self._credentials.renewed_metadata()
         self._words = words
         self._patience = patience
         self._failure = ""
@@ -108,21 +108,23 @@ class GrpcConnection:
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         async with self._streams if timeout is None else self._turns.turn(timeout, self.address):
             with self._errors():
-                answer = await self._method("unary_unary", path)(request, timeout=timeout, metadata=self._metadata)
+                answer = await self._method("unary_unary", path)(
+                    request, timeout=timeout, metadata=self._metadata.get()
+                )
                 self._turns.answered()
                 return answer
 
     async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
         async with self._streams:
             with self._errors():
-                call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata)
+                call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata.get())
                 async with _status_of_peer(call):
                     return await _finish(call, frames)
 
     async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         async with self._streams:
             with self._errors():
-                call = self._method("stream_stream", path)(metadata=self._metadata)
+                call = self._method("stream_stream", path)(metadata=self._metadata.get())
                 sending = asyncio.ensure_future(_send(call, frames))
                 try:
                     async with _status_of_peer(call):
