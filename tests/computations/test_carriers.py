@@ -17,7 +17,7 @@ from federated_language.proto import computation_pb2
 from google.protobuf import any_pb2
 
 import fedstack
-from fedstack.computations.leaves import leaf_runtimes
+from fedstack.computations.leaves import carrier_policy, leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import Leaf, load_leaf
 from fedstack.computations.leaves.python import carriers
@@ -80,7 +80,7 @@ def library(tmp_path, monkeypatch):
 def policy(monkeypatch):
     """The policy of this process, for a test to change."""
     made = CarrierPolicy()
-    monkeypatch.setattr(carriers, "policy", made)
+    monkeypatch.setattr(carrier_policy, "policy", made)
     return made
 
 

@@ -126,7 +126,7 @@ class HandleRuntime(LeafRuntime):
     """Loads functions by handle."""
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
-        handle = _unpack(computation, carriers_pb2.PythonHandle())
+        handle = _unpack(computation, carriers_pb2.PythonHandle)
         if handle.process != PROCESS:
             raise CarrierError(
                 f"Expected a function that can travel, found a handle to {name_text(handle.name)!r} in another "
@@ -137,7 +137,7 @@ class HandleRuntime(LeafRuntime):
         return portable_carrier(content, destination)
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
-        handle = _unpack(computation, carriers_pb2.PythonHandle())
+        handle = _unpack(computation, carriers_pb2.PythonHandle)
         if handle.process != PROCESS:
             raise CarrierError(
                 f"Expected a function of this process, found a handle of another one to {name_text(handle.name)!r}; "
@@ -160,11 +160,11 @@ class ReferenceRuntime(LeafRuntime):
     """Loads functions by module and qualified name, from allow-listed modules only."""
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
-        reference = _unpack(computation, carriers_pb2.PythonReference())
+        reference = _unpack(computation, carriers_pb2.PythonReference)
         policy.check_module(reference.module, name_text(f"{reference.module}:{reference.qualname}"))
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
-        reference = _unpack(computation, carriers_pb2.PythonReference())
+        reference = _unpack(computation, carriers_pb2.PythonReference)
         allowed, shown = current_policy(), name_text(f"{reference.module}:{reference.qualname}")
         allowed.check_module(reference.module, shown)
         function = resolve_reference(reference.module, reference.qualname)
@@ -183,7 +183,7 @@ class PickledRuntime(LeafRuntime):
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
         if not policy.python_code:
-            pickled = _unpack(computation, carriers_pb2.PickledPython())
+            pickled = _unpack(computation, carriers_pb2.PickledPython)
             raise CarrierError(
                 f"Expected no Python code by value, found the function {name_text(pickled.name)!r}; define it "
                 f"in an installed module, or {ALLOW_CODE}"
@@ -191,7 +191,7 @@ class PickledRuntime(LeafRuntime):
 
     def load(self, computation: computation_pb2.Computation) -> Leaf:
         self.admit(computation, current_policy())
-        pickled = _unpack(computation, carriers_pb2.PickledPython())
+        pickled = _unpack(computation, carriers_pb2.PickledPython)
         version = _python_version()
         if pickled.python_version != version:
             raise CarrierError(f"Expected code for Python {version}, found {pickled.python_version}; use one version")
@@ -219,15 +219,14 @@ def _leaf_of_type(
         raise CarrierError(f"Expected a Python function, found {name!r}: {error}") from error
 
 
-def _unpack(computation: computation_pb2.Computation, message: _M) -> _M:
+def _unpack(computation: computation_pb2.Computation, message: type[_M]) -> _M:
     content = computation.data.content
+    if content.type_url.rpartition("/")[2] != message.DESCRIPTOR.full_name:
+        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found {name_text(content.type_url)}")
     try:
-        is_one = content.Unpack(message)
+        return message.FromString(content.value)
     except DecodeError as error:
         raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found bytes that are none: {error}") from error
-    if not is_one:
-        raise CarrierError(f"Expected a {message.DESCRIPTOR.full_name}, found {name_text(content.type_url)}")
-    return message
 
 
 def _python_version() -> str:
