@@ -78,6 +78,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.arithmetic._OPERATIONS": (CONSTANT, "intrinsics"),
     "executors.blas_threads._controller": (1, "takes no argument"),
     "executors.blas_threads._limit._users": (None, "threads that run"),
+    "executors.composing_executor._threads._pool._jobs": (None, "calls that run"),
+    "executors.composing_executor._threads._pool._starting": (None, "threads that start"),
     "executors.off_loop._threads._pool._jobs": (None, "calls that run"),
     "executors.off_loop._threads._pool._starting": (None, "threads that start"),
     "executors.phase_messages._large_templates._items": (1000, "and 256 MiB; the client's"),
