@@ -22,7 +22,7 @@ from fedstack.contexts.remote_contexts import create_sync_remote_execution_conte
 
 _FILE = "federated_averaging.py"
 _IN_WHEEL = Path(__file__).parent / "examples" / _FILE
-_IN_CHECKOUT = Path(__file__).parents[3] / "examples" / _FILE
+_IN_CHECKOUT = Path(__file__).parents[2] / "examples" / _FILE
 
 Batches = Iterable[Mapping[str, NDArray[Any]]]
 

@@ -10,9 +10,11 @@ from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
 from types import FrameType, TracebackType
 from typing import TypeVar
 
+from fedstack import errors
+
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.abspath(errors.__file__)) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = tuple(_STANDARD_LIBRARY + name + os.sep for name in ("site-packages", "dist-packages"))
 
