@@ -7,6 +7,10 @@ import os
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from fedstack.executors.thread_pool import ThreadPool
 
 _POLL_SECONDS = 0.01
 _DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
@@ -21,6 +25,7 @@ class LeakCheck:
 
     def __init__(self) -> None:
         self._threads = frozenset(threading.enumerate())
+        self._pools = _pools()
         self._descriptors = _descriptors()
         gc.freeze()
 
@@ -51,12 +56,21 @@ class LeakCheck:
                 threading.Event().wait(_POLL_SECONDS)
 
     def _new_things(self) -> list[str]:
-        threads = [f"thread {thread.name!r}" for thread in threading.enumerate() if thread not in self._threads]
+        # A pool that was there in the beginning keeps threads for its next work: nobody need wait until they end.
+        idle = {thread for pool in self._pools for thread in tuple(pool.waiting)}
+        new = [thread for thread in threading.enumerate() if thread not in self._threads and thread.ident not in idle]
+        threads = [f"thread {thread.name!r}" for thread in new]
         # A number that stands for another file than before is as new as one that was not there.
         # Files of installed packages, such as fonts, are what libraries open once and keep.
         descriptors = sorted(_descriptors() - self._descriptors)
         files = [f"file descriptor {n} ({target})" for n, target in descriptors if not target.startswith(sys.prefix)]
         return [*threads, *files, *_new_objects()]
+
+
+def _pools() -> "list[ThreadPool]":
+    """Returns the pools of threads that there are; no module is imported to find them."""
+    module = sys.modules.get("fedstack.executors.thread_pool")
+    return [] if module is None else cast("list[ThreadPool]", module.open_pools())
 
 
 def _descriptors() -> set[tuple[int, str]]:

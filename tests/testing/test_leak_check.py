@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedstack.executors import LeafExecutor
+from fedstack.executors.leaf_threads import LeafThreads
 from fedstack.testing.leak_check import LeakCheck
 from fedstack.testing.leaves import double
 
@@ -44,6 +45,25 @@ def test_a_thread_that_is_about_to_end_is_none() -> None:
     threading.Thread(target=end.wait).start()
     threading.Timer(0.05, end.set).start()
     assert check.finish() == []
+
+
+def test_a_thread_that_waits_in_a_pool_that_was_there_is_none_and_one_of_a_new_pool_is() -> None:
+    before = LeafThreads(idle_seconds=60.0)
+    check = LeakCheck()
+    before.submit(lambda: None).result()
+    assert check.finish() == []
+    check = LeakCheck()
+    new = LeafThreads(idle_seconds=60.0)
+    new.submit(lambda: None).result()
+    assert [line[:18] for line in check.finish(0.05)] == ["thread 'fedstack-l"]
+    busy = threading.Event()
+    check = LeakCheck()
+    before.submit(lambda: busy.wait(60))
+    new.submit(lambda: busy.wait(60))
+    assert check.finish(0.05) == []  # at work, and none of them is new
+    busy.set()
+    before.close()
+    new.close()
 
 
 def test_an_open_file_is_a_leak_where_the_system_lists_them(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ class ThreadPool:
         self._changed = threading.Condition()
         self._idle = 0
         self._starting: set[int] = set()
+        self.waiting: set[int] = set()  # the identities of threads without work
         # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
         self._away = 0
         self._replaced = 0
@@ -236,7 +237,10 @@ class ThreadPool:
             # Of abandoned work that has ended, the threads are too many now; one that comes back stays for the jobs.
             is_surplus = self.threads - self._replaced > self._max_threads and self.threads - 1 > self._away
             if not self._jobs and not self._closed and not is_surplus:
+                thread = threading.get_ident()
+                self.waiting.add(thread)
                 self._changed.wait_for(lambda: self._jobs or self._closed, self._idle_seconds)
+                self.waiting.discard(thread)
             self._idle -= 1
             if self._jobs and not is_surplus:
                 return self._jobs.popleft()
@@ -268,5 +272,10 @@ def _in_environment(work: Callable[[], _T]) -> _T:
 
 def count_threads() -> tuple[int, int]:
     """Returns how many threads all pools of this process have, and how many of these are busy."""
-    pools = [pool for reference in tuple(_pools) if (pool := reference()) is not None]
+    pools = open_pools()
     return sum(pool.threads for pool in pools), sum(pool.busy for pool in pools)
+
+
+def open_pools() -> list[ThreadPool]:
+    """Returns all pools of this process."""
+    return [pool for reference in tuple(_pools) if (pool := reference()) is not None]
