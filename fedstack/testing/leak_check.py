@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from fedstack.executors.thread_pool import ThreadPool
+    from fedstack.executors.concurrency.thread_pool import ThreadPool
 
 _POLL_SECONDS = 0.01
 _DESCRIPTORS = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
@@ -69,7 +69,7 @@ class LeakCheck:
 
 def _pools() -> "list[ThreadPool]":
     """Returns the pools of threads that there are; no module is imported to find them."""
-    module = sys.modules.get("fedstack.executors.thread_pool")
+    module = sys.modules.get("fedstack.executors.concurrency.thread_pool")
     return [] if module is None else cast("list[ThreadPool]", module.open_pools())
 
 
