@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations.trace import step_limit
+from fedstack.computations.plan.trace import step_limit
 from fedstack.errors import (
     CardinalityError,
     CarrierError,
