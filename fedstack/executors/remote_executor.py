@@ -70,7 +70,7 @@ class RemoteExecutor(Executor):
     other executor service everything works value by value.
 
     Args:
-      stub: Calls the peer, as `fedstack.executors.stacks.remote_factory.make_stubs` makes it; README.md has an example.
+      stub: Calls the peer, as `fedstack.executors.stacks.remote_factory.make_stubs` makes it; see docs/workers.md.
         It stays open when this executor is closed.
       dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.

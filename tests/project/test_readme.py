@@ -1,4 +1,4 @@
-"""The README: its Python is run, in order, and prints what it says."""
+"""The README and the pages for users: their Python is run, in order, and prints what they say."""
 
 import argparse
 import contextlib
@@ -22,7 +22,10 @@ from fedstack.__main__ import COMMANDS
 
 VALUES = fl.FederatedType(np.int32, fl.CLIENTS)
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "docs/data.md", "docs/contexts.md", "docs/errors.md", "docs/workers.md")
+TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+ALL_TEXT = "".join(TEXTS.values())
+MOST_LINES = 150
 _BLOCK = re.compile(r"^```python\n(?P<source>.*?)^```\n(?:```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 
@@ -33,7 +36,10 @@ class Block(NamedTuple):
     output: str
 
 
-BLOCKS = [Block(found["source"], found["output"] or "") for found in _BLOCK.finditer(README)]
+BLOCKS = {
+    page: [Block(found["source"], found["output"] or "") for found in _BLOCK.finditer(text)]
+    for page, text in TEXTS.items()
+}
 
 
 # What runs the blocks, as a script would, and says where each ends.
@@ -84,29 +90,38 @@ def served(*options: str) -> Iterator[str]:
             process.kill()
 
 
-def test_every_python_block_prints_what_the_readme_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
     options = ["--allow-python-code"]
-    assert README.count(f"fedstack serve --port 8000 {' '.join(options)}\n") == 1
-    with served(*options) as first, served(*options) as second:
-        outputs = outputs_of(BLOCKS, tmp_path, [first, second])
+    with contextlib.ExitStack() as stack:
+        workers: list[str] = []
+        if any("localhost:800" in block.source for block in BLOCKS[page]):
+            assert TEXTS[page].count(f"fedstack serve --port 8000 {' '.join(options)}\n") == 1
+            workers = [stack.enter_context(served(*options)) for _ in range(2)]
+        outputs = outputs_of(BLOCKS[page], tmp_path, workers)
     check = doctest.OutputChecker().check_output
     wrong = [
         (block, output)
-        for block, output in zip(BLOCKS, outputs)
+        for block, output in zip(BLOCKS[page], outputs)
         if not check(block.output, output, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     ]
-    assert len(outputs) == len(BLOCKS)
+    assert len(outputs) == len(BLOCKS[page]) > 0
     assert wrong == []
 
 
-def test_the_first_computation_has_at_most_fifteen_lines() -> None:
-    assert len([line for line in BLOCKS[0].source.splitlines() if line.strip()]) <= 15
+def test_the_readme_can_be_read_at_once() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= MOST_LINES
 
 
-def test_the_test_in_the_readme_passes(tmp_path: Path) -> None:
-    tests = [block for block in BLOCKS if block.source.startswith("def test_")]
+def test_federated_averaging_takes_at_most_thirty_lines() -> None:
+    assert len([line for line in BLOCKS["README.md"][0].source.splitlines() if line.strip()]) <= 30
+
+
+def test_the_test_in_the_pages_passes(tmp_path: Path) -> None:
+    page = "docs/contexts.md"
+    tests = [block for block in BLOCKS[page] if block.source.startswith("def test_")]
     assert len(tests) == 1
-    (tmp_path / "test_own.py").write_text(BLOCKS[0].source + tests[0].source, encoding="utf-8")
+    (tmp_path / "test_own.py").write_text(BLOCKS[page][0].source + tests[0].source, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"],
         cwd=tmp_path,
@@ -122,21 +137,21 @@ def nested(depth: int) -> fl.framework.Computation:
     return fl.federated_computation(lambda values: inner(values), VALUES)
 
 
-def test_computations_may_call_each_other_as_deeply_as_the_readme_says() -> None:
-    assert "about 13 federated computations" in README
+def test_computations_may_call_each_other_as_deeply_as_the_pages_say() -> None:
+    assert "about 13 federated computations" in ALL_TEXT
     nested(13)
     with pytest.raises(DecodeError, match="Error parsing message"):
         nested(20)
 
 
-def test_structs_may_be_inside_each_other_as_deeply_as_the_readme_says() -> None:
+def test_structs_may_be_inside_each_other_as_deeply_as_the_pages_say() -> None:
     def of_structs(levels: int) -> fl.framework.Computation:
         member: object = np.int32
         for _ in range(levels):
             member = OrderedDict(inside=member)
         return fl.federated_computation(fl.federated_sum, fl.FederatedType(fl.to_type(member), fl.CLIENTS))
 
-    assert "about 28 structs inside each other" in README
+    assert "about 28 structs inside each other" in ALL_TEXT
     of_structs(28)
     with pytest.raises(DecodeError, match="Error parsing message"):
         of_structs(40)
@@ -155,8 +170,10 @@ def test_plain_functions_may_call_each_other_at_any_depth() -> None:
 
 
 def commands() -> list[list[str]]:
-    """Lists the `fedstack` commands in blocks of the page, without what is before them."""
-    blocks = re.findall(r"^```\n(.*?)^```\n", README, re.MULTILINE | re.DOTALL)
+    """Lists the `fedstack` commands in blocks of the pages, without what is before them."""
+    blocks = [
+        text for kind, text in re.findall(r"^```(\w*)\n(.*?)^```\n", ALL_TEXT, re.MULTILINE | re.DOTALL) if not kind
+    ]
     found = re.findall(r"^(?:\w+=\w+ )*fedstack (.*)$", "".join(blocks).replace("\\\n", ""), re.MULTILINE)
     return [shlex.split(line) for line in found]
 
@@ -169,27 +186,30 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def test_the_page_shows_commands() -> None:
+def test_the_pages_show_commands() -> None:
     assert {arguments[0] for arguments in commands()} >= {"serve", "check", "certs"}
 
 
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
-def test_a_command_in_the_page_can_be_typed(arguments: list[str]) -> None:
+def test_a_command_in_the_pages_can_be_typed(arguments: list[str]) -> None:
     parser_of(arguments[0]).parse_args(arguments[1:])
 
 
-def test_an_option_in_the_page_is_one_of_some_command() -> None:
+def test_an_option_in_the_pages_is_one_of_some_command() -> None:
     known = "".join(parser_of(command.NAME).format_help() for command in COMMANDS)
     examples = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py"))
-    options = set(re.findall(r"--[a-z][a-z-]+", README))
+    options = set(re.findall(r"--[a-z][a-z-]+", ALL_TEXT))
     assert [option for option in sorted(options) if option not in known and f'"{option}"' not in examples] == []
 
 
 def test_the_examples_are_named() -> None:
     examples = [path.name for path in (ROOT / "examples").glob("*.py")]
-    assert [name for name in examples if f"(examples/{name})" not in README] == []
+    assert [name for name in examples if f"examples/{name})" not in ALL_TEXT] == []
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)", README))
-def test_a_link_leads_to_a_file(link: str) -> None:
-    assert (ROOT / link).is_file()
+LINKS = [(page, link) for page, text in TEXTS.items() for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)]
+
+
+@pytest.mark.parametrize(("page", "link"), LINKS)
+def test_a_link_leads_to_a_file(page: str, link: str) -> None:
+    assert (ROOT / page).parent.joinpath(link).is_file()

@@ -51,7 +51,7 @@ def checked_stub(stub: object) -> ExecutorStub:
     if isinstance(stub, ExecutorStub):
         return stub
     raise InvalidValueError(
-        f"Expected a stub that calls the peer, found {describe(stub)}; make one of an address, as README.md has it: "
+        f"Expected a stub that calls the peer, found {describe(stub)}; make one of an address, as in docs/workers.md: "
         "[stub] = fedstack.executors.stacks.remote_factory.make_stubs(address, credentials=None)"
     )
 
