@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedstack.executors.leaf_threads import LeafThreads
 
 from fedstack.executors import LeafExecutor
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.testing.leak_check import LeakCheck
 from fedstack.testing.leaves import double
 
