@@ -33,6 +33,8 @@ NAME = "serve"
 SUMMARY = "Run computations of other processes: a worker for remote executors."
 
 _logger = logging.getLogger(__name__)
+# Threads that compute keep the interpreter for so long. The loop, which asks for it with each call, waits for each.
+_SWITCH_SECONDS = 0.001
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +105,7 @@ def _serve(options: argparse.Namespace, standard_input: int | None, waiting: Tex
     if options.exit_with_parent:
         requests.from_parent(standard_input)
     with requests.from_signals():
+        sys.setswitchinterval(_SWITCH_SECONDS)
         server = make_server(options)
         thread = ServerThread(server)
         thread.start()

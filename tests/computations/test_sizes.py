@@ -1,11 +1,13 @@
 """Sizes of types and payloads, where members are shared and a walk along every path would never end."""
 
+import tracemalloc
+
 import federated_language as fl
 import numpy as np
 import pytest
 
 from fedstack.computations.types.type_sizes import count_leaves, struct_depth, type_text
-from fedstack.computations.types.type_structure import least_bytes
+from fedstack.computations.types.type_structure import full_array, least_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
 from fedstack.computations.values.payload_sizes import is_quick, known_bytes
@@ -91,3 +93,14 @@ def test_bytes_are_those_of_the_arrays(payload, type_spec, found):
 )
 def test_what_is_small_and_runs_no_code_of_users_is_quick(payload, type_spec, quick):
     assert is_quick(payload, type_spec) is quick
+
+
+def test_a_large_array_that_is_full_of_one_value_takes_no_memory():
+    tracemalloc.start()
+    try:
+        full = full_array(fl.TensorType(np.float32, [1 << 40]), (1 << 40,), np.nan)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 16
+    finally:
+        tracemalloc.stop()
+    assert (full.dtype, full.shape) == (np.float32, (1 << 40,))
+    assert np.isnan(full[:: 1 << 36]).all()

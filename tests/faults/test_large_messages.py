@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import federated_language as fl
@@ -263,6 +264,33 @@ def test_others_are_answered_while_a_large_request_is_read(pool, client, method,
     assert bystander.error is None
     assert bystander.answers
     assert bystander.longest_stall < HEARTBEAT_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [
+        ("fedstack.v1.ExecutorExtensions/RenewLease", b"\x0a\x00" * (1 << 20), "1048576 bytes in a RenewLeaseRequest"),
+        ("fedstack.v1.ExecutorExtensions/Handshake", b"\x0a\x81\x80\x40" + bytes(1 << 20), "in a HandshakeRequest"),
+        (f"{EXECUTOR_GROUP}/GetExecutor", b"\x0a\x00" * (1 << 20), "1048576 bytes in a GetExecutorRequest"),
+        ("grpc.health.v1.Health/Check", b"\x0a\x80\x80\x40" + b"x" * (1 << 20), "at most 65536 bytes, found 1048580"),
+    ],
+)
+def test_a_request_that_has_no_reason_to_be_large_is_refused_before_it_is_read(client, path, content, words):
+    with pytest.raises(ResourceLimitError, match=words):
+        io_loop.run_sync(client.stub.connection.unary(f"/{path}", content, WALL), WALL)
+
+
+def test_who_has_much_to_do_does_not_keep_others_from_small_things(pool, client):
+    wide = client.create(value_to_proto(np.int32(1), INT))
+    for _ in range(15):
+        wide = client.create_struct(wide, wide)
+    other = Client(pool)
+    with ThreadPoolExecutor(30) as threads:
+        computed = [threads.submit(client.compute, wide) for _ in range(30)]
+        wait(computed, WALL, FIRST_COMPLETED)
+        other.create(value_to_proto(np.zeros(10_000, np.float32), fl.TensorType(np.float32, [10_000])))
+        assert not all(one.done() for one in computed)
+    other.close()
 
 
 @pytest.mark.parametrize("levels", [20, 40, 90])

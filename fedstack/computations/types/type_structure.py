@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 _MAX_CACHED_TYPES = 10_000
 _types_by_bytes: dict[bytes, Type] = {}
 recent_types.on_clear.append(_types_by_bytes.clear)
+# What is filled at once.
+_SMALL_BYTES = 64 << 10
 _kinds: TypeMemo[frozenset[type[Type]]] = TypeMemo()
 _fields: TypeMemo[tuple[tuple[str | None, Type], ...]] = TypeMemo()
 _least_bytes: TypeMemo[int] = TypeMemo()
@@ -211,7 +213,7 @@ def common_type(left: Type, right: Type) -> Type | None:
 
 
 def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDArray[Any]:
-    """Returns a new array of a tensor type that is full of one value.
+    """Returns an array of a tensor type that is full of one value; a large one may be read-only and take no memory.
 
     Args:
       tensor: The type.
@@ -223,8 +225,12 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
     """
     dtype = np.dtype(np.object_) if is_string(tensor) else tensor.dtype
     try:
-        # Pages of zeros take memory only when they are used.
-        return np.zeros(shape, dtype) if type(value) is int and value == 0 else np.full(shape, value, dtype)
+        # Pages of zeros take memory only when they are used. Of another value there is one, which stands for all.
+        if type(value) is int and value == 0:
+            return np.zeros(shape, dtype)
+        if math.prod(shape) * dtype.itemsize <= _SMALL_BYTES:
+            return np.full(shape, value, dtype)
+        return np.broadcast_to(np.asarray(value, dtype), shape)
     except (MemoryError, ValueError) as error:  # ValueError for what no array could address
         raise ResourceLimitError(
             f"Expected memory for an array of {tensor}, found none for its {math.prod(shape) * dtype.itemsize:,} "

@@ -52,10 +52,13 @@ class LeafThreads:
     Args:
       max_threads: The most threads; by default 32, or four per core if that is more.
       idle_seconds: How long a thread waits for work before it ends.
+      work_ends: Whether all work is known to end, since no code of users runs in it: when nobody waits for it any more,
+        its thread comes back, and no other one takes its place.
     """
 
-    def __init__(self, max_threads: int | None = None, idle_seconds: float = 10.0) -> None:
+    def __init__(self, max_threads: int | None = None, idle_seconds: float = 10.0, *, work_ends: bool = False) -> None:
         self.max_threads = max_threads or max(32, 4 * CORES)
+        self._work_ends = work_ends
         self._pool = ThreadPool(self.max_threads, idle_seconds)
         # Threads refer to the pool only: when nobody refers to this object any more, they end as if it had been closed.
         weakref.finalize(self, self._pool.close).atexit = False
@@ -98,7 +101,7 @@ class LeafThreads:
         job = cast("Job[Any]", future)
         if job.cancel():
             self._pool.remove(job)
-        else:
+        elif not self._work_ends:
             self._pool.abandon(job)
 
     def close(self) -> None:

@@ -16,7 +16,12 @@ _T = TypeVar("_T")
 LOOP_BYTES = 16 << 10
 # Larger pieces of raw bytes are copied at gigabytes a second.
 LOOP_COPY_BYTES = 4 << 20
-_threads = LeafThreads(4, idle_seconds=1.0)
+# A byte of a struct or a list costs many times what one of an array does.
+PIECES_WEIGHT = 8
+# What takes longer has threads of its own, so that small things need not wait for it.
+_LIGHT_BYTES = 1 << 20
+_light_threads = LeafThreads(2, idle_seconds=1.0, work_ends=True)
+_threads = LeafThreads(4, idle_seconds=1.0, work_ends=True)
 
 
 async def off_loop(work: Callable[[], _T]) -> _T:
@@ -26,4 +31,6 @@ async def off_loop(work: Callable[[], _T]) -> _T:
 
 async def sized(size: int, work: Callable[[], _T], most: int = LOOP_BYTES) -> _T:
     """Runs work on something of a size: on a thread if it is large."""
-    return work() if size <= most else await off_loop(work)
+    if size <= most:
+        return work()
+    return await (_light_threads if size <= _LIGHT_BYTES else _threads).run(work)

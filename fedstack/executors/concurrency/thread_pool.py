@@ -6,7 +6,6 @@ import contextvars
 import itertools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from fedstack.computations.types.after_fork import is_renewed, renew_after_fork
 from fedstack.computations.types.error_text import text_of
 from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
+from fedstack.executors.concurrency.turns import TurnQueue, work_owner
 from fedstack.transport.peers.daemon_threads import start_daemon
 
 _T = TypeVar("_T")
@@ -65,6 +65,11 @@ class Job(Future[_T]):
         self.is_replaced = False
         self._work: Callable[[], _T] | None = work
         self._context = contextvars.copy_context()
+
+    @property
+    def owner(self) -> str:
+        """For whom it is done."""
+        return self._context.get(work_owner, "")
 
     @property
     def abandoned_work(self) -> AbandonedWork | None:
@@ -123,7 +128,7 @@ class ThreadPool:
     def renew(self) -> None:
         """Begins without threads and work: in a forked child those of its parent are not there."""
         self.threads = 0
-        self._jobs: deque[Job[Any]] = deque()
+        self._jobs: TurnQueue[Job[Any]] = TurnQueue()
         self._changed = threading.Condition()
         self._idle = 0
         self._starting: set[int] = set()
@@ -142,13 +147,13 @@ class ThreadPool:
         with self._changed:
             if self._closed:
                 raise ClosedError("Expected open leaf threads, found them closed; make a new executor")
-            self._jobs.append(job)
+            self._jobs.append(job, job.owner)
             self._changed.notify()
         self._start_threads()
 
     def remove(self, job: Job[Any]) -> None:
         """Lets go of a job that is not to begin any more."""
-        with self._changed, contextlib.suppress(ValueError):
+        with self._changed:
             self._jobs.remove(job)
 
     def _start_threads(self) -> None:
@@ -161,9 +166,7 @@ class ThreadPool:
             with self._changed:
                 room = self._max_threads - (self.threads - self._replaced)
                 if failure or room <= 0 or len(self._jobs) <= self._idle:
-                    refused = list(self._jobs) if self.threads <= self._away else []
-                    if refused:
-                        self._jobs.clear()
+                    refused = self._jobs.take_all() if self.threads <= self._away else []
                     break
                 number = next(_thread_numbers)
                 self._starting.add(number)

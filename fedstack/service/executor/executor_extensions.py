@@ -13,7 +13,7 @@ from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, sized
 from fedstack.executors.concurrency.progress import ProgressCounts, current_progress
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
@@ -24,7 +24,7 @@ from fedstack.service.executor import held_values
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.received_frames import receive_value
-from fedstack.service.executor.requests import in_turns, read, unary, unary_sized
+from fedstack.service.executor.requests import control, in_turns, read, unary_sized
 from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
 from fedstack.service.executor.sessions import Session, check_new_id
 from fedstack.service.processes.resident_memory import resident_bytes
@@ -58,16 +58,16 @@ class ExecutorExtensions:
     def methods(self) -> Mapping[str, Method]:
         """The methods by name."""
         return {
-            "Handshake": unary(messages.HandshakeRequest, self.handshake),
-            "OpenSession": unary(messages.OpenSessionRequest, self.open_session),
-            "RenewLease": unary(messages.RenewLeaseRequest, self.renew_lease),
+            "Handshake": control(messages.HandshakeRequest, self.handshake),
+            "OpenSession": control(messages.OpenSessionRequest, self.open_session),
+            "RenewLease": control(messages.RenewLeaseRequest, self.renew_lease),
             "Create": unary_sized(messages.CreateRequest, self.create),
             "Load": DownloadMethod(self.load),
             "UploadValue": UploadMethod(self.upload_value),
             "ComputeNow": unary_sized(messages.ComputeNowRequest, self.compute_now),
             "DownloadValue": DownloadMethod(self.download_value),
             "RunPhase": ExchangeMethod(self.run_phase),
-            "GetStatus": unary(messages.GetStatusRequest, self.get_status),
+            "GetStatus": control(messages.GetStatusRequest, self.get_status),
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
@@ -144,7 +144,9 @@ class ExecutorExtensions:
         executor = session.executor
         kind = creation.WhichOneof("kind")
         if kind == "value":
-            known = await sized(size, lambda: self._known(creation.value, held_values.clients_of(executor)))
+            has_pieces = creation.value.value.WhichOneof("kind") not in ("array", "raw", "column", "rows")
+            weight = PIECES_WEIGHT * size if has_pieces else size
+            known = await sized(weight, lambda: self._known(creation.value, held_values.clients_of(executor)))
             return await held_values.create_known(executor, *known)
         if kind == "computation":
             await self._core.admit(creation.computation, size)

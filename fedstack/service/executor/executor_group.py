@@ -10,10 +10,10 @@ from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.payload_sizes import known_bytes
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import sized
+from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service.executor import held_values
-from fedstack.service.executor.requests import in_turns, unary, unary_sized, unary_to_bytes
+from fedstack.service.executor.requests import control, in_turns, unary, unary_sized, unary_to_bytes
 from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.executor.sessions import Session
 from fedstack.service.executor.value_types import count_members, type_of_value
@@ -39,14 +39,14 @@ class ExecutorGroup:
     def methods(self) -> Mapping[str, UnaryMethod]:
         """The methods by name."""
         return {
-            "GetExecutor": unary(messages.GetExecutorRequest, self.get_executor),
+            "GetExecutor": control(messages.GetExecutorRequest, self.get_executor),
             "CreateValue": unary_sized(messages.CreateValueRequest, self.create_value),
-            "CreateCall": unary(messages.CreateCallRequest, self.create_call),
+            "CreateCall": control(messages.CreateCallRequest, self.create_call),
             "CreateStruct": unary(messages.CreateStructRequest, self.create_struct),
-            "CreateSelection": unary(messages.CreateSelectionRequest, self.create_selection),
+            "CreateSelection": control(messages.CreateSelectionRequest, self.create_selection),
             "Compute": unary_to_bytes(messages.ComputeRequest, self.compute),
             "Dispose": unary(messages.DisposeRequest, self.dispose),
-            "DisposeExecutor": unary(messages.DisposeExecutorRequest, self.dispose_executor),
+            "DisposeExecutor": control(messages.DisposeExecutorRequest, self.dispose_executor),
         }
 
     async def get_executor(self, request: messages.GetExecutorRequest) -> messages.GetExecutorResponse:
@@ -69,7 +69,8 @@ class ExecutorGroup:
         if value.WhichOneof("kind") == "computation":
             await self._core.admit(value.computation, size)
             return await held_values.create_computation(executor, value.computation)
-        known = await sized(size, lambda: self._known(value))
+        weight = size if value.WhichOneof("kind") == "array" else PIECES_WEIGHT * size
+        known = await sized(weight, lambda: self._known(value))
         if known is not None:
             return await held_values.create_known(executor, *known)
         # Only structs have functions in them; these have to be found by whoever calls them.

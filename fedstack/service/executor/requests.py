@@ -6,13 +6,32 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.errors import InvalidValueError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop
+from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
 from fedstack.transport.peers.methods import UnaryMethod
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 _AT_ONCE = 256
+# Enough to renew ten thousand leases.
+CONTROL_BYTES = 1 << 20
+
+
+def control(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
+    """Returns the method of a coroutine from message to message, both of which are small.
+
+    A request that is not is refused before it is read: in protobuf's messages a byte becomes a hundred.
+    """
+
+    async def run(content: bytes) -> bytes:
+        if len(content) > CONTROL_BYTES:
+            raise ResourceLimitError(
+                f"Expected at most {CONTROL_BYTES} bytes in a {request.DESCRIPTOR.name}, found {len(content)}; send "
+                "less in one call"
+            )
+        return (await handle(await read(request, content))).SerializeToString()
+
+    return UnaryMethod(run)
 
 
 def unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
@@ -50,7 +69,7 @@ async def read(message: type[_M], content: bytes) -> _M:
     """
     if len(content) <= LOOP_BYTES:
         return _parsed(message, content)
-    return await off_loop(lambda: _parsed(message, content))
+    return await sized(len(content), lambda: _parsed(message, content))
 
 
 def _parsed(message: type[_M], content: bytes) -> _M:

@@ -29,10 +29,12 @@ from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandon
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.executors.concurrency.thread_pool import leaf_environment
+from fedstack.executors.concurrency.turns import work_owner
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.executor.running_work import RunningWork
 from fedstack.service.executor.sessions import Clock, Session, SessionTable
+from fedstack.service.server.fair_shares import NOBODY
 from fedstack.service.server.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.peers.executor_stub import ELEMENTS
 from fedstack.transport.wire.packing import Packer
@@ -122,7 +124,10 @@ class ServiceCore:
     def find(self, executor: ExecutorId) -> Session:
         """Returns a session, renews its lease, and holds what the current call does for it to the limits."""
         session = self.sessions.find(executor.id)
-        step_limit.set(self.limits.max_steps)  # a call is a task of its own, so this concerns nobody else
+        # A call is a task of its own, so this concerns nobody else.
+        step_limit.set(self.limits.max_steps)
+        if session.caller == NOBODY:
+            work_owner.set(session.id)
         return session
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:

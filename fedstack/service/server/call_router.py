@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors.concurrency.turns import work_owner
 from fedstack.service.server.call_counts import CallCounts
 from fedstack.service.server.callers import current_caller
 from fedstack.service.server.fair_shares import FairShares
@@ -249,7 +250,9 @@ class CallRouter(grpc.GenericRpcHandler):
         code = Code.UNKNOWN
         try:
             caller = self._caller(context)
-            current_caller.set(caller)  # a call is a task of its own, so this concerns nobody else
+            # A call is a task of its own, so this concerns nobody else.
+            current_caller.set(caller)
+            work_owner.set(caller or context.peer())
             table.add(task, caller)
             if self._stopping:
                 raise WorkerUnavailableError(_STOPPING)

@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 
+from fedstack.computations.types.error_text import name_text
+from fedstack.errors import ResourceLimitError
 from fedstack.transport.peers.methods import DownloadMethod, Method, UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 
+_MAX_REQUEST_BYTES = 64 << 10
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 _Status = health_pb2.HealthCheckResponse
@@ -45,14 +48,14 @@ class HealthService:
         self.drain()
 
     async def _check(self, request: bytes) -> bytes:
-        name = health_pb2.HealthCheckRequest.FromString(request).service
+        name = _name_in(request)
         if name not in self._names:
             known = ", ".join(sorted(self._names - {""}))
-            raise StatusError(Code.NOT_FOUND, f"Expected a service of this server ({known}), found {name!r}")
+            raise StatusError(Code.NOT_FOUND, f"Expected a service of this server ({known}), found {name_text(name)!r}")
         return self._answer()
 
     async def _watch(self, request: bytes) -> AsyncIterator[bytes]:
-        known = health_pb2.HealthCheckRequest.FromString(request).service in self._names
+        known = _name_in(request) in self._names
         if not known:
             yield _Status(status=_Status.SERVICE_UNKNOWN).SerializeToString()
         elif not self._draining.is_set():
@@ -64,3 +67,12 @@ class HealthService:
     def _answer(self) -> bytes:
         status = _Status.NOT_SERVING if self._draining.is_set() else _Status.SERVING
         return _Status(status=status).SerializeToString()
+
+
+def _name_in(request: bytes) -> str:
+    """Returns the service that somebody asks about; anybody may ask, and so nobody may ask at length."""
+    if len(request) > _MAX_REQUEST_BYTES:
+        raise ResourceLimitError(
+            f"Expected the name of a service in at most {_MAX_REQUEST_BYTES} bytes, found {len(request)}; send the name"
+        )
+    return health_pb2.HealthCheckRequest.FromString(request).service

@@ -32,6 +32,8 @@ from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
 _OWN_ROW_BYTES = 64 << 10
 _MAX_CLIENTS = 10_000_000
+# A few bytes announce any number of them, and each takes as long as any other element to iterate over.
+_MAX_EMPTY_ELEMENTS = 100_000
 
 
 class Unpacker:
@@ -208,9 +210,12 @@ class Unpacker:
           path: Where the column stands, for messages.
           takes_bytes: Whether each takes a byte at least; of elements that do there may be any number.
         """
-        if clients > _MAX_CLIENTS and not (takes_bytes and self._in_sequence):
-            what = "elements without content" if self._in_sequence else "clients"
-            raise ResourceLimitError(f"Expected at most {_MAX_CLIENTS} {what}, found {clients}; at {path}")
+        if self._in_sequence and not takes_bytes and clients > _MAX_EMPTY_ELEMENTS:
+            raise ResourceLimitError(
+                f"Expected at most {_MAX_EMPTY_ELEMENTS} elements without content, found {clients}; at {path}"
+            )
+        if not self._in_sequence and clients > _MAX_CLIENTS:
+            raise ResourceLimitError(f"Expected at most {_MAX_CLIENTS} clients, found {clients}; at {path}")
         if self._clients is not None and clients != self._clients:
             raise CardinalityError(
                 f"Expected a value for each of {self._clients} clients, found {clients}; at {path}; send one for each"
