@@ -31,13 +31,16 @@ class ComposingExecutor(PlacedExecutor):
     children.
 
     Args:
-      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      server: The executor of unplaced work and of work at the server.
       children: Executors of phases, composing ones among them if there are many. They are closed with this one.
       clients: How many clients each child has.
+      closes_server: Whether the server's executor is closed with this one.
     """
 
-    def __init__(self, server: Executor, children: Sequence[PhaseRunner], clients: Sequence[int]) -> None:
-        super().__init__(server)
+    def __init__(
+        self, server: Executor, children: Sequence[PhaseRunner], clients: Sequence[int], *, closes_server: bool = True
+    ) -> None:
+        super().__init__(server, closes_server=closes_server)
         if len(children) != len(clients) or any(count < 0 for count in clients):
             raise InvalidValueError(
                 f"Expected a number of clients of at least 0 for each of {len(children)} children, found "

@@ -244,8 +244,8 @@ class RemoteExecutor(Executor):
         """Whether there is a session, which nothing has been heard of that would end it."""
         return self._keeper is not None and not self._keeper.session.lost
 
-    async def has_phases(self) -> bool:
-        """Tells whether the peer runs client phases; opens the session for that, if there is none yet."""
+    async def open_for_phases(self) -> bool:
+        """Opens the session, if there is none yet; returns whether the peer runs client phases in it."""
         peer = (await self._session()).session.peer
         return peer is not None and peer.phases
 

@@ -42,12 +42,14 @@ class PlacedExecutor(ScheduledExecutor):
     """An executor of values at the server and at clients.
 
     Args:
-      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      server: The executor of unplaced work and of work at the server.
+      closes_server: Whether that is closed with this one.
     """
 
-    def __init__(self, server: Executor) -> None:
+    def __init__(self, server: Executor, *, closes_server: bool = True) -> None:
         super().__init__()
         self.server = as_bulk(server)
+        self._closes_server = closes_server
 
     @property
     def known_clients(self) -> int | None:
@@ -162,7 +164,8 @@ class PlacedExecutor(ScheduledExecutor):
 
     def close(self) -> None:
         super().close()
-        self.server.close()
+        if self._closes_server:
+            self.server.close()
 
 
 class FoldArgument:

@@ -86,7 +86,7 @@ class WorkerSessions:
         if self._is_open(worker):
             return None
         try:
-            await self.at(worker).has_phases()
+            await self.at(worker).open_for_phases()
         except ResourceLimitError as error:
             if worker not in self._full and len(self._workers) > 1:  # else the caller gets it as an error
                 _logger.warning("Doing without the worker at %s: %s", worker.address, error)

@@ -21,7 +21,6 @@ from fedstack.executors.base.placed_executor import (
     PlacedExecutor,
     slice_inputs,
 )
-from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.composing_executor import ComposingExecutor
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.progress import current_progress
@@ -177,9 +176,9 @@ class WorkersExecutor(PlacedExecutor):
         """Puts children under composing executors, in as many levels as the fan-out asks for."""
         while len(children) > self._max_fanout:
             groups = [slice(i, i + self._max_fanout) for i in range(0, len(children), self._max_fanout)]
-            children = [ComposingExecutor(_Shared(self.server), children[g], counts[g]) for g in groups]
+            children = [ComposingExecutor(self.server, children[g], counts[g], closes_server=False) for g in groups]
             counts = [sum(counts[g]) for g in groups]
-        return ComposingExecutor(_Shared(self.server), children, counts)
+        return ComposingExecutor(self.server, children, counts, closes_server=False)
 
     def close(self) -> None:
         super().close()
@@ -189,13 +188,6 @@ class WorkersExecutor(PlacedExecutor):
 
     def __repr__(self) -> str:
         return f"<WorkersExecutor with {self._num_clients} clients over {len(self._workers)} workers>"
-
-
-class _Shared(WrapperExecutor):
-    """Uses an executor that others use too, and leaves it open."""
-
-    def close(self) -> None:
-        self._closed = True
 
 
 def _even(clients: int, parts: int) -> list[int]:
@@ -226,11 +218,11 @@ class _WorkerSlice:
     ) -> PhaseResult:
         is_served = False
         try:
-            if self._worker.runs_phases and await self._phases.has_phases():
+            if self._worker.runs_phases and await self._phases.open_for_phases():
                 is_served = True
                 return await self._phases.run_phase(phase, inputs, arguments, clients)
             remote = self._remote = self._remote or self._make_remote()
-            await remote.has_phases()  # opens its session: what fails from here on fails at work
+            await remote.open_for_phases()  # what fails from here on fails at work
             is_served = True
             return await self._value_by_value(remote, phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
