@@ -232,10 +232,15 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
             return np.full(shape, value, dtype)
         return np.broadcast_to(np.asarray(value, dtype), shape)
     except (MemoryError, ValueError) as error:  # ValueError for what no array could address
-        raise ResourceLimitError(
-            f"Expected memory for an array of {tensor}, found none for its {math.prod(shape) * dtype.itemsize:,} "
-            "bytes; an array is made of it where nothing is summed, or for a call on zeros: give it fewer elements"
-        ) from error
+        raise no_memory_for(str(tensor), math.prod(shape) * dtype.itemsize) from error
+
+
+def no_memory_for(array: str, size: int) -> ResourceLimitError:
+    """Returns the error for an array that nobody has sent, of so many bytes, for which there is no memory."""
+    return ResourceLimitError(
+        f"Expected memory for an array of {array}, found none for its {size:,} bytes; an array is made of it where "
+        "nothing is summed, or for a call on zeros: give it fewer elements"
+    )
 
 
 def zeros(type_spec: Type, open_size: int = 1) -> object:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.types.language import FederatedType, SequenceType, Struct, StructType, Type
 from fedstack.computations.types.type_memory import TypeMemo
-from fedstack.computations.types.type_structure import fields_of, is_client_valued
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, no_memory_for
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.records import (
     OrderedAttributeDict,
@@ -86,7 +86,10 @@ def _own(payload: object) -> object:
         # Held by: the view, the local name `base`, and the argument of getrefcount.
         if base.base is None and base.dtype == array.dtype and base.flags.writeable and sys.getrefcount(base) <= 3:
             return base
-    return array.copy()
+    try:
+        return array.copy()
+    except MemoryError as error:  # one value may stand for all, as in an extreme over no clients
+        raise no_memory_for(f"{array.dtype}{list(array.shape)}", array.nbytes) from error
 
 
 _result_makers: TypeMemo[Maker] = TypeMemo()
