@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
+from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.errors import InvalidValueError
 
 _T = TypeVar("_T")
@@ -71,6 +72,11 @@ class Renewed(Generic[_T]):
         self._run = run
         self._clock = clock
         self._next_look = clock()
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Begins with a lock that no thread holds."""
         self._lock = threading.Lock()
 
     def get(self) -> _T:
