@@ -6,6 +6,7 @@ import attrs
 
 from benchmarks import (
     broadcast,
+    bystanders,
     fedavg,
     programs,
     remote_rounds,
@@ -45,5 +46,6 @@ WORKLOADS = (
     Workload("remote-values", "values to a worker and back; floor: gRPC with plain bytes", remote_values.run),
     Workload("remote-rounds", "rounds over workers; floor: gRPC with plain bytes", remote_rounds.run),
     Workload("remote-training", "clients in pure Python on workers; floor: bare processes", remote_training.run),
+    Workload("bystanders", "waits of one client beside another that keeps the worker busy", bystanders.run),
     Workload("rounds", "rounds with varying numbers of clients", rounds.run),
 )
