@@ -20,25 +20,32 @@ from fedstack.executors import (
     SizingExecutor,
 )
 from fedstack.testing import FaultInjectingExecutor, FaultPlan, TracingExecutor
+from fedstack.testing.conformance import ALL_TAGS
+
+# For stacks that pass values on as another stack of this list does: a wrapper with nothing to do, another number of
+# threads for the same blocks, a socket in place of memory. They cannot change what comes out, only when, or an error.
+PASSES_ON = ("errors", "timing")
 
 
 @attrs.frozen
 class ExecutorStack:
-    """How to make an executor for a number of clients, and what it lacks."""
+    """How to make an executor for a number of clients, what it lacks, and what its rows are about."""
 
     kind: str
     make: Callable[[int], Executor]
     without: Collection[Any] = ()
+    tags: Collection[Any] = ALL_TAGS
 
 
 @attrs.frozen
 class FactoryStack:
-    """How to make a factory, what its stacks lack, and how contexts over it are made."""
+    """How to make a factory, what its stacks lack, how contexts over it are made, and what its rows are about."""
 
     kind: str
     make: Callable[[], ExecutorFactory]
     without: Collection[Any] = ()
     options: dict[str, Any] = attrs.field(factory=dict)
+    tags: Collection[Any] = ALL_TAGS
 
 
 class NoData:
@@ -79,28 +86,32 @@ def composed_twice(num_clients: int) -> Executor:
     return ReferenceResolvingExecutor(ComposingExecutor(SequenceExecutor(LeafExecutor()), children, counts))
 
 
-def remote_executor(make: Callable[[int], Executor]) -> ExecutorStack:
-    return ExecutorStack("remote", make, without=["lazy arguments"])
+def remote_executor(make: Callable[[int], Executor], tags: Collection[Any] = ALL_TAGS) -> ExecutorStack:
+    return ExecutorStack("remote", make, ["lazy arguments"], tags)
 
 
 EXECUTORS = {
     "local": ExecutorStack("local", federating),
-    "one thread": ExecutorStack("local", lambda n: federating(n, max_threads=1), without=["concurrency"]),
+    "one thread": ExecutorStack("local", lambda n: federating(n, max_threads=1), ["concurrency"], PASSES_ON),
     "thread per client": ExecutorStack("local", lambda n: federating(n, clients_per_thread=1)),
-    "one client at a time": ExecutorStack("local", lambda n: federating(n, max_concurrent_clients=1)),
-    "composed of 1": ExecutorStack("composed", lambda n: composed(n, 1)),
+    "one client at a time": ExecutorStack("local", lambda n: federating(n, max_concurrent_clients=1), tags=PASSES_ON),
+    "composed of 1": ExecutorStack("composed", lambda n: composed(n, 1), tags=PASSES_ON),
     "composed of 2": ExecutorStack("composed", lambda n: composed(n, 2)),
     "composed of 5": ExecutorStack("composed", lambda n: composed(n, 5)),
     "composed twice": ExecutorStack("composed", composed_twice),
     "sized": ExecutorStack("wrapped", lambda n: wrapped_clients(n, SizingExecutor)),
-    "with data": ExecutorStack("wrapped", lambda n: federating(n, lambda target: DataExecutor(target, NoData()))),
-    "without faults": ExecutorStack(
-        "wrapped", lambda n: wrapped_clients(n, lambda target: FaultInjectingExecutor(target, FaultPlan.none()))
+    "with data": ExecutorStack(
+        "wrapped", lambda n: federating(n, lambda target: DataExecutor(target, NoData())), tags=PASSES_ON
     ),
-    "traced": ExecutorStack("wrapped", lambda n: TracingExecutor(federating(n))),
+    "without faults": ExecutorStack(
+        "wrapped",
+        lambda n: wrapped_clients(n, lambda target: FaultInjectingExecutor(target, FaultPlan.none())),
+        tags=PASSES_ON,
+    ),
+    "traced": ExecutorStack("wrapped", lambda n: TracingExecutor(federating(n)), tags=PASSES_ON),
     "remote in memory": remote_executor(lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub())),
     "remote over loopback": remote_executor(
-        lambda n: remote_stacks.remote(n, remote_stacks.stub(remote_stacks.loopback_target()))
+        lambda n: remote_stacks.remote(n, remote_stacks.stub(remote_stacks.loopback_target())), PASSES_ON
     ),
     "remote over mTLS": remote_executor(
         lambda n: remote_stacks.remote(n, remote_stacks.stub(remote_stacks.mtls_target()))
@@ -131,21 +142,27 @@ def faulty_factory() -> ExecutorFactory:
     return fedstack.local_executor_factory(wrap_clients=lambda target: FaultInjectingExecutor(target, plan))
 
 
-def remote_factory(make: Callable[[], ExecutorFactory]) -> FactoryStack:
-    return FactoryStack("remote", make, without=["lazy arguments"])
+def remote_factory(make: Callable[[], ExecutorFactory], tags: Collection[Any] = ALL_TAGS) -> FactoryStack:
+    return FactoryStack("remote", make, ["lazy arguments"], tags=tags)
 
 
 FACTORIES = {
     "local": FactoryStack("local", fedstack.local_executor_factory),
     "three clients by default": FactoryStack(
-        "local", lambda: fedstack.local_executor_factory(default_num_clients=3), options={"default_num_clients": 3}
+        "local",
+        lambda: fedstack.local_executor_factory(default_num_clients=3),
+        (),
+        {"default_num_clients": 3},
+        PASSES_ON,
     ),
     "one thread": FactoryStack(
-        "local", lambda: fedstack.local_executor_factory(max_threads=1), without=["concurrency"]
+        "local", lambda: fedstack.local_executor_factory(max_threads=1), ["concurrency"], tags=PASSES_ON
     ),
     "thread per client": FactoryStack("local", lambda: fedstack.local_executor_factory(clients_per_thread=1)),
     "sized": FactoryStack("wrapped", fedstack.sizing_executor_factory),
-    "with data": FactoryStack("wrapped", lambda: fedstack.local_executor_factory(data_backend=NoData())),
+    "with data": FactoryStack(
+        "wrapped", lambda: fedstack.local_executor_factory(data_backend=NoData()), tags=PASSES_ON
+    ),
     "composed of 2": FactoryStack("composed", lambda: composing_factory(2)),
     "composed of 5": FactoryStack("composed", lambda: composing_factory(5)),
     "faults and retries": FactoryStack(
@@ -154,12 +171,17 @@ FACTORIES = {
         without=["one attempt"],
         options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
     ),
-    "1 worker": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()])),
+    "1 worker": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()]), PASSES_ON),
     "2 workers": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()] * 2)),
     "5 workers": remote_factory(lambda: remote_stacks.in_memory_workers(5)),
     "2 workers over mTLS": remote_factory(lambda: remote_stacks.workers([remote_stacks.mtls_target()] * 2)),
     "2 workers in chunks": remote_factory(
         lambda: remote_stacks.in_memory_workers(2, {"chunking": remote_stacks.CHUNKED})
+    ),
+    "1 worker process": FactoryStack(
+        "remote",
+        lambda: fedstack.remote_executor_factory([remote_stacks.pool_stub()]),
+        without=["lazy arguments", "same process"],
     ),
     "2 worker processes": FactoryStack(
         "remote",
@@ -178,6 +200,7 @@ FACTORIES = {
 # Variations of stacks that are tested on one Python only: what they vary does not depend on it.
 SLOW = frozenset(
     {
+        "1 worker process",
         "2 worker processes",
         "remote at a process",
         "2 workers in chunks",

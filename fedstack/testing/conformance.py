@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast, get_args
 import attrs
 
 from fedstack.errors import InvalidValueError
-from fedstack.testing.promises import Need, Promise
+from fedstack.testing.promises import Need, Promise, Tag
 from fedstack.testing.rows import (
     aggregations,
     contexts,
@@ -56,6 +56,7 @@ _MODULES: Sequence[ModuleType] = (
     factories,
 )
 _LIMIT_SECONDS = 45.0
+ALL_TAGS: tuple[Tag, ...] = get_args(Tag)
 
 
 class ConformanceError(AssertionError):
@@ -144,40 +145,46 @@ class StackRow(Row):
         self._run(lambda: StackSubject(make_factory, retry_policy, default_num_clients))
 
 
-def _checked_needs(without: object) -> frozenset[object]:
-    """Returns what is said not to be there.
+def _checked(given: object, choice: object, name: str) -> frozenset[object]:
+    """Returns what was given of a choice.
 
     Raises:
-      InvalidValueError: If no promise needs one of these.
+      InvalidValueError: If it is no collection of things to choose from.
     """
-    known = sorted(get_args(Need))
-    given: list[object] = [without]
-    if isinstance(without, Collection) and not isinstance(without, str):
-        given = list(cast("Collection[object]", without))
-    unknown = [need for need in given if need not in known]
+    known = sorted(get_args(choice))
+    several: list[object] = [given]
+    if isinstance(given, Collection) and not isinstance(given, str):
+        several = list(cast("Collection[object]", given))
+    unknown = [item for item in several if item not in known]
     if unknown:
-        raise InvalidValueError(f"Expected a list of some of {known} as `without`, found {unknown[0]!r}")
-    return frozenset(given)
+        raise InvalidValueError(f"Expected a list of some of {known} as `{name}`, found {unknown[0]!r}")
+    return frozenset(several)
 
 
-def executor_rows(*, without: Collection[Need] = ()) -> list[ExecutorRow]:
+def _chosen(without: object, tags: object) -> list[Promise]:
+    needs, tagged = _checked(without, Need, "without"), _checked(tags, Tag, "tags")
+    return [promise for promise in promises() if not promise.needs & needs and promise.tag in tagged]
+
+
+def executor_rows(*, without: Collection[Need] = (), tags: Collection[Tag] = ALL_TAGS) -> list[ExecutorRow]:
     """Returns the rows of `check_executor`, to parametrise a test with.
 
     Args:
       without: What the executors under test do not have; rows that need it are left out. See `check_executor`.
+      tags: What the rows are about. Executors that pass values on unchanged keep promises about `values` if their
+        targets do; for these, `["errors", "timing"]` is enough.
     """
-    needs = _checked_needs(without)
-    return [ExecutorRow(p) for p in promises() if p.of_executors and not p.needs & needs]
+    return [ExecutorRow(promise) for promise in _chosen(without, tags) if promise.of_executors]
 
 
-def stack_rows(*, without: Collection[Need] = ()) -> list[StackRow]:
+def stack_rows(*, without: Collection[Need] = (), tags: Collection[Tag] = ALL_TAGS) -> list[StackRow]:
     """Returns the rows of `check_stack`, to parametrise a test with.
 
     Args:
       without: What the stacks under test do not have; rows that need it are left out. See `check_executor`.
+      tags: What the rows are about. See `executor_rows`.
     """
-    needs = _checked_needs(without)
-    return [StackRow(p) for p in promises() if p.of_stacks and not p.needs & needs]
+    return [StackRow(promise) for promise in _chosen(without, tags) if promise.of_stacks]
 
 
 def check_executor(make_executor: MakeExecutor, *, without: Collection[Need] = ()) -> None:

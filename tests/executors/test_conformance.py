@@ -20,12 +20,12 @@ def marks_of(name: str, kind: str) -> list[pytest.MarkDecorator]:
 EXECUTOR_ROWS = [
     pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
     for name, stack in EXECUTORS.items()
-    for row in executor_rows(without=stack.without)
+    for row in executor_rows(without=stack.without, tags=stack.tags)
 ]
 STACK_ROWS = [
     pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
     for name, stack in FACTORIES.items()
-    for row in stack_rows(without=stack.without)
+    for row in stack_rows(without=stack.without, tags=stack.tags)
 ]
 
 

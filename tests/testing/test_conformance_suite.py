@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
 
 import numpy as np
@@ -238,6 +239,23 @@ def test_what_no_row_needs_cannot_be_left_out(rows, without) -> None:
         InvalidValueError, match=r"Expected a list of some of \['concurrency', .*\] as `without`, found"
     ):
         rows(without=without)
+
+
+@pytest.mark.parametrize("rows", [executor_rows, stack_rows])
+def test_rows_can_be_chosen_by_what_they_are_about(rows) -> None:
+    parts = {tag: [row.name for row in rows(tags=[tag])] for tag in ("values", "errors", "timing")}
+    assert sorted(itertools.chain(*parts.values())) == sorted(row.name for row in rows())
+    assert all(parts.values())
+    assert "an_error_in_a_leaf_says_which_and_where" in parts["errors"]
+    assert "a_shared_local_runs_once" in parts["timing"]
+    assert "integers_wrap_around" in parts["values"]
+
+
+@pytest.mark.parametrize("rows", [executor_rows, stack_rows])
+@pytest.mark.parametrize("tags", ["error", ["error"], 5])
+def test_what_no_row_is_about_cannot_be_chosen(rows, tags) -> None:
+    with pytest.raises(InvalidValueError, match=r"Expected a list of some of \['errors', .*\] as `tags`, found"):
+        rows(tags=tags)
 
 
 def test_rows_leave_no_threads_of_their_own_behind() -> None:

@@ -152,7 +152,7 @@ async def aggregations_take_mapped_and_equal_values(runner: Runner) -> None:
     expect_same(await runner.run(folded, values, 5), expected)
 
 
-@promise_of_both(intrinsics=["federated_sum", "federated_min"])
+@promise_of_both(intrinsics=["federated_sum", "federated_min"], tag="errors")
 async def clients_must_agree_on_open_dimensions(runner: Runner) -> None:
     """A fold over arrays whose size the type leaves open needs one size from all clients; the error names a client."""
     for uri in ("federated_sum", "federated_min"):

@@ -135,7 +135,7 @@ async def results_come_in_the_annotated_containers(subject: StackSubject) -> Non
     expect(type(pair) is tuple, "a tuple for a struct of no container without names", repr(pair))
 
 
-@promise_of_stacks()
+@promise_of_stacks(tag="errors")
 async def results_with_names_for_some_members_are_refused(subject: StackSubject) -> None:
     """A struct with names for some of its members only fits no Python container; the error says to name all or none."""
     some = computation(lambda x: struct(x, named_one=x), np.int32)
@@ -158,7 +158,7 @@ async def arguments_are_matched_before_clients_are_counted(subject: StackSubject
         expect_same(named({"b": 7, "a": [1, 2]}), np.int32(3))
 
 
-@promise_of_stacks(intrinsics=["federated_sum"])
+@promise_of_stacks(intrinsics=["federated_sum"], tag="errors")
 async def numbers_of_clients_must_agree(subject: StackSubject) -> None:
     """Client values of different lengths in one call are an error that names both lengths and places."""
     made = computation(
@@ -185,7 +185,7 @@ async def the_default_number_of_clients_is_used(subject: StackSubject) -> None:
     expect_same(await subject.run(_total(), [1] * (clients + 2)), np.int32(clients + 2))
 
 
-@promise_of_stacks(intrinsics=["federated_sum"])
+@promise_of_stacks(intrinsics=["federated_sum"], tag="timing")
 async def invocations_overlap(subject: StackSubject) -> None:
     """Any number of invocations of one async context run at the same time, with numbers of clients of their own."""
     context = subject.async_context()
@@ -193,7 +193,7 @@ async def invocations_overlap(subject: StackSubject) -> None:
     expect_same(list(await asyncio.gather(*calls)), [np.int32(n) for n in range(30)])
 
 
-@promise_of_stacks()
+@promise_of_stacks(tag="errors")
 async def one_error_spares_the_others(subject: StackSubject) -> None:
     """Of five invocations at once one raises, and the other four succeed, in tasks and in threads; so does the next."""
     numbers = [3, 4, -1, 5, 6]
@@ -217,7 +217,7 @@ async def one_error_spares_the_others(subject: StackSubject) -> None:
         expect_same(await run.all([lambda: made([1, 1])]), [np.int32(2)])
 
 
-@promise_of_stacks(needs=["same process", "concurrency"])
+@promise_of_stacks(needs=["same process", "concurrency"], tag="timing")
 async def clients_of_several_computations_run_side_by_side(subject: StackSubject) -> None:
     """Five computations at once whose clients all wait for each other finish, in tasks and in threads."""
     for threads in (False, True):
@@ -241,7 +241,7 @@ def _who_meet(names: Sequence[object]) -> ConcreteComputation:
     )
 
 
-@promise_of_stacks(needs=["same process"])
+@promise_of_stacks(needs=["same process"], tag="timing")
 async def cancelling_an_invocation_spares_the_others(subject: StackSubject) -> None:
     """An invocation that is cancelled ends at once, and others of its context go on."""
     started, released = threading.Event(), threading.Event()
@@ -301,7 +301,7 @@ async def results_of_two_calls_share_nothing(subject: StackSubject) -> None:
     expect_same(mine, np.ones(3, np.float32), "the argument")
 
 
-@promise_of_stacks()
+@promise_of_stacks(tag="errors")
 async def closed_contexts_refuse(subject: StackSubject) -> None:
     """A context may be closed again and again; afterwards a call raises `ClosedError`."""
     sync_context, async_context = subject.sync_context(), subject.async_context()

@@ -83,7 +83,7 @@ async def computations_and_arrays_carry_their_type(subject: ExecutorSubject) -> 
         await expect_error(executor.create_value(value, double.type_signature), TypeError, "int32")
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def a_plain_value_needs_a_type(subject: ExecutorSubject) -> None:
     """A value that is no computation is refused without a type."""
     executor = subject.executor()
@@ -91,7 +91,7 @@ async def a_plain_value_needs_a_type(subject: ExecutorSubject) -> None:
     await expect_error(executor.create_value([1, 2]), TypeError, "type")
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def a_misfit_raises_at_creation_with_its_path(subject: ExecutorSubject) -> None:
     """A value or an argument that does not fit its type raises when it is created, with both types and the path."""
     executor = subject.executor(2)
@@ -115,7 +115,7 @@ async def a_misfit_raises_at_creation_with_its_path(subject: ExecutorSubject) ->
     )
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def calls_check_that_there_is_a_function_and_an_argument(subject: ExecutorSubject) -> None:
     """Calling what is no function, a missing argument and one too many raise at creation."""
     executor = subject.executor()
@@ -128,7 +128,7 @@ async def calls_check_that_there_is_a_function_and_an_argument(subject: Executor
     expect_same(await (await executor.create_call(nullary)).compute(), np.int32(7))
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def a_function_cannot_be_computed(subject: ExecutorSubject) -> None:
     """Computing a value that is a function is a `TypeError`."""
     executor = subject.executor()
@@ -158,7 +158,7 @@ async def structs_keep_names_and_order(subject: ExecutorSubject) -> None:
     expect_same(await nested.compute(), {"outer": {"inner": np.int32(1)}})
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def a_selection_out_of_range_raises_at_creation(subject: ExecutorSubject) -> None:
     """Selecting from what is no struct, or a member that is not there, raises at creation."""
     executor = subject.executor()
@@ -169,7 +169,7 @@ async def a_selection_out_of_range_raises_at_creation(subject: ExecutorSubject) 
     await expect_error(executor.create_selection(one, 0), TypeError, "struct")
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def a_value_belongs_to_the_executor_that_made_it(subject: ExecutorSubject) -> None:
     """Using a value in another executor than its own raises `TypeError` at creation and names both."""
     ours, theirs = subject.executor(1), subject.executor(1)
@@ -200,7 +200,7 @@ async def intrinsics_are_called_through_the_verbs_too(subject: ExecutorSubject) 
         expect_same(await mapped.compute(), [np.int32(value) for value in expected])
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def the_number_of_client_values_is_that_of_the_executor(subject: ExecutorSubject) -> None:
     """Client values of another number than the executor's clients are refused before any work is done with them."""
     executor = subject.executor(2)
@@ -219,7 +219,7 @@ def _mapped(leaf: ConcreteComputation, member: object) -> ConcreteComputation:
     return computation(lambda x: intrinsic("federated_map", leaf, x), at_clients(member))
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def arguments_of_leaves_cannot_be_changed(subject: ExecutorSubject) -> None:
     """An array that a leaf function gets is read-only: an in-place update raises, and the error says to copy."""
     pair = StructType([TensorType(np.float32, [3]), SequenceType(TensorType(np.float32, [3]))])
@@ -293,7 +293,7 @@ def _arrays_in(value: Any) -> list[Any]:
     return [array for member in members for array in _arrays_in(member)]
 
 
-@promise_of_executors()
+@promise_of_executors(tag="timing")
 async def a_value_keeps_its_function_alive(subject: ExecutorSubject) -> None:
     """A function stays loadable as long as a value refers to it, even if nobody keeps the decorated computation."""
     executor = subject.executor(2)
@@ -319,7 +319,7 @@ async def a_value_keeps_its_function_alive(subject: ExecutorSubject) -> None:
     expect_same(await mapped.compute(), [np.int32(3), np.int32(4)])
 
 
-@promise_of_executors()
+@promise_of_executors(tag="errors")
 async def closing_is_final_and_can_be_repeated(subject: ExecutorSubject) -> None:
     """`close()` may be called again and never raises; afterwards every verb and `compute()` raise `ClosedError`."""
     executor = subject.executor(1)

@@ -36,7 +36,7 @@ async def factories_make_executors_for_cardinalities(subject: StackSubject) -> N
         expect_same(await values.compute(), [np.int32(1)] * clients)
 
 
-@promise_of_stacks()
+@promise_of_stacks(tag="timing")
 async def cleaning_up_closes_the_executor(subject: StackSubject) -> None:
     """Cleaning up closes the executor of those cardinalities, and the next one is new; else it does nothing."""
     factory = subject.factory()
@@ -50,13 +50,13 @@ async def cleaning_up_closes_the_executor(subject: StackSubject) -> None:
     expect_same(await _doubled(factory.create_executor({CLIENTS: 2}), 4), np.int32(8))
 
 
-@promise_of_stacks(needs=["same process"])
+@promise_of_stacks(needs=["same process"], tag="timing")
 async def cleaning_up_spares_who_is_at_work(subject: StackSubject) -> None:
     """Cleaning up while an invocation runs lets it finish."""
     await _finishes_after(subject, lambda context: context.executor_factory.clean_up_executor({CLIENTS: 2}))
 
 
-@promise_of_stacks(needs=["same process"])
+@promise_of_stacks(needs=["same process"], tag="timing")
 async def closing_spares_who_is_at_work(subject: StackSubject) -> None:
     """Closing a context while an invocation runs lets it finish."""
     await _finishes_after(subject, AsyncExecutionContext.close)
@@ -83,7 +83,7 @@ async def _finishes_after(subject: StackSubject, end: Callable[[AsyncExecutionCo
     expect_same(await running, [np.int32(1), np.int32(2)])
 
 
-@promise_of_stacks()
+@promise_of_stacks(tag="errors")
 async def negative_numbers_of_clients_are_refused(subject: StackSubject) -> None:
     """A negative number of clients is an error that says so."""
     factory = subject.factory()

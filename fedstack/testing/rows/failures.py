@@ -28,7 +28,7 @@ from fedstack.testing.promises import promise_of_both
 from fedstack.testing.subjects import Runner
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def an_error_in_a_leaf_says_which_and_where(runner: Runner) -> None:
     """An error in a leaf is a `LeafError` with function, client, class and text, and the user's own lines only."""
     refuse = python_computation([np.int32], np.int32)(_users_function())
@@ -50,7 +50,7 @@ def _users_function() -> Callable[..., object]:
     return names["refuse"]
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def a_leaf_must_return_what_it_declares(runner: Runner) -> None:
     """A leaf that returns another type than it declares raises; the error has its name, both types and the path."""
     pair = StructType([("a", np.int32), ("b", (np.float32, [2]))])
@@ -82,7 +82,7 @@ async def a_leaf_must_return_what_it_declares(runner: Runner) -> None:
         await expect_error(runner.run(mapped, [1, 2]), TypeMismatchError, *fragments, "client ")
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def unbound_references_are_refused(runner: Runner) -> None:
     """A reference to a name that nothing binds, or only an inner scope binds, raises and names it."""
     inner = function(lambda x: as_expression(double)(x), np.int32, name="inner")
@@ -98,7 +98,7 @@ async def unbound_references_are_refused(runner: Runner) -> None:
         await expect_error(runner.run(as_computation(body), 1), InvalidComputationError, repr(name))
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def an_unknown_intrinsic_is_refused_by_name(runner: Runner) -> None:
     """An intrinsic that the language does not have raises `UnsupportedIntrinsicError` with its name."""
     unknown = intrinsic_function("federated_guess", at_clients(np.int32), at_server(np.int32))
@@ -106,7 +106,7 @@ async def an_unknown_intrinsic_is_refused_by_name(runner: Runner) -> None:
     await expect_error(runner.run(called, [1, 2]), UnsupportedIntrinsicError, "federated_guess")
 
 
-@promise_of_both(intrinsics=["federated_sum", "federated_map", "federated_mean", "sequence_reduce"])
+@promise_of_both(intrinsics=["federated_sum", "federated_map", "federated_mean", "sequence_reduce"], tag="errors")
 async def an_intrinsic_with_a_type_that_lies_is_refused(runner: Runner) -> None:
     """An intrinsic whose declared type contradicts its rule raises, instead of giving a wrong result."""
     clients = at_clients(np.int32)
@@ -125,7 +125,7 @@ async def an_intrinsic_with_a_type_that_lies_is_refused(runner: Runner) -> None:
         await expect_error(runner.run(as_computation(body), [1, 2]), TypeError, uri)
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def a_call_that_does_not_fit_is_refused(runner: Runner) -> None:
     """A call inside a computation whose argument does not fit raises with both types and the path."""
     wrong = as_expression(add)
@@ -141,7 +141,7 @@ def _converted(x: Expression) -> Expression:
     return as_expression(converted)(x)
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def a_computation_of_no_kind_is_refused(runner: Runner) -> None:
     """A message that says nothing to execute raises, and does not bring the executor down."""
     nothing = Expression(

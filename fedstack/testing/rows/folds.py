@@ -97,7 +97,7 @@ async def weighted_means_are_folded_along_the_tree(runner: Runner) -> None:
             expect_same_bits(found, expected, f"{clients} clients")
 
 
-@promise_of_both(intrinsics=["federated_sum", "federated_mean"], needs=["same process"])
+@promise_of_both(intrinsics=["federated_sum", "federated_mean"], needs=["same process"], tag="timing")
 async def the_order_of_completion_does_not_matter(runner: Runner) -> None:
     """When clients take times of their own, results have the same bits as ever."""
     for seed in range(3):

@@ -33,7 +33,7 @@ class Noted:
         expect(sorted(self.calls) == sorted(expected), f"calls with {sorted(expected)}", sorted(self.calls))
 
 
-@promise_of_executors(needs=["same process"])
+@promise_of_executors(needs=["same process"], tag="timing")
 async def what_nobody_pulls_never_runs(subject: ExecutorSubject) -> None:
     """Creating runs nothing; of a struct or a result only the member that is computed runs."""
     noted, other = Noted(), Noted()
@@ -53,7 +53,7 @@ async def what_nobody_pulls_never_runs(subject: ExecutorSubject) -> None:
     other.expect_calls(5)
 
 
-@promise_of_both(needs=["same process"])
+@promise_of_both(needs=["same process"], tag="timing")
 async def unused_locals_never_run(runner: Runner) -> None:
     """A local that the result does not need never runs, so its error never shows."""
     noted = Noted()
@@ -72,7 +72,7 @@ async def unused_locals_never_run(runner: Runner) -> None:
     noted.expect_calls()
 
 
-@promise_of_both(needs=["same process", "one attempt"])
+@promise_of_both(needs=["same process", "one attempt"], tag="timing")
 async def a_shared_local_runs_once(runner: Runner) -> None:
     """A local that several parts of the result need runs once."""
     noted = Noted()
@@ -83,7 +83,7 @@ async def a_shared_local_runs_once(runner: Runner) -> None:
     noted.expect_calls(4, 5)
 
 
-@promise_of_executors(needs=["same process"])
+@promise_of_executors(needs=["same process"], tag="timing")
 async def a_value_is_computed_once_and_kept(subject: ExecutorSubject) -> None:
     """A call runs once, however often and by however many it is pulled, alone or as part of something else."""
     noted = Noted()
@@ -96,7 +96,7 @@ async def a_value_is_computed_once_and_kept(subject: ExecutorSubject) -> None:
     noted.expect_calls(1)
 
 
-@promise_of_executors(needs=["same process"])
+@promise_of_executors(needs=["same process"], tag="timing")
 async def an_error_is_kept_like_a_value(subject: ExecutorSubject) -> None:
     """What raised raises again when it is pulled again, without running again, and for all that need it."""
     calls: list[int] = []
@@ -114,7 +114,7 @@ async def an_error_is_kept_like_a_value(subject: ExecutorSubject) -> None:
     expect(calls == [1], "one call", calls)
 
 
-@promise_of_both(needs=["same process", "concurrency"])
+@promise_of_both(needs=["same process", "concurrency"], tag="timing")
 async def independent_nodes_run_side_by_side(runner: Runner) -> None:
     """Parts of a result that do not wait for each other run at the same time."""
     left, right = _who_meet("left", "right")
@@ -122,7 +122,7 @@ async def independent_nodes_run_side_by_side(runner: Runner) -> None:
     expect_same(await runner.run(called, 3), (np.int32(3), np.int32(3)))
 
 
-@promise_of_executors(needs=["same process", "concurrency"])
+@promise_of_executors(needs=["same process", "concurrency"], tag="timing")
 async def values_that_are_computed_together_run_side_by_side(subject: ExecutorSubject) -> None:
     """Computes that overlap, and members of one struct, run at the same time."""
     executor = subject.executor()
@@ -147,7 +147,7 @@ def _who_meet(*names: str) -> list[ConcreteComputation]:
     return [make(name) for name in names]
 
 
-@promise_of_executors(needs=["same process"])
+@promise_of_executors(needs=["same process"], tag="timing")
 async def leaf_work_does_not_block_the_event_loop(subject: ExecutorSubject) -> None:
     """While a leaf function runs, the event loop goes on: it can let that function go on."""
     started, released = threading.Event(), threading.Event()
@@ -189,7 +189,7 @@ class Held:
         return x
 
 
-@promise_of_executors(needs=["same process"])
+@promise_of_executors(needs=["same process"], tag="timing")
 async def cancelling_one_of_several_waiters_leaves_the_others(subject: ExecutorSubject) -> None:
     """A node goes on as long as anybody waits for it."""
     held = Held()
@@ -207,7 +207,7 @@ async def cancelling_one_of_several_waiters_leaves_the_others(subject: ExecutorS
     expect(held.starts == [3], "one call", held.starts)
 
 
-@promise_of_executors(needs=["same process"])
+@promise_of_executors(needs=["same process"], tag="timing")
 async def cancelling_the_last_waiter_cancels_the_node(subject: ExecutorSubject) -> None:
     """The last waiter is cancelled at once, what would have followed never runs, and the node can be pulled anew."""
     held = Held()

@@ -93,7 +93,7 @@ async def broadcasts_reach_every_client(runner: Runner) -> None:
     expect_same(await runner.run(shifted, [1, 2], 10, 20), (np.int32(10), np.int32(20), _ints(11, 12), _ints(21, 22)))
 
 
-@promise_of_both(intrinsics=["federated_eval_at_clients"], needs=["same process", "one attempt"])
+@promise_of_both(intrinsics=["federated_eval_at_clients"], needs=["same process", "one attempt"], tag="timing")
 async def eval_at_clients_calls_once_per_client(runner: Runner) -> None:
     """`federated_eval_at_clients` calls its function once for each client, and gives one value per client."""
     calls: list[int] = []

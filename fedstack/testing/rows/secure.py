@@ -39,7 +39,7 @@ async def secure_sums_are_sums_of_values_in_bounds(runner: Runner) -> None:
     )
 
 
-@promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
+@promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"], tag="errors")
 async def a_value_out_of_bounds_names_the_client(runner: Runner) -> None:
     """A value below zero or above the bound is an error that names value, bound and client."""
     for bad in (-1, 6, 200):
@@ -88,7 +88,7 @@ async def a_bound_may_be_one_or_one_per_tensor(runner: Runner) -> None:
         await expect_error(runner.run(sums, [0]), ValueError, "bitwidth", str(bits))
 
 
-@promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"])
+@promise_of_both(intrinsics=["federated_secure_sum", "federated_secure_sum_bitwidth"], tag="errors")
 async def a_negative_bound_of_a_secure_sum_is_nobodys_fault(runner: Runner) -> None:
     """A secure sum's negative bound is an error that names operator and bound and no client, even without clients."""
     member = StructType([("x", np.int32), ("y", (np.int32, [2]))])

@@ -62,7 +62,7 @@ async def select_allows_no_keys(runner: Runner) -> None:
     expect_same(found, [list[Any](), [_TABLE[4], _TABLE[2]]])
 
 
-@promise_of_both(intrinsics=_URIS)
+@promise_of_both(intrinsics=_URIS, tag="errors")
 async def a_key_out_of_range_names_the_client(runner: Runner) -> None:
     """A key outside of 0 to `max_key` is an error that names the key, the bound and the client."""
     for uri in _URIS:
@@ -73,7 +73,7 @@ async def a_key_out_of_range_names_the_client(runner: Runner) -> None:
             )
 
 
-@promise_of_both(intrinsics=_URIS)
+@promise_of_both(intrinsics=_URIS, tag="errors")
 async def a_negative_max_key_is_nobodys_fault(runner: Runner) -> None:
     """A negative `max_key` is an error that names operator and bound and no client, even without clients or keys."""
     for uri in _URIS:
@@ -84,7 +84,7 @@ async def a_negative_max_key_is_nobodys_fault(runner: Runner) -> None:
             expect(not re.search(r"client \d", str(error)), "no client to be blamed", str(error))
 
 
-@promise_of_both(intrinsics=["federated_select"], needs=["same process", "one attempt"])
+@promise_of_both(intrinsics=["federated_select"], needs=["same process", "one attempt"], tag="timing")
 async def select_computes_each_distinct_key_once(runner: Runner) -> None:
     """The slice of a key is computed once, however many clients ask for it and however often."""
     calls: list[int] = []

@@ -127,7 +127,7 @@ async def any_re_iterable_is_a_sequence(runner: Runner) -> None:
     expect_same(await runner.run(passed, [given, []]), [expected, []])
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def one_shot_iterators_are_refused_by_name(runner: Runner) -> None:
     """One-shot iterators, text, bytes and mappings are refused by name with a hint; misfit elements by their place."""
     passed = computation(lambda s, unused: s, INTS, np.int32)
@@ -147,7 +147,7 @@ async def one_shot_iterators_are_refused_by_name(runner: Runner) -> None:
     await expect_error(runner.run(later, from_generator(lambda: iter([1, 2.5])), 0), TypeError, "[1]", "int32", "2.5")
 
 
-@promise_of_both(needs=["same process", "one attempt", "lazy arguments"])
+@promise_of_both(needs=["same process", "one attempt", "lazy arguments"], tag="timing")
 async def leaves_stream_sequences(runner: Runner) -> None:
     """A leaf iterates over a sequence as often as it likes; elements are made while it does, never all at once."""
     alive: list[int] = []
@@ -207,7 +207,7 @@ async def sequence_map_results_go_anywhere(runner: Runner) -> None:
     expect_same(await runner.run(everywhere, [1, 2, 3], [[1], []]), expected)
 
 
-@promise_of_both(intrinsics=["sequence_map"], needs=["same process", "one attempt"])
+@promise_of_both(intrinsics=["sequence_map"], needs=["same process", "one attempt"], tag="timing")
 async def sequence_map_is_lazy(runner: Runner) -> None:
     """`sequence_map` runs its function for the elements that somebody asks for, when they do."""
     calls: list[int] = []

@@ -95,7 +95,7 @@ async def leaves_see_structs_in_the_containers_of_their_types(runner: Runner) ->
     expect_same(await runner.run(mapped, [value, value]), [expected, expected])
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def lossy_conversions_are_refused(runner: Runner) -> None:
     """A value of another kind, or beyond the range of its dtype, is refused with both types; nothing is cut off."""
     for value, dtype, found in [
@@ -231,7 +231,7 @@ async def structs_are_matched_by_name_or_by_position(runner: Runner) -> None:
     expect_same(await runner.run(passed, values), [expected] * len(values))
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def missing_and_extra_names_are_errors(runner: Runner) -> None:
     """A missing or an extra name, or a wrong number of members, is an error that says which and where."""
     type_spec = StructType([("x", np.int32), ("y", StructType([("b", np.int32), ("a", np.float32)]))])
@@ -286,7 +286,7 @@ async def placed_values_come_back_as_lists_or_bare(runner: Runner) -> None:
         expect_same(await runner.run(values, tuple(numbers), 5, 6), (numbers, np.int32(5), np.int32(6)))
 
 
-@promise_of_both()
+@promise_of_both(tag="errors")
 async def client_values_are_a_list_or_a_tuple(runner: Runner) -> None:
     """Client values given as str, bytes, array or mapping are refused with a hint, instead of being taken apart."""
     for member, value, fragments in [
