@@ -10,7 +10,8 @@ import pytest
 
 import fedstack
 from fedstack.computations.plan.program import Join, Pick, Program, Slot, Step
-from fedstack.computations.plan.sole_ownership import read_by_one, take_buffer
+from fedstack.computations.plan.sole_readers import read_by_one
+from fedstack.computations.values.ownership import take_buffer
 from fedstack.executors.base import client_blocks
 from fedstack.executors.folds import fold_states, fold_streams
 

@@ -14,7 +14,7 @@ import attrs
 from fedstack.computations.plan.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
 from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
-from fedstack.computations.plan.sole_ownership import read_by_one
+from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.plan.tasks import (
     Fold,
     Phase,

@@ -19,6 +19,7 @@ from fedstack.computations.types.language import FederatedType, SequenceType, St
 from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, no_memory_for
 from fedstack.computations.values.columns import Column
+from fedstack.computations.values.ownership import BUFFER_OF_ONE, whole_buffer
 from fedstack.computations.values.records import (
     OrderedAttributeDict,
     attribute_dict_maker,
@@ -74,18 +75,15 @@ def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> obje
 def _own(payload: object) -> object:
     """Returns an array that nobody else can write to or keeps: the leaf's own if it let go of it, else a copy.
 
-    A payload array is a read-only view over what a leaf returned or the user gave. If the payload is the only holder
-    of that base, the base itself can be handed out; the reference count tells. The payload must not be used again.
+    A payload array is a read-only view over what a leaf returned or the user gave. If nothing else refers to that
+    buffer, the buffer can be handed out (`ownership.py`). The payload must not be used again.
     """
     if not isinstance(payload, np.ndarray):
         return payload
     array = cast("NDArray[Any]", payload)
-    base = array.base
-    # A reversed or transposed view may have the shape of its base, and then other strides.
-    if isinstance(base, np.ndarray) and base.shape == array.shape and base.strides == array.strides:
-        # Held by: the view, the local name `base`, and the argument of getrefcount.
-        if base.base is None and base.dtype == array.dtype and base.flags.writeable and sys.getrefcount(base) <= 3:
-            return base
+    buffer = whole_buffer(array)
+    if buffer is not None and sys.getrefcount(buffer) == BUFFER_OF_ONE:
+        return buffer
     try:
         return array.copy()
     except MemoryError as error:  # one value may stand for all, as in an extreme over no clients

@@ -1,7 +1,7 @@
 """Copies arrays that a function has returned and that somebody else may still write into.
 
 A function may return a buffer that it fills anew in its next call, and what it returned for one client must not become
-what it returns for the next. CPython's reference counts tell: an array that nobody else has needs no copy, as most do.
+what it returns for the next. An array that nobody else has needs no copy (`ownership.py`), and most are such.
 """
 
 import operator
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
+from fedstack.computations.values.ownership import BUFFER_OF_ONE
 from fedstack.computations.values.tensor_values import read_only
 
 
@@ -75,7 +76,7 @@ def _stays(payload: object, argument: object) -> object:
     base: object = payload.base
     if isinstance(base, np.ndarray):
         # The usual case first: a view of an array that only this view has.
-        if base.base is None and sys.getrefcount(base) == _ONE_OWNER:
+        if base.base is None and sys.getrefcount(base) == BUFFER_OF_ONE:
             return payload
         if not base.flags.writeable:
             return payload
@@ -93,15 +94,3 @@ def _arrays_in(payload: object) -> Iterator[np.ndarray]:
     elif type(payload) is tuple:
         for member in cast("tuple[object, ...]", payload):
             yield from _arrays_in(member)
-
-
-def _references_of_one_owner() -> int:
-    """Returns the references to the array under a view that alone has it; 0 where that cannot be told."""
-    if not hasattr(sys, "getrefcount") or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return 0
-    payload = np.empty(1).view()
-    base = payload.base
-    return sys.getrefcount(base)
-
-
-_ONE_OWNER = _references_of_one_owner()

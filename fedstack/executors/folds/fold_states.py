@@ -11,12 +11,12 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from fedstack.computations.plan.sole_ownership import take_buffer
 from fedstack.computations.plan.tasks import Fold
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, flatten, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.arrays import float_limits
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, ScalarColumn
+from fedstack.computations.values.ownership import take_buffer
 from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.folds.tree_fold import (

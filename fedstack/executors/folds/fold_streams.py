@@ -9,9 +9,9 @@ from typing import cast
 
 import numpy as np
 
-from fedstack.computations.plan.sole_ownership import take_buffer
 from fedstack.computations.types.type_structure import flattener
 from fedstack.computations.values.columns import ListColumn, ScalarColumn, column_from_payloads
+from fedstack.computations.values.ownership import take_buffer
 from fedstack.executors.folds.fold_states import FoldState, LeafFold, MeanState, SecureSumState, TreeState
 from fedstack.executors.folds.tree_fold import BlockFold
 

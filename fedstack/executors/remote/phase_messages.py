@@ -16,7 +16,7 @@ from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program
 from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
-from fedstack.computations.plan.sole_ownership import read_by_one
+from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.plan.tasks import Fold, Phase, Signature
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.error_text import name_text

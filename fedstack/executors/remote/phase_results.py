@@ -8,6 +8,7 @@ import numpy as np
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import CLIENTS, FederatedType, TensorType, Type
 from fedstack.computations.values.columns import Column
+from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
 from fedstack.executors.folds.fold_states import FoldState, LeafFold, MeanState, TreeState
 from fedstack.executors.folds.phase_sink import PhaseResult
@@ -136,10 +137,8 @@ class ReceivedResult:
 
 def _owned(partial: Partial) -> Partial:
     """Takes over the memory of a partial fold, where it is memory of its own and no part of a message."""
-    base: object = partial.value.base if np.ndim(partial.value) else None
-    if isinstance(base, np.ndarray) and base.flags.writeable:
-        return partial._replace(value=base, owned=True)
-    return partial
+    buffer = whole_buffer(partial.value) if np.ndim(partial.value) else None
+    return partial if buffer is None else partial._replace(value=buffer, owned=True)
 
 
 def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacker: Unpacker) -> list[Partial]:
