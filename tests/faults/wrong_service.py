@@ -14,13 +14,13 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
 from fedstack.transport.wire.frames import Header, header_frame, parse_frame
 
 Frames = AsyncIterator[bytes]
 
 
-class WrongService:
+class WrongService(Service):
     """An executor service with other methods in place of some of its own.
 
     Args:

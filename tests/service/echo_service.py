@@ -3,22 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-
-from fedstack.service.server.call_counts import CallCounts
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, UnaryMethod, UploadMethod
+from fedstack.transport.peers.methods import (
+    DownloadMethod,
+    ExchangeMethod,
+    Method,
+    Server,
+    Service,
+    UnaryMethod,
+    UploadMethod,
+)
 
 ECHO = "fedstack.test.Echo"
 
 
-class EchoService:
+class EchoService(Service):
     """Answers with what it gets; `Fail` raises what the test says, `Hold` waits until the test lets it go.
 
     Its events are for the loop that it is served on.
     """
 
     def __init__(self, error: Callable[[], BaseException] = ZeroDivisionError) -> None:
-        self.call_counts: CallCounts | None = None
+        self.server: Server | None = None
         self.error = error
         self.entered = asyncio.Event()
         self.release = asyncio.Event()
@@ -40,9 +45,8 @@ class EchoService:
             }
         }
 
-    @property
-    def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        return ()
+    def attach(self, server: Server) -> None:
+        self.server = server
 
     async def close(self) -> None:
         self.closed += 1

@@ -10,16 +10,14 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
-from fedstack.transport.peers.methods import ExchangeMethod, UploadMethod
+from fedstack.transport.peers.methods import ExchangeMethod, Service, UploadMethod
 
 NAME = "fedstack.test.Hasty"
 FRAMES = [bytes(1000)] * 60
 
 
-class HastyService:
+class HastyService(Service):
     """Refuses every stream after its first message."""
-
-    descriptors = ()
 
     @property
     def methods(self):
@@ -33,9 +31,6 @@ class HastyService:
         await anext(frames)
         raise StaleSessionError("there is no such session")
         yield b""
-
-    async def close(self):
-        pass
 
 
 @pytest.mark.parametrize("method", ["Upload", "Exchange"])

@@ -14,7 +14,7 @@ from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, ExecutorStub
-from fedstack.transport.peers.methods import UnaryMethod
+from fedstack.transport.peers.methods import Service, UnaryMethod
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 FLOAT_TYPE, INT_TYPE = fb.tensor_type(FLOAT), fb.tensor_type(INT32)
@@ -29,7 +29,7 @@ def scalar(value):
     return array(listed(FLOAT, [value]))
 
 
-class ForeignWorker:
+class ForeignWorker(Service):
     """Answers as a worker of another make, whatever it is asked to compute."""
 
     def __init__(self, value):
@@ -58,11 +58,6 @@ class ForeignWorker:
             return answer()
 
         return UnaryMethod(handle)
-
-    descriptors = ()
-
-    async def close(self):
-        pass
 
 
 async def answered(value, type_spec, **options):

@@ -631,7 +631,7 @@ def test_status_says_how_often_and_how_long_a_server_stood_still(capsys: pytest.
 
     async def make() -> ExecutorExtensions:
         extensions = ExecutorExtensions(ServiceCore(local_executor_factory(), ServiceLimits(), CarrierPolicy()))
-        extensions.server_facts = ServerFacts(asks_for_token=False, stalls=counts)
+        extensions.server = ServerFacts(asks_for_token=False, stalls=counts)
         return extensions
 
     found = on_loop(make).status()

@@ -28,10 +28,8 @@ from fedstack.service.executor.requests import control, in_turns, read, unary_si
 from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
 from fedstack.service.executor.sessions import Session, check_new_id
 from fedstack.service.processes.resident_memory import resident_bytes
-from fedstack.service.server.call_counts import CallCounts
-from fedstack.service.server.server_facts import ServerFacts
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, UploadMethod
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
 from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker
@@ -51,8 +49,7 @@ class ExecutorExtensions:
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
-        self.call_counts: CallCounts | None = None
-        self.server_facts: ServerFacts | None = None
+        self.server: Server | None = None
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -84,7 +81,7 @@ class ExecutorExtensions:
             python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
             max_value_bytes=limits.max_value_bytes,
             heartbeat_seconds=limits.heartbeat_seconds,
-            asks_for_token=self.server_facts is not None and self.server_facts.asks_for_token,
+            asks_for_token=self.server is not None and self.server.asks_for_token,
             features=[name for name in FEATURES if name != ISOLATE or sys.executable],
         )
 
@@ -332,12 +329,12 @@ class ExecutorExtensions:
         for work, session_id in self._core.running.longest():
             message = response.work.add(session=session_id[:8])
             work.write(message)
-        for method, code, count in self.call_counts or ():
-            response.calls.add(method=method, code=code, count=count)
-        if self.server_facts is not None:
-            response.stalls = self.server_facts.stalls.stalls
-            response.longest_stall_seconds = self.server_facts.stalls.longest_seconds
-            left = self.server_facts.seconds_until_stop
+        if self.server is not None:
+            for method, code, count in self.server.calls:
+                response.calls.add(method=method, code=code, count=count)
+            response.stalls = self.server.stalls
+            response.longest_stall_seconds = self.server.longest_stall_seconds
+            left = self.server.seconds_until_stop
             if left is not None:
                 response.seconds_until_stop = left
         return response

@@ -12,14 +12,12 @@ from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_group import ExecutorGroup
 from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.executor.sessions import Clock
-from fedstack.service.server.call_counts import CallCounts
 from fedstack.service.server.limits import ServiceLimits
-from fedstack.service.server.server_facts import ServerFacts
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.peers.methods import Method
+from fedstack.transport.peers.methods import Method, Server, Service
 
 
-class ExecutorService:
+class ExecutorService(Service):
     """Runs computations of other processes on the executors of a factory.
 
     Each client has a session of its own. Nothing is shared but the threads and the loaded leaf functions.
@@ -45,25 +43,10 @@ class ExecutorService:
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 
-    @property
-    def call_counts(self) -> CallCounts | None:
-        """The counts of the server that serves this; it sets them."""
-        return None if self._extensions is None else self._extensions.call_counts
-
-    @call_counts.setter
-    def call_counts(self, counts: CallCounts | None) -> None:
+    def attach(self, server: Server) -> None:
+        """Reports the server that serves this, in handshakes and in the status."""
         if self._extensions is not None:
-            self._extensions.call_counts = counts
-
-    @property
-    def server_facts(self) -> ServerFacts | None:
-        """What the server that serves this says of itself; it sets them."""
-        return None if self._extensions is None else self._extensions.server_facts
-
-    @server_facts.setter
-    def server_facts(self, facts: ServerFacts | None) -> None:
-        if self._extensions is not None:
-            self._extensions.server_facts = facts
+            self._extensions.server = server
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:

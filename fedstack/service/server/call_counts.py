@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 
 class CallCounts:
@@ -25,10 +24,3 @@ class CallCounts:
 
     def __repr__(self) -> str:
         return f"CallCounts({dict(self._counts)})"
-
-
-@runtime_checkable
-class ReportsCalls(Protocol):
-    """A service that wants to know of all calls of its server, to report them: it is given the counts."""
-
-    call_counts: CallCounts | None

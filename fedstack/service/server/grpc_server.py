@@ -11,20 +11,20 @@ from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.values.number_checks import check_bool, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.service.processes.inherited_sockets import let_go_of_sockets
-from fedstack.service.server.call_counts import CallCounts, ReportsCalls
+from fedstack.service.server.call_counts import CallCounts
 from fedstack.service.server.call_router import CallRouter, Context, Metadata
 from fedstack.service.server.callers import caller_at, caller_with
 from fedstack.service.server.fair_shares import NOBODY
 from fedstack.service.server.health import HealthService
 from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.listening import Listener, TcpListener, UnixListener
-from fedstack.service.server.server_facts import ReportsServer, ServerFacts
+from fedstack.service.server.server_facts import ServerFacts
 from fedstack.service.server.stall_meter import StallMeter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
 from fedstack.transport.grpc.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.fork_guard import fork_guard
-from fedstack.transport.peers.methods import Drains, Service
+from fedstack.transport.peers.methods import Service
 
 try:
     import resource
@@ -105,14 +105,11 @@ class GrpcServer:
             public=[self._health],  # whoever supervises a server need not be able to use it
         )
         self._meter = StallMeter()
-        self._facts = ServerFacts(asks_for_token=bool(self._credentials.tokens), stalls=self._meter.counts)
+        asks_for_token = bool(self._credentials.tokens)
+        self._facts = ServerFacts(asks_for_token=asks_for_token, calls=self.call_counts, stalls=self._meter.counts)
         for service in services:
-            if isinstance(service, ReportsCalls):
-                service.call_counts = self.call_counts
-            if isinstance(service, ReportsServer):
-                service.server_facts = self._facts
+            service.attach(self._facts)
         self._server: grpc.aio.Server | None = None
-        self._target = ""
         self._stopping: asyncio.Task[None] | None = None
         self._grace_is_over = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -120,8 +117,8 @@ class GrpcServer:
 
     def renew(self) -> None:
         """Leaves the address to the process that serves, in a forked child of it."""
-        if self._target and not self._stopped.is_set():
-            let_go_of_sockets(self._target)
+        if self._facts.target and not self._stopped.is_set():
+            let_go_of_sockets(self._facts.target)
 
     @property
     def target(self) -> str:
@@ -130,9 +127,9 @@ class GrpcServer:
         Raises:
           ClosedError: If the server has not been started.
         """
-        if not self._target:
+        if not self._facts.target:
             raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
-        return self._target
+        return self._facts.target
 
     @property
     def call_counts(self) -> CallCounts:
@@ -162,10 +159,10 @@ class GrpcServer:
             await server.stop(None)
             raise
         self._server = server
-        self._target = self._listener.target(port)
+        self._facts.target = self._listener.target(port)
         await server.start()
         self._meter.start()
-        _logger.info("Listening at %s", self._target)
+        _logger.info("Listening at %s", self._facts.target)
 
     async def wait(self) -> None:
         """Returns when the server has stopped."""
@@ -184,8 +181,7 @@ class GrpcServer:
         """
         self._health.drain()
         for service in self._services:
-            if isinstance(service, Drains):
-                service.drain()
+            service.drain()
         seconds = self._grace_seconds if grace is None else grace
         self._facts.stops_within(seconds)
         timer = asyncio.get_running_loop().call_later(seconds, self._grace_is_over.set)
@@ -271,7 +267,7 @@ class GrpcServer:
         elif self._server is None:
             state = "not started"
         else:
-            state = f"at {self._target}, {self._router.running} calls running"
+            state = f"at {self._facts.target}, {self._router.running} calls running"
         return f"<GrpcServer {state}>"
 
 

@@ -7,12 +7,11 @@ them leaves, and its watches would hold up a server that waits for its calls to 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 
 from fedstack.computations.types.error_text import name_text
 from fedstack.errors import ResourceLimitError
-from fedstack.transport.peers.methods import DownloadMethod, Method, UnaryMethod
+from fedstack.transport.peers.methods import DownloadMethod, Method, Service, UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 
 _MAX_REQUEST_BYTES = 64 << 10
@@ -21,7 +20,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 _Status = health_pb2.HealthCheckResponse
 
 
-class HealthService:
+class HealthService(Service):
     """Answers SERVING for the server (the empty name) and each of its services until `drain()`, NOT_SERVING after it.
 
     Args:
@@ -35,10 +34,6 @@ class HealthService:
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
         return {HEALTH_SERVICE: {"Check": UnaryMethod(self._check), "Watch": DownloadMethod(self._watch)}}
-
-    @property
-    def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        return ()
 
     def drain(self) -> None:
         """Says NOT_SERVING from now on, and to all who watch, whose calls end with it."""

@@ -19,7 +19,7 @@ REFLECTION_SERVICE = reflection.SERVICE_NAME
 _LATER_NAME = "grpc.reflection.v1.ServerReflection"
 
 
-class ReflectionService:
+class ReflectionService(Service):
     """Describes services, and itself.
 
     Their files are copied into a pool of their own: the executor service has the name that other systems gave it, with
@@ -39,13 +39,6 @@ class ReflectionService:
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
         method = ExchangeMethod(self._info)
         return {name: {"ServerReflectionInfo": method} for name in (REFLECTION_SERVICE, _LATER_NAME)}
-
-    @property
-    def descriptors(self) -> tuple[FileDescriptorProto, ...]:
-        return ()
-
-    async def close(self) -> None:
-        """Does nothing: there is nothing to free."""
 
     async def _info(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async def parsed() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:

@@ -2,31 +2,48 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
+from fedstack.service.server.call_counts import CallCounts
 from fedstack.service.server.stall_meter import StallCounts
 
 
 class ServerFacts:
-    """What there is to report of a server.
+    """What there is to report of a server; the services are given it (`Service.attach`).
 
     Args:
       asks_for_token: Whether calls must bring a token.
+      calls: Counts the calls that have ended.
       stalls: How often its loop stood still.
       clock: Tells the time in seconds.
+
+    Attributes:
+      target: The address to dial from this machine; empty before the server listens.
     """
 
     def __init__(
         self,
         *,
         asks_for_token: bool,
+        calls: CallCounts | None = None,
         stalls: StallCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.asks_for_token = asks_for_token
-        self.stalls = stalls or StallCounts()
+        self.calls = calls or CallCounts()
+        self.target = ""
+        self._stalls = stalls or StallCounts()
         self._clock = clock
         self._end: float | None = None
+
+    @property
+    def stalls(self) -> int:
+        """How often the loop stood still."""
+        return self._stalls.stalls
+
+    @property
+    def longest_stall_seconds(self) -> float:
+        """For how long it did at most."""
+        return self._stalls.longest_seconds
 
     def stops_within(self, seconds: float) -> None:
         """Takes note that running calls have so many seconds; of several times the shortest counts."""
@@ -41,10 +58,3 @@ class ServerFacts:
     def __repr__(self) -> str:
         left = self.seconds_until_stop
         return f"<ServerFacts {'with' if self.asks_for_token else 'without'} tokens, {left} s until it stops>"
-
-
-@runtime_checkable
-class ReportsServer(Protocol):
-    """A service that wants to know of its server, to report it: it is given the facts."""
-
-    server_facts: ServerFacts | None

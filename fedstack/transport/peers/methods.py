@@ -3,8 +3,9 @@
 Nothing here knows gRPC. A server registers the methods under their paths; a test may call them right away.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+import abc
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, TypeAlias
 
 import attrs
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -46,7 +47,41 @@ class ExchangeMethod:
 Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod
 
 
-class Service(Protocol):
+class Server(Protocol):
+    """What a service gets to know of the server that serves it."""
+
+    @property
+    def target(self) -> str:
+        """The address to dial from this machine; empty before the server listens."""
+        ...
+
+    @property
+    def asks_for_token(self) -> bool:
+        """Whether calls must bring a token."""
+        ...
+
+    @property
+    def calls(self) -> Iterable[tuple[str, str, int]]:
+        """How many calls have ended, by method and code."""
+        ...
+
+    @property
+    def stalls(self) -> int:
+        """How often its event loop stood still."""
+        ...
+
+    @property
+    def longest_stall_seconds(self) -> float:
+        """For how long it did at most."""
+        ...
+
+    @property
+    def seconds_until_stop(self) -> float | None:
+        """How long running calls have at most; `None` if the server is not about to stop."""
+        ...
+
+
+class Service(abc.ABC):
     """What a server can be given to serve.
 
     A method raises one of fedstack's errors, or `StatusError`, to fail its call; its task is cancelled when the client
@@ -54,24 +89,20 @@ class Service(Protocol):
     """
 
     @property
+    @abc.abstractmethod
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
         """The methods by the full names of their gRPC services, such as `fedstack.v1.ExecutorExtensions`."""
-        ...
 
     @property
     def descriptors(self) -> tuple[FileDescriptorProto, ...]:
         """Describes the gRPC services for reflection, beside the files that are in the default pool."""
-        ...
+        return ()
 
-    async def close(self) -> None:
+    def attach(self, server: Server) -> None:  # noqa: B027
+        """Is told once of the server that serves this, before any call comes."""
+
+    def drain(self) -> None:  # noqa: B027
+        """Takes no new clients from now on; those that are there go on. Idempotent."""
+
+    async def close(self) -> None:  # noqa: B027
         """Ends all work and frees everything. Idempotent."""
-        ...
-
-
-@runtime_checkable
-class Drains(Protocol):
-    """A service that can let the clients that it has come to their end."""
-
-    def drain(self) -> None:
-        """Takes no new clients from now on. Idempotent."""
-        ...
