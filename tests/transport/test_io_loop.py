@@ -1,6 +1,7 @@
 """What runs on the loop of the connections, and who waits for it."""
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
 
@@ -78,6 +79,46 @@ async def test_an_error_reaches_the_caller():
 
     with pytest.raises(ValueError, match="told"):
         await io_loop.run(fail())
+
+
+def test_a_coroutine_can_be_submitted_from_a_thread_and_its_outcome_asked_for_later():
+    async def fail():
+        raise ValueError("told")
+
+    slept, failed = io_loop.submit(asyncio.sleep(0, "slept")), io_loop.submit(fail())
+    assert slept.result(LIMIT_SECONDS) == "slept"
+    assert isinstance(failed.exception(LIMIT_SECONDS), ValueError)
+    assert not slept.cancel()
+
+
+def test_a_submitted_coroutine_that_is_cancelled_has_ended_when_its_future_says_so():
+    begun, steps = threading.Event(), []
+
+    async def work():
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            steps.append("ended")
+
+    future = io_loop.submit(work())
+    assert begun.wait(LIMIT_SECONDS)
+    assert future.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(LIMIT_SECONDS)
+    assert steps == ["ended"]
+    assert future.cancelled()
+
+
+def test_a_submitted_coroutine_may_be_cancelled_before_its_first_step():
+    held = threading.Event()
+    io_loop.call_soon(lambda: held.wait(LIMIT_SECONDS))
+    future = io_loop.submit(asyncio.sleep(LIMIT_SECONDS))
+    assert future.cancel()
+    held.set()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(LIMIT_SECONDS)
 
 
 def test_a_loop_whose_thread_cannot_be_started_says_so_and_works_when_there_is_room_again(thread_starts):

@@ -222,7 +222,7 @@ class Workers:
         """Takes note that a worker has failed; it is looked after until it is back."""
         worker.ready = False
         worker.cause = error
-        io_loop.start(self._look_again(worker))
+        io_loop.submit(self._look_again(worker))
 
     async def _look_again(self, worker: Worker) -> None:
         self._look_after(worker)

@@ -60,26 +60,21 @@ class IoLoop:
         """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
         if self.is_current():
             return await coroutine
-        outcome = concurrent.futures.Future[_T]()
-        started: list[asyncio.Task[_T]] = []
-
-        def start() -> None:
-            started.append(asyncio.ensure_future(coroutine))
-            started[0].add_done_callback(lambda task: _copy(task, outcome))
-
-        loop = self._loop_for(coroutine)
-        loop.call_soon_threadsafe(start)
+        outcome = self.submit(coroutine)
         waiter = asyncio.wrap_future(outcome)
         # Who is cancelled just then does not ask what came out, and asyncio would complain.
         waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(waiter)
         except asyncio.CancelledError:
-            if not outcome.done():
-                loop.call_soon_threadsafe(lambda: started[0].cancel())
+            if outcome.cancel():
                 await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
             outcome.add_done_callback(_let_go)
             raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
+        """Starts a coroutine on the loop, from any thread; returns its outcome as a future that can cancel it."""
+        return Submitted[_T](self._loop_for(coroutine), coroutine)
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Runs a coroutine on the loop and waits for it, from a thread without a loop or with another one.
@@ -93,7 +88,7 @@ class IoLoop:
             raise RuntimeError(
                 "Expected a call from outside of the transport's loop, found one on it; await it instead"
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop_for(coroutine))
+        future = self.submit(coroutine)
         try:
             return future.result(timeout)
         except BaseException:
@@ -101,10 +96,6 @@ class IoLoop:
             raise
         finally:
             del future  # it has the error, whose frames have this one
-
-    def start(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Starts a coroutine on the loop and does not wait for it; it must not raise."""
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop_for(coroutine))
 
     def _loop_for(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.AbstractEventLoop:
         try:
@@ -126,18 +117,45 @@ class IoLoop:
             except RuntimeError:
                 self.run_sync(coroutine, timeout)
             else:
-                self.start(coroutine)
+                self.submit(coroutine)
 
 
-def _copy(task: "asyncio.Task[_T]", outcome: "concurrent.futures.Future[_T]") -> None:
-    """Copies the outcome of a task that has ended."""
-    if task.cancelled():
-        outcome.cancel()
-        outcome.set_running_or_notify_cancel()
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
+class Submitted(concurrent.futures.Future[_T]):
+    """The outcome of a coroutine on a loop. It is there when the coroutine has ended, also if that was cancelled.
+
+    Made by `IoLoop.submit`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._task: asyncio.Task[_T] | None = None
+        loop.call_soon_threadsafe(self._start, coroutine)
+
+    def cancel(self) -> bool:
+        """Asks the coroutine to end, which may take a while; returns whether it had not ended yet."""
+        if self.done():
+            return False
+        self._loop.call_soon_threadsafe(self._cancel)
+        return True
+
+    def _start(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._task = asyncio.ensure_future(coroutine)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _end(self, task: "asyncio.Task[_T]") -> None:
+        self._task = None
+        if task.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
 
 
 def _let_go(outcome: "concurrent.futures.Future[Any]") -> None:
