@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import cast
 
+from fedstack.computations.leaves.work_scope import Environment
 from fedstack.computations.types.language import (
     AsyncContext,
     ExecutorFactory,
@@ -23,7 +24,6 @@ from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.sync_driver import SyncDriver
-from fedstack.executors.concurrency.thread_pool import leaf_environment
 from fedstack.transport.peers.retry import RetryPolicy
 
 
@@ -53,7 +53,9 @@ class SyncExecutionContext(SyncContext):
         progress: Progress | None = None,
         debug: bool = False,
     ) -> None:
-        self._invoker = Invoker(_checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress))
+        self._invoker = Invoker(
+            _checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress), _installing(self)
+        )
         self._driver = SyncDriver(allow_loop=not debug)
         self._debug = debug
 
@@ -64,13 +66,10 @@ class SyncExecutionContext(SyncContext):
 
     def invoke(self, comp: object, arg: object) -> object:
         """Runs a computation and returns its result in the containers of its annotated type."""
-        token = leaf_environment.set(_installing(self))
         try:
             return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
         except FedstackError as error:
             raise (error if self._debug else without_own_frames(error).with_traceback(None)) from error.__cause__
-        finally:
-            leaf_environment.reset(token)
 
     def close(self) -> None:
         """Closes the executors and ends the context's threads. Idempotent.
@@ -108,8 +107,10 @@ class AsyncExecutionContext(AsyncContext):
         retry_policy: RetryPolicy | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._invoker = Invoker(_checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress))
         self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
+        self._invoker = Invoker(
+            factory, _checked_policy(retry_policy), _checked_progress(progress), _installing(self._inside_leaves)
+        )
 
     @property
     def executor_factory(self) -> ExecutorFactory:
@@ -120,15 +121,12 @@ class AsyncExecutionContext(AsyncContext):
         """Runs a computation and returns its result in the containers of its annotated type."""
         if inspect.isawaitable(arg):
             arg = await arg
-        token = leaf_environment.set(_installing(self._inside_leaves))
         try:
             return await self._invoker.invoke(comp, arg)
         except FedstackError as error:
             raise without_own_frames(error).with_traceback(None) from error.__cause__
         except asyncio.CancelledError as error:
             raise without_own_frames(error).with_traceback(None) from error.__cause__
-        finally:
-            leaf_environment.reset(token)
 
     def close(self) -> None:
         """Closes the executors. Idempotent.
@@ -179,7 +177,7 @@ def _checked_progress(progress: Progress | None) -> Progress | None:
     return progress
 
 
-def _installing(context: SyncContext) -> Callable[[], contextlib.AbstractContextManager[object]]:
+def _installing(context: SyncContext) -> Environment:
     """Returns what makes `context` the one of leaf functions.
 
     It does not keep it alive: event loops keep the variables of calls that have long ended, until their timers expire.

@@ -5,6 +5,9 @@ import logging
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import cast
 
+import attrs
+
+from fedstack.computations.leaves.work_scope import Environment, current_scope, set_scope
 from fedstack.computations.plan.trace import check_takes_values
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -35,9 +38,8 @@ from fedstack.errors import (
 )
 from fedstack.executors.base.lazy_executor import LazyExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.concurrency.progress import current_progress
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
-from fedstack.executors.remote.lost_ranges import LostRanges, lost_ranges
+from fedstack.executors.remote.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import listed
@@ -55,6 +57,7 @@ class Invoker:
       factory: Makes the executors.
       retry_policy: What to do about retryable errors.
       progress: Returns what shows the progress of an invocation, or `None`.
+      environment: Entered around leaf work, see `WorkScope`.
     """
 
     def __init__(
@@ -62,8 +65,10 @@ class Invoker:
         factory: ExecutorFactory,
         retry_policy: RetryPolicy,
         progress: Progress | None = None,
+        environment: Environment = contextlib.nullcontext,
     ) -> None:
         self.factory = factory
+        self._environment = environment
         self._retry_policy = retry_policy
         self._progress = progress
         self._threads = LeafThreads(_NORMALIZING_THREADS)
@@ -83,25 +88,23 @@ class Invoker:
         if not isinstance(comp, ConcreteComputation):
             raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
         signature = comp.type_signature
-        payload: object = None
-        cardinalities: Cardinalities = {}
-        if signature.parameter is not None:
-            check_takes_values(signature)
-            payload = await self._normalized(arg, signature.parameter)
-            clients = count_clients(payload, signature.parameter)
-            if clients is not None:
-                cardinalities[CLIENTS] = clients
-        # What runs inside of a leaf function of another invocation does not count there.
-        outer = current_progress.get(), lost_ranges.get()
-        lost_ranges.set(losses := LostRanges())
+        outer, losses = current_scope(), LostRanges()
+        set_scope(outer.of_invocation(self._environment, losses))
         try:
+            payload: object = None
+            cardinalities: Cardinalities = {}
+            if signature.parameter is not None:
+                check_takes_values(signature)
+                payload = await self._normalized(arg, signature.parameter)
+                clients = count_clients(payload, signature.parameter)
+                if clients is not None:
+                    cardinalities[CLIENTS] = clients
             if self._progress is None:
                 return await self._retried(comp, signature, payload, cardinalities, None, losses)
             with showing(self._progress, comp) as progress:
                 return await self._retried(comp, signature, payload, cardinalities, progress, losses)
         finally:
-            current_progress.set(outer[0])  # not reset(): this may have moved to a loop, with a context of its own
-            lost_ranges.set(outer[1])
+            set_scope(outer)
 
     async def _normalized(self, arg: object, parameter: Type) -> object:
         """Returns the payload of the argument; one with many values is checked on a thread, not on the event loop."""
@@ -122,7 +125,8 @@ class Invoker:
         causes: dict[str, str] = {}
         said = ""
         while True:
-            current_progress.set(progress)
+            if progress is not None:
+                set_scope(attrs.evolve(current_scope(), progress=progress))
             try:
                 async with self._leased(cardinalities) as executor:
                     with telling_path(executor):

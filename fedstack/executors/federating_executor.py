@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Executor, StructType, TensorType, Type
@@ -15,7 +16,6 @@ from fedstack.errors import InvalidValueError
 from fedstack.executors.base.bulk import linked
 from fedstack.executors.base.one_by_one import as_bulk
 from fedstack.executors.base.placed_executor import FoldArguments, PlacedExecutor
-from fedstack.executors.concurrency.progress import current_progress
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.folds.resident_fold import fold_held_columns
@@ -65,7 +65,7 @@ class FederatingExecutor(PlacedExecutor):
     ) -> PhaseResult:
         states = [await self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
         columns = cast("Sequence[Column]", unshared(inputs))
-        if (progress := current_progress.get()) is not None and phase.program.steps:
+        if (progress := current_scope().progress) is not None and phase.program.steps:
             progress.expect(len(clients))
         held = await self._fold_held(phase, states, columns, clients, all_clients)
         sink = PhaseSink(phase, states, held)

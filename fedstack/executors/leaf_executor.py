@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, prepared_leaves
+from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
     CompositeOperation,
@@ -70,7 +71,7 @@ class LeafExecutor(UnplacedExecutor):
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):
-            leaves = prepared_leaves.get() or self._leaves
+            leaves = current_scope().leaves or self._leaves
             if holds_up_a_loop() and not leaves.has(operation.computation):
                 raise LoadNeeded(self._threads)
             return leaves.load(operation.computation)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import fedstack
 from fedstack.computations.leaves import leaf_runtimes
-from fedstack.computations.leaves.carrier_policy import CarrierPolicy, service_policy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.portability import portable
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.plan import PlanCache
 from fedstack.computations.types.bounded_cache import BoundedCache
 from fedstack.leaves import Destination
@@ -66,11 +67,8 @@ def test_leaves_that_bring_much_with_them_are_fewer(monkeypatch):
     for number in range(5):
         leaf = adding(np.full(250_000, number, np.float32))
         sent.append(portable(leaf.to_proto(), Destination(takes_code=True)))
-    token = service_policy.set(CarrierPolicy(python_code=True))
-    try:
+    with WorkScope(policy=CarrierPolicy(python_code=True)).entered():
         for computation in sent:
             leaves.prepare(computation)
         assert list(map(leaves.has, sent)) == [False, False, False, True, True]
         assert leaves.load(sent[0]).call(np.float32(1)) == 1
-    finally:
-        service_policy.reset(token)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations.plan.trace import step_limit
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import (
     CardinalityError,
     CarrierError,
@@ -345,10 +345,9 @@ def test_functions_that_unfold_exponentially_meet_a_limit(levels):
         locals_.append((f"f{level}", fl.framework.Lambda("x", integer, body)))
     result = called(reference(f"f{levels - 1}", function), reference("y", integer))
     block = fl.framework.Lambda("y", integer, fl.framework.Block(locals_, result))
-    before = step_limit.set(20_000)  # of a million, which take a while
-    with pytest.raises(FedstackError, match="at most 20000 steps"):
+    few = WorkScope(max_steps=20_000)  # of a million, which take a while
+    with few.entered(), pytest.raises(FedstackError, match="at most 20000 steps"):
         fl.framework.ConcreteComputation.from_building_block(block)(1)
-    step_limit.reset(before)
 
 
 VALID = [total.to_proto().SerializeToString(), pair.to_proto().SerializeToString()]

@@ -1,7 +1,6 @@
 """The pool of leaf threads."""
 
 import asyncio
-import contextvars
 import gc
 import threading
 import time
@@ -12,10 +11,11 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.leaf_runtimes import runs_for_others
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
+from fedstack.executors.concurrency.abandoned_work import AbandonedWork
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, run_inline
 from fedstack.executors.concurrency.thread_pool import count_threads, waiting
 
@@ -151,9 +151,8 @@ def test_work_for_which_no_thread_can_be_started_fails_and_works_when_there_is_r
 
 def test_work_of_another_process_for_which_no_thread_can_be_started_may_be_tried_elsewhere(thread_starts):
     threads = LeafThreads(2)
-    context = contextvars.copy_context()
-    context.run(runs_for_others.set, True)
-    future = context.run(threads.submit, lambda: "done")
+    with WorkScope(policy=CarrierPolicy()).entered():
+        future = threads.submit(lambda: "done")
     with pytest.raises(WorkerUnavailableError, match="start another thread.*try again, or at another worker"):
         future.result(LIMIT)
     threads.close()
@@ -289,7 +288,7 @@ def refusal(found: int) -> Exception:
 async def test_cancelled_work_has_threads_of_its_own_up_to_a_limit_and_new_work_is_refused_beyond_it():
     threads = LeafThreads(2)
     abandoned = AbandonedWork(3, refusal)
-    abandoned_work.set(abandoned)
+    set_scope(WorkScope(abandoned=abandoned))
     every = [Held() for _ in range(5)]
     for number, held in enumerate(every):
         assert await asyncio.wait_for(threads.run(lambda: "done"), LIMIT) == "done", number
@@ -326,7 +325,7 @@ async def until(look) -> None:
 
 async def test_what_waits_in_the_queue_is_refused_when_the_last_thread_is_given_up():
     threads = LeafThreads(1)
-    abandoned_work.set(AbandonedWork(1, refusal))
+    set_scope(WorkScope(abandoned=AbandonedWork(1, refusal)))
     every = [Held(), Held()]
     running = [asyncio.ensure_future(threads.run(held)) for held in every]
     queued = asyncio.ensure_future(threads.run(lambda: "queued"))

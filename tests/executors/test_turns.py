@@ -1,14 +1,14 @@
 """Owners of work take turns at the threads, each in the order of its own."""
 
 import asyncio
-import contextvars
 import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.turns import TurnQueue, work_owner
+from fedstack.executors.concurrency.turns import TurnQueue
 
 WALL = 60
 
@@ -48,11 +48,8 @@ def test_who_has_much_to_do_does_not_keep_the_threads_from_others() -> None:
     go_on, order = threading.Event(), list[str]()
 
     def submit(owner: str, name: str) -> None:
-        def handed_in() -> None:
-            work_owner.set(owner)
+        with WorkScope(caller=owner).entered():
             threads.submit(lambda: order.append(name))
-
-        contextvars.copy_context().run(handed_in)
 
     threads.submit(lambda: go_on.wait(WALL))
     for index in range(3):

@@ -1,6 +1,7 @@
 """The architecture, read from the import statements of every module."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -185,6 +186,14 @@ def test_each_optional_package_is_imported_in_at_most_one_module() -> None:
 @each_module
 def test_a_module_is_short_enough_to_be_read_at_once(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_what_is_handed_on_unseen_is_in_one_context_variable() -> None:
+    made = re.compile(r"^(\w+).*\bContextVar\(", re.MULTILINE)
+    found = {name_of(file): made.findall(file.read_text(encoding="utf-8")) for file in MODULES}
+    assert {name: variables for name, variables in found.items() if variables} == {
+        "computations/leaves/work_scope.py": ["_scope"]
+    }, "put it into WorkScope"
 
 
 def test_importing_fedstack_imports_nothing_heavy_or_optional() -> None:

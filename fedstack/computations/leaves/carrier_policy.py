@@ -1,6 +1,5 @@
 """Says which leaf computations this process loads from others."""
 
-import contextvars
 from collections.abc import Collection
 
 import attrs
@@ -59,11 +58,5 @@ class CarrierPolicy:
         return self.python_code or any(module == "*" or is_as_good_as_code(module) for module in self.modules)
 
 
+# This process's own; a service has one for its clients, see `work_scope.current_policy`.
 policy = CarrierPolicy()
-# What a service allows its clients, while it works for one; two services of a process may differ.
-service_policy: contextvars.ContextVar[CarrierPolicy | None] = contextvars.ContextVar("service_policy", default=None)
-
-
-def current_policy() -> CarrierPolicy:
-    """Returns the policy in force: that of the service which runs the current work, else this process's own."""
-    return service_policy.get() or policy

@@ -9,7 +9,6 @@ one with `register_leaf_runtime`, or from another distribution through the entry
 import abc
 import atexit
 import contextlib
-import contextvars
 import functools
 import hashlib
 import threading
@@ -124,8 +123,6 @@ class LeafRuntime(abc.ABC):
 
 
 _runtimes: dict[str, LeafRuntime] = {}
-# Whether leaf functions run for another process: what they raise to end the process they are in must not end this one.
-runs_for_others: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_for_others", default=False)
 
 
 def register_leaf_runtime(message_name: str, runtime: LeafRuntime) -> None:
@@ -261,10 +258,6 @@ class LoadedLeaves:
             found = CarrierError(f"Expected a function that can be loaded, found that it raised {error!r}")
         key, size = digest_of(computation)
         self._known.put(key, found, size)
-
-
-# What a service has loaded ahead for the current work; `None` elsewhere.
-prepared_leaves: contextvars.ContextVar[LoadedLeaves | None] = contextvars.ContextVar("prepared_leaves", default=None)
 
 
 def digest_of(computation: computation_pb2.Computation) -> tuple[bytes, int]:

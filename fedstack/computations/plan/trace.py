@@ -5,7 +5,6 @@ shadowed or passed around have met their arguments on the way. Locals that nothi
 needs, so they never run.
 """
 
-import contextvars
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.leaves.python.references import used_locals
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
@@ -58,9 +58,6 @@ from fedstack.computations.values.arrays import array_from_proto
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError, ResourceLimitError, TypeMismatchError
 
-MAX_STEPS = 1_000_000
-# A few kilobytes can unfold to any number of steps. A service allows fewer while it works for others.
-step_limit: contextvars.ContextVar[int] = contextvars.ContextVar("step_limit", default=MAX_STEPS)
 MAX_MEMBERS = 50_000
 
 
@@ -93,7 +90,7 @@ class Tracer:
     """Evaluates computations on symbols. One tracer serves one computation and counts its steps."""
 
     def __init__(self, max_steps: int | None = None) -> None:
-        self._max_steps = step_limit.get() if max_steps is None else max_steps
+        self._max_steps = current_scope().max_steps if max_steps is None else max_steps
         self._steps_left = self._max_steps
 
     def evaluate(self, computation: computation_pb2.Computation, environment: Environment, scope: Scope) -> Symbol:

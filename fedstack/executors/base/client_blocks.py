@@ -14,12 +14,13 @@ from typing import Protocol
 import attrs
 import numpy as np
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, bound, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.progress import current_progress, name_of
+from fedstack.executors.concurrency.progress import name_of
 from fedstack.transport.wire.frames import Work
 
 _BLOCK_SECONDS = 0.004
@@ -112,7 +113,7 @@ class ClientBlocks:
         self.sink = sink
         self.smallest_block = smallest_block or 1
         self.max_threads = max_threads or max(32, CORES)
-        self.progress = current_progress.get() if program.steps else None
+        self.progress = current_scope().progress if program.steps else None
         self._finished: threading.Event | None = None  # there is one as soon as helpers wait for it
         self._next = clients.start
         self._working: dict[int, _Block] = {}  # the blocks that run, by their start

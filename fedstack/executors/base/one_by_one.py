@@ -1,11 +1,13 @@
 """Drives executors of another origin through the four verbs, one call at a time, so that ours can stand on them."""
 
 import asyncio
-import contextvars
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import attrs
+
 from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
@@ -29,9 +31,6 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
 _T = TypeVar("_T")
-_loop: contextvars.ContextVar[asyncio.AbstractEventLoop | None] = contextvars.ContextVar(
-    "one_by_one_loop", default=None
-)
 
 
 class _ForeignLeaf(Leaf):
@@ -60,7 +59,7 @@ class _ForeignLeaf(Leaf):
 
 
 def _wait(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    loop = _loop.get()
+    loop = current_scope().loop
     if loop is None:
         coroutine.close()
         raise InvalidComputationError("Expected work of another executor on a thread of ours, found it elsewhere")
@@ -108,11 +107,8 @@ class OneByOneExecutor(UnplacedExecutor):
 
     async def _on_thread(self, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
         await need_event_loop()
-        token = _loop.set(asyncio.get_running_loop())
-        try:
+        with attrs.evolve(current_scope(), loop=asyncio.get_running_loop()).entered():
             return await self._threads.run(work, cancel)
-        finally:
-            _loop.reset(token)
 
     def close(self) -> None:
         super().close()

@@ -1,6 +1,5 @@
 """Counts work that goes on although it was cancelled, and bounds the threads that it gets."""
 
-import contextvars
 import threading
 from collections.abc import Callable
 
@@ -42,7 +41,3 @@ class AbandonedWork:
 
     def __repr__(self) -> str:
         return f"<AbandonedWork {self.count}, at most {self._most} with threads of their own>"
-
-
-# Counts abandoned work, and bounds it; a service has one for all that runs for its clients.
-abandoned_work: contextvars.ContextVar[AbandonedWork | None] = contextvars.ContextVar("abandoned_work", default=None)

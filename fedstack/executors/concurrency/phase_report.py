@@ -5,7 +5,7 @@ from types import TracebackType
 
 import attrs
 
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.transport.wire.frames import Heartbeat, Work
 
 # Of a heartbeat as many clients are remembered.
@@ -25,7 +25,7 @@ class PhaseReport:
       running: The clients that ran when the worker last named some, as many as are of use.
     """
 
-    def __init__(self, progress: ProgressCounts | None, clients: int) -> None:
+    def __init__(self, progress: ClientCounter | None, clients: int) -> None:
         self._progress = progress
         self._clients = clients
         self._begun = self._done = self._failed = 0

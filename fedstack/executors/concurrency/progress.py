@@ -1,6 +1,5 @@
 """Counts clients done, running and failed, and knows what runs, for whoever wants to show it."""
 
-import contextvars
 import heapq
 import threading
 import weakref
@@ -100,11 +99,6 @@ class ProgressCounts:
 
     def __repr__(self) -> str:
         return f"<ProgressCounts {self.done} done, {self.running} running, {self.failures} failed of {self.total}>"
-
-
-current_progress: contextvars.ContextVar[ProgressCounts | None] = contextvars.ContextVar(
-    "current_progress", default=None
-)
 
 
 def name_of(program: Program) -> str:

@@ -10,12 +10,11 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from fedstack.computations.leaves.leaf_runtimes import runs_for_others
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.after_fork import is_renewed, renew_after_fork
 from fedstack.computations.types.error_text import text_of
 from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
-from fedstack.executors.concurrency.turns import TurnQueue, work_owner
+from fedstack.executors.concurrency.turns import TurnQueue
 from fedstack.transport.peers.daemon_threads import start_daemon
 
 _T = TypeVar("_T")
@@ -23,12 +22,6 @@ _T = TypeVar("_T")
 _serving = threading.local()
 _thread_numbers = itertools.count(1)
 _pools: "set[weakref.ref[ThreadPool]]" = set()
-
-# Entered by a thread of the pool around each piece of leaf work; contexts put the language's context stack in order
-# with it, so that a computation called inside a leaf finds a context.
-leaf_environment: contextvars.ContextVar[Callable[[], contextlib.AbstractContextManager[object]]] = (
-    contextvars.ContextVar("leaf_environment", default=contextlib.nullcontext)
-)
 
 
 @contextlib.contextmanager
@@ -53,6 +46,7 @@ class Job(Future[_T]):
     """Work that is handed in, and what comes of it.
 
     Attributes:
+      scope: For whom it is done, and how.
       waits: How often its thread waits for other work at this moment, one wait inside of another.
       abandoned: Whether nobody wants it any more, and nobody knows when its thread will come back.
       is_replaced: Whether another thread may take the place of that one.
@@ -64,17 +58,8 @@ class Job(Future[_T]):
         self.abandoned = False
         self.is_replaced = False
         self._work: Callable[[], _T] | None = work
+        self.scope = current_scope()
         self._context = contextvars.copy_context()
-
-    @property
-    def owner(self) -> str:
-        """For whom it is done."""
-        return self._context.get(work_owner, "")
-
-    @property
-    def abandoned_work(self) -> AbandonedWork | None:
-        """Where it counts if it is abandoned."""
-        return self._context.get(abandoned_work)
 
     def run(self) -> None:
         """Does the work, on the current thread."""
@@ -84,7 +69,7 @@ class Job(Future[_T]):
         try:
             result = self._context.run(_in_environment, work)
         except BaseException as error:
-            self.set_exception(_contained(error) if self._context.get(runs_for_others) else error)
+            self.set_exception(_contained(error) if self.scope.is_for_others else error)
         else:
             self.set_result(result)
         finally:
@@ -101,11 +86,11 @@ class Job(Future[_T]):
             self.set_exception(self._refusal(failure))
 
     def _refusal(self, failure: str) -> Exception:
-        if failure and self._context.get(runs_for_others):
+        if failure and self.scope.is_for_others:
             return WorkerUnavailableError(f"{failure}; try again, or at another worker")
         if failure:
             return ResourceLimitError(failure)
-        found = self.abandoned_work
+        found = self.scope.abandoned
         if found is not None:
             return found.refusal(found.count)
         return ResourceLimitError(
@@ -147,7 +132,7 @@ class ThreadPool:
         with self._changed:
             if self._closed:
                 raise ClosedError("Expected open leaf threads, found them closed; make a new executor")
-            self._jobs.append(job, job.owner)
+            self._jobs.append(job, job.scope.owner)
             self._changed.notify()
         self._start_threads()
 
@@ -203,7 +188,7 @@ class ThreadPool:
         with self._changed:
             if job.abandoned or job.done():
                 return
-            counted = job.abandoned_work
+            counted = job.scope.abandoned
             self._count(job, -1)
             job.abandoned = True
             job.is_replaced = counted is None or counted.add()
@@ -229,8 +214,8 @@ class ThreadPool:
                 self._idle += 1
                 if job.abandoned:
                     self._count(job, -1)
-                    if job.abandoned_work is not None:
-                        job.abandoned_work.remove(job.is_replaced)
+                    if job.scope.abandoned is not None:
+                        job.scope.abandoned.remove(job.is_replaced)
             del job, _serving.job  # an idle thread must not keep the last work's data alive
             job = self._next_job()
 
@@ -269,7 +254,7 @@ def _contained(error: BaseException) -> BaseException:
 
 
 def _in_environment(work: Callable[[], _T]) -> _T:
-    with leaf_environment.get()():
+    with current_scope().environment():
         return work()
 
 

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Sequence
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import Program
-from fedstack.executors.concurrency.progress import current_progress, name_of
+from fedstack.executors.concurrency.progress import name_of
 from fedstack.transport.wire.frames import Work
 
 
@@ -23,7 +24,7 @@ class _OneRun:
 def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
     """Runs a linked program once and notes the seconds in it."""
     begin = time.perf_counter()
-    progress = current_progress.get()
+    progress = current_scope().progress
     run = None if progress is None else _OneRun(program, begin)
     if progress is not None and run is not None:
         progress.watch(run)  # which lets go of it when this has returned

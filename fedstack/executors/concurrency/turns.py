@@ -1,14 +1,10 @@
 """Lets several take turns at the same threads: who has much to do waits for itself, and not the others for it."""
 
-import contextvars
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
-
-# For whom work is done, where that makes a difference: a client of a server. Nobody in particular elsewhere.
-work_owner: contextvars.ContextVar[str] = contextvars.ContextVar("work_owner", default="")
 
 
 class TurnQueue(Generic[_T]):

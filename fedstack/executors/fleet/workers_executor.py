@@ -6,6 +6,7 @@ from typing import cast
 
 import attrs
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.program_ir import program_to_ir
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.plan.tasks import Fold, Phase
@@ -23,13 +24,12 @@ from fedstack.executors.base.placed_executor import (
 )
 from fedstack.executors.composing_executor import ComposingExecutor
 from fedstack.executors.concurrency.phase_report import PhaseReport
-from fedstack.executors.concurrency.progress import current_progress
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.fleet.workers import Worker, Workers
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.remote.lost_ranges import Suspects, lost_ranges
+from fedstack.executors.remote.lost_ranges import Suspects
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.status import RemoteTraceback
@@ -103,7 +103,7 @@ class WorkersExecutor(PlacedExecutor):
     ) -> PhaseResult:
         await need_event_loop()
         ready = await self._workers.ready()
-        losses = lost_ranges.get()
+        losses = current_scope().losses
         able = [worker for worker in ready if worker.searches] if losses else []  # others are of older releases
         if losses and able and (suspects := losses.suspects(phase)):
             for some in suspects:
@@ -240,7 +240,7 @@ class _WorkerSlice:
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
             argument = await remote.known(tuple(unshared(inputs)), types)
         mapped = await remote.create_call(function, argument)
-        with PhaseReport(current_progress.get(), len(clients)) as report:
+        with PhaseReport(current_scope().progress, len(clients)) as report:
             report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
             column = cast(Column, await remote.fetch(mapped))
         try:

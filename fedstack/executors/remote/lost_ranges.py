@@ -17,7 +17,6 @@ other: each attempt runs it somewhere else. It is found in four steps.
 What is remembered belongs to one invocation and goes with it.
 """
 
-import contextvars
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -119,7 +118,3 @@ def _suspects(clients: range, lost: Sequence[LostRange]) -> Suspects:
 
 def _named(clients: range) -> str:
     return f"client {clients.start}" if len(clients) == 1 else f"clients {clients.start} to {clients.stop - 1}"
-
-
-# Those of the invocation that runs; `None` where nobody tries again.
-lost_ranges: contextvars.ContextVar[LostRanges | None] = contextvars.ContextVar("lost_ranges", default=None)

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, WorkerUnavailableError
 from fedstack.executors.base.placed_executor import FoldArguments, partial_states
 from fedstack.executors.concurrency.phase_report import PhaseReport
-from fedstack.executors.concurrency.progress import current_progress
 from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.remote.lost_ranges import Suspects, lost_ranges
+from fedstack.executors.remote.lost_ranges import Suspects
 from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import code_versions, write_phase
 from fedstack.executors.remote.phase_results import ReceivedResult, read_result
@@ -58,12 +58,12 @@ async def run_remote_phase(
             address=session.stub.address,
         )
 
-    with PhaseReport(current_progress.get(), len(clients) if phase.program.steps else 0) as report:
+    with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
         try:
             received = await io_loop.run(call(report))
         except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
             copies.give_up()  # the answer may have been on its way
-            losses = lost_ranges.get()
+            losses = current_scope().losses
             if losses is not None and _has_broken_off(error, session.stub.address):
                 losses.add(phase, clients, report.running)
             raise

@@ -5,8 +5,11 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, TypeVar
 
+import attrs
+
 from fedstack._version import __version__
 from fedstack.computations.leaves.leaf_runtimes import known_carriers
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_function
@@ -14,7 +17,7 @@ from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, sized
-from fedstack.executors.concurrency.progress import ProgressCounts, current_progress
+from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
@@ -265,7 +268,7 @@ class ExecutorExtensions:
         progress = ProgressCounts()
 
         async def receive_and_run() -> tuple[bytes, Packer]:
-            current_progress.set(progress)  # of this task only
+            set_scope(attrs.evolve(current_scope(), progress=progress))  # of this task only
             request, header_bytes, read_all = await receive_value(frames, messages.PhaseRequest)
             session = self._core.find(request.executor)
             self._core.running.watch(progress, session.id)

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import (
     Executor,
@@ -25,7 +28,7 @@ from fedstack.executors.base.lazy_executor import LazyExecutor
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
 from fedstack.executors.base.placed_executor import PlacedExecutor
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.progress import ProgressCounts, current_progress
+from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.service.server.limits import ServiceLimits, check_sizes
 
 _T = TypeVar("_T")
@@ -141,7 +144,7 @@ async def written(value: ExecutorValue, payload: object, write: Callable[[object
 
 async def compute(value: ExecutorValue, progress: ProgressCounts) -> object:
     """Runs what a value needs and returns its payload; in a task of its own."""
-    current_progress.set(progress)
+    set_scope(attrs.evolve(current_scope(), progress=progress))
     if isinstance(value, LazyValue):
         return await value.pull()
     return normalize_argument(await value.compute(), value.type_signature, "result")

@@ -22,7 +22,8 @@ from typing import Any, BinaryIO, NoReturn
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import Leaf, LoadedLeaves, prepared_leaves
+from fedstack.computations.leaves.leaf_runtimes import Leaf, LoadedLeaves
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.executors.base.placed_executor import slice_inputs
@@ -169,9 +170,9 @@ async def _run_clients(
 ) -> None:
     for computation in computations_of(request):
         await core.admit(computation, computation.ByteSize())
-    leaves = prepared_leaves.get()
-    assert leaves is not None, "work of a session has some"
-    prepared_leaves.set(_TellingLeaves(leaves, tell))  # of this task only
+    scope = current_scope()
+    assert scope.leaves is not None, "work of a session has some"
+    set_scope(attrs.evolve(scope, leaves=_TellingLeaves(scope.leaves, tell)))  # of this task only
     everyone = options.clients
     for clients in [everyone] if options.together else [range(client, client + 1) for client in everyone]:
         offset = clients.start - received.clients.start

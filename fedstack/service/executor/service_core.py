@@ -6,10 +6,12 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fedstack.computations.leaves.carrier_policy import CarrierPolicy, service_policy
-from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves, prepared_leaves, runs_for_others
+import attrs
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.leaves.portability import check_received, leaves_to_load
-from fedstack.computations.plan.trace import step_limit
+from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
@@ -25,16 +27,13 @@ from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
-from fedstack.executors.concurrency.abandoned_work import AbandonedWork, abandoned_work
+from fedstack.executors.concurrency.abandoned_work import AbandonedWork
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import sized
-from fedstack.executors.concurrency.thread_pool import leaf_environment
-from fedstack.executors.concurrency.turns import work_owner
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.executor.running_work import RunningWork
 from fedstack.service.executor.sessions import Clock, Session, SessionTable
-from fedstack.service.server.fair_shares import NOBODY
 from fedstack.service.server.limits import ServiceLimits, check_sizes, exceeded
 from fedstack.transport.peers.executor_stub import ELEMENTS
 from fedstack.transport.wire.packing import Packer
@@ -68,13 +67,20 @@ class ServiceCore:
         self.clock = clock
         self.started = clock()
         self.sessions = SessionTable(factory, limits, clock)
-        self._inside_leaves = SyncExecutionContext(factory)  # for computations that are called in leaf functions
+        self._inside_leaves = inside = SyncExecutionContext(factory)  # for computations called in leaf functions
         self.isolated = asyncio.Semaphore(limits.max_isolated)  # for child processes
         self._leaves = LoadedLeaves()
         self._loading = LeafThreads(_LOADING_THREADS)
         self.abandoned = AbandonedWork(
             limits.max_abandoned,
             lambda found: exceeded(limits, "max_abandoned", found, "wait until some of them end"),
+        )
+        self._scope = WorkScope(
+            policy=policy,
+            max_steps=limits.max_steps,
+            leaves=self._leaves,
+            environment=lambda: get_context_stack().install(inside),
+            abandoned=self.abandoned,
         )
         self.running = RunningWork()
         self._sweeper: asyncio.Task[None] | None = None
@@ -119,16 +125,19 @@ class ServiceCore:
         session = self.sessions.open(cardinalities, clients, lease_seconds)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.ensure_future(self._sweep())
+        self._work_for(session)
         return session
 
     def find(self, executor: ExecutorId) -> Session:
-        """Returns a session, renews its lease, and holds what the current call does for it to the limits."""
+        """Returns a session and renews its lease; the current call works for it, under the rules of this service."""
         session = self.sessions.find(executor.id)
-        # A call is a task of its own, so this concerns nobody else.
-        step_limit.set(self.limits.max_steps)
-        if session.caller == NOBODY:
-            work_owner.set(session.id)
+        self._work_for(session)
         return session
+
+    def _work_for(self, session: Session) -> None:
+        """Makes what the current task does, and what it starts, work for a session. Each call is a task of its own."""
+        of_call = current_scope()
+        set_scope(attrs.evolve(self._scope, caller=of_call.caller, origin=session.id, progress=of_call.progress))
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:
         """Returns a session, if there is one of that id, and renews its lease."""
@@ -149,7 +158,7 @@ class ServiceCore:
         """
         leaves = await sized(size, lambda: self._checked(computation))
         if leaves:
-            await asyncio.ensure_future(self._load(leaves))
+            await self._loading.run(lambda: [self._leaves.prepare(leaf) for leaf in leaves])
 
     def _checked(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
         """Returns what is to be loaded of a computation, after a look at all that it brings."""
@@ -157,10 +166,6 @@ class ServiceCore:
         self.read_type(computation.type)
         check_received(computation, self.policy)
         return leaves_to_load(computation, self._leaves)
-
-    async def _load(self, leaves: Sequence[computation_pb2.Computation]) -> None:
-        self._set_policy()  # of this task only
-        await self._loading.run(lambda: [self._leaves.prepare(leaf) for leaf in leaves])
 
     def pull(self, session: Session, value_id: str) -> SharedComputation:
         """Starts to compute a value, or joins in; in what `run` runs.
@@ -236,21 +241,9 @@ class ServiceCore:
         """Runs work for a session: under its lease, under this service's policy, until the session ends."""
         try:
             with self.sessions.hold(session), telling_path(session.executor):
-                return await session.run(self._under_policy(work))
+                return await session.run(work)
         finally:
             work.close()  # it may have been cancelled before it began
-
-    async def _under_policy(self, work: Coroutine[Any, Any, _T]) -> _T:
-        self._set_policy()  # of this task only, as all that is set here
-        prepared_leaves.set(self._leaves)
-        leaf_environment.set(lambda: get_context_stack().install(self._inside_leaves))
-        return await work
-
-    def _set_policy(self) -> None:
-        """Says for the current task, and for the threads that work for it, that this is work of clients."""
-        service_policy.set(self.policy)
-        runs_for_others.set(True)
-        abandoned_work.set(self.abandoned)
 
     async def _sweep(self) -> None:
         """Ends sessions whose leases run out, as long as there are any."""

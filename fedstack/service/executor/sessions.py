@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.service.executor.held_values import SharedComputation, clients_of
-from fedstack.service.server.callers import current_caller
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServiceLimits, exceeded
 from fedstack.transport.peers.leases import Leases
@@ -69,7 +69,7 @@ class Session:
         self.takes_any_number = takes_any_number
         self.bytes = 0
         self.features: frozenset[str] = frozenset()
-        self.caller = current_caller.get()
+        self.caller = current_scope().caller
         self.ended = ""
         self._limits = limits
         self._close = close
@@ -215,7 +215,7 @@ class SessionTable:
         Raises:
           ResourceLimitError: If there are too many, or its client has its share of them.
         """
-        caller = current_caller.get()
+        caller = current_scope().caller
         if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
             raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, let them run out")
         try:

@@ -9,11 +9,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.concurrency.turns import work_owner
 from fedstack.service.server.call_counts import CallCounts
-from fedstack.service.server.callers import current_caller
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServerLimits, exceeded, option_of
 from fedstack.service.server.message_room import SMALL_BYTES, MessageRoom
@@ -251,8 +250,7 @@ class CallRouter(grpc.GenericRpcHandler):
         try:
             caller = self._caller(context)
             # A call is a task of its own, so this concerns nobody else.
-            current_caller.set(caller)
-            work_owner.set(caller or context.peer())
+            set_scope(WorkScope(caller=caller, origin=context.peer()))
             table.add(task, caller)
             if self._stopping:
                 raise WorkerUnavailableError(_STOPPING)

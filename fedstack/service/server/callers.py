@@ -1,6 +1,5 @@
 """Tells whose call it is, as far as that can be told: by its token, or else by the address that it comes from."""
 
-import contextvars
 import functools
 import hashlib
 import ipaddress
@@ -9,8 +8,6 @@ from urllib.parse import unquote
 
 from fedstack.service.server.fair_shares import NOBODY
 
-# Whose call runs; for services that give clients shares of something.
-current_caller: contextvars.ContextVar[str] = contextvars.ContextVar("current_caller", default=NOBODY)
 # What gRPC calls a peer ends in the port that it dials from, and each connection has another one.
 _PORT = re.compile(r"(?<=[\d\]]):\d+$")
 # Of IPv6 a household has as many addresses as it likes.

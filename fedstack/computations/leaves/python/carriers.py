@@ -21,7 +21,7 @@ import attrs
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy, current_policy
+from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, Leaf, LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import (
@@ -41,6 +41,7 @@ from fedstack.computations.leaves.python.python_containers import (
     with_containers,
 )
 from fedstack.computations.leaves.python.python_functions import PythonLeaf
+from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import FunctionType, Type, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto

@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import NoReturn, cast, overload
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf, runs_for_others
+from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import RetryableError, SequenceType, StructType, Type
@@ -233,7 +234,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         if isinstance(placed, LeafError):
             placed.client_index = client_index  # the caller knows the clients of the outer computation
         raise placed from error.__cause__
-    if not runs_for_others.get() and _interrupts(error):
+    if not current_scope().is_for_others and _interrupts(error):
         raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)
     where = "" if client_index is None else f"; at client {client_index}"
