@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from certificate_files import CertificateFiles, write_certificates
+
 import fedstack
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.stacks.remote_factory import make_stubs
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
-from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
@@ -111,7 +112,7 @@ def loopback_target() -> str:
 def certificates() -> CertificateFiles:
     folder = Path(tempfile.mkdtemp(prefix="fedstack-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return make_test_certificates(folder)
+    return write_certificates(folder)
 
 
 @functools.cache

@@ -83,10 +83,11 @@ def ask(
     Raises:
       FedstackError: If the server cannot be reached, does not let us in, or is none of ours.
     """
-    from fedstack.transport.grpc.diagnosis import OPTIONS, Patience
+    from fedstack.transport.grpc.diagnosis import Patience
     from fedstack.transport.grpc.grpc_connection import GrpcConnection
     from fedstack.transport.peers.executor_stub import ExecutorStub
     from fedstack.transport.peers.io_loop import io_loop
+    from fedstack.transport.wire.connection_errors import OPTIONS
 
     patience = Patience(min(Patience().step_seconds, timeout / 2), timeout)
 

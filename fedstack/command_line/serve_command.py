@@ -265,7 +265,7 @@ def _credentials(options: argparse.Namespace) -> "ServerCredentials":
 
 def _warn_of_invalid_certificates(options: argparse.Namespace, credentials: "ServerCredentials") -> None:
     """Warns of what no client will accept, or of what accepts none; it may be our clock that is wrong."""
-    from fedstack.transport.grpc.validity import why_no_authority, why_not_valid
+    from fedstack.transport.grpc.certificate_checks import why_no_authority, why_not_valid
 
     for option, file, why in (
         ("--tls-cert", options.tls_cert, why_not_valid(credentials.certificate or b"")),

@@ -191,7 +191,7 @@ async def test_a_new_connection_does_not_begin_with_the_failure_of_an_old_one(fl
     worker.kill()
     early = stub_to(worker.target)
     for _ in range(5):  # so that it waits for a while before it dials again
-        with pytest.raises(WorkerUnavailableError, match="nobody listens there"):
+        with pytest.raises(WorkerUnavailableError, match="nothing listens there"):
             await io_loop.run(early.handshake())
     fleet.restart(worker)
     late = stub_to(worker.target)
@@ -264,15 +264,15 @@ def test_a_worker_beside_a_server_that_is_none_does_the_work(fleet: Fleet) -> No
 
 
 def test_a_server_whose_certificate_is_not_trusted_is_no_worker_to_wait_for(tmp_path) -> None:
-    pytest.importorskip("cryptography")
+    from certificate_files import write_certificates
+
     from fedstack.errors import AuthenticationError
     from fedstack.service.executor.executor_service import ExecutorService
-    from fedstack.service.server.certificates import make_test_certificates
     from fedstack.service.server.grpc_server import GrpcServer
     from fedstack.service.server.server_thread import ServerThread
     from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
-    files, others = make_test_certificates(tmp_path / "1"), make_test_certificates(tmp_path / "2")
+    files, others = write_certificates(tmp_path / "1"), write_certificates(tmp_path / "2")
     credentials = ServerCredentials.from_files(certificate=files.server_cert, private_key=files.server_key)
     service = ExecutorService(fedstack.local_executor_factory())
     with ServerThread(GrpcServer([service], credentials=credentials)) as server:

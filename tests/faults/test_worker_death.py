@@ -108,7 +108,7 @@ def test_without_workers_the_retry_ends_and_names_them_and_why(fleet: Fleet) -> 
             Background(lambda: doubled_sum([1, 2, 3])).result()
         assert time.monotonic() - begun < 10
     for worker in workers:
-        assert f"\n  {worker.target}: nobody listens there (connection refused)" in str(caught.value)
+        assert f"\n  {worker.target}: nothing listens there (connection refused)" in str(caught.value)
     assert str(caught.value).count("\n") == 2
     assert isinstance(caught.value, WorkerUnavailableError)
     assert "fedstack serve" in str(caught.value)

@@ -17,10 +17,8 @@ from pathlib import Path
 import federated_language as fl
 import numpy as np
 import pytest
-
-pytest.importorskip("cryptography")
-
 from calling import call, on_loop
+from certificate_files import CertificateFiles, write_certificates
 from echo_service import EchoService
 from test_serve_command import served
 
@@ -35,7 +33,6 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_facts import ServerFacts
@@ -54,11 +51,6 @@ pytestmark = pytest.mark.slow
 def new_server(credentials: ServerCredentials | None = None, unix_socket: Path | None = None) -> ServerThread:
     service = ExecutorService(local_executor_factory(), policy=CarrierPolicy(modules=("numpy",)))
     return ServerThread(GrpcServer([service], credentials=credentials, unix_socket=unix_socket))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture
@@ -109,18 +101,16 @@ def test_check_uses_all_that_a_server_may_ask_for(
 
 
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets")
-def test_check_reaches_a_unix_socket_and_says_when_there_is_none(
+def test_check_reaches_a_unix_socket_and_says_when_its_server_is_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "socket"
-    assert main(["check", f"unix:{path}"]) == 1
-    assert f"Expected a socket at {path}, found no file" in capsys.readouterr().err
     with new_server(unix_socket=path):
         assert main(["check", f"unix:{path}"]) == 0
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     assert main(["check", f"unix:{path}"]) == 1
-    assert "found a socket that its server left behind" in capsys.readouterr().err
+    assert "nothing listens there: its server left the socket behind; start it again" in capsys.readouterr().err
 
 
 def complaint(capsys: pytest.CaptureFixture[str], target: str, *options: object) -> str:
@@ -133,92 +123,78 @@ def complaint(capsys: pytest.CaptureFixture[str], target: str, *options: object)
     return err.removeprefix("fedstack check: error: ").rstrip()
 
 
-def test_check_says_when_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert "found none: connection refused; start one with `fedstack serve`" in complaint(capsys, f"127.0.0.1:{port}")
+CA = "--tls-ca {files.ca}"
+OURS = CA + " --tls-cert {files.client_cert} --tls-key {files.client_key}"
+STRANGERS = CA + " --tls-cert {others.client_cert} --tls-key {others.client_key}"
+EXPIRED = CA + " --tls-cert {expired.client_cert} --tls-key {expired.client_key}"
+RIGHT, WRONG = " --token-file {folder}/right", " --token-file {folder}/wrong"
+NO_TLS = "it does not talk TLS, and was dialled with TLS; dial grpc://{target} without the TLS options"
+# What serves, how it is checked, and what is wrong then.
+FAULTS = [
+    ("plain", CA, NO_TLS),
+    ("TLS", "", "it talks TLS, and was dialled without; give the certificate of its authority with --tls-ca"),
+    ("TLS", "--tls-ca {others.ca}", "its certificate is not from an authority that we trust (unable to get local"),
+    ("TLS of another name", "--tls-ca {others.ca}", "its certificate is for other names (IP address mismatch"),
+    (
+        "TLS that expired",
+        "--tls-ca {expired.ca}",
+        "its certificate, or its authority's, is not valid today (cert",
+    ),
+    ("mutual TLS", CA, "it asks for a certificate of ours; give --tls-cert and --tls-key"),
+    (
+        "mutual TLS",
+        STRANGERS,
+        "it does not accept our certificate; give one from an authority that it trusts",
+    ),
+    ("mutual TLS", EXPIRED, "it does not accept our certificate (it expired on "),
+    ("token", "", "it asks for a token; give --token-file"),
+    ("token", WRONG, "it does not accept our token; give the right --token-file"),
+    ("mutual TLS and token", OURS, "it asks for a token"),
+    ("mutual TLS and token", OURS + WRONG, "it does not accept our token"),
+    ("mutual TLS and token", CA + RIGHT, "it asks for a certificate"),
+    ("mutual TLS and token", STRANGERS + RIGHT, "it does not accept our certificate"),
+]
 
 
-def test_check_says_when_there_is_no_such_host(capsys: pytest.CaptureFixture[str]) -> None:
-    found = complaint(capsys, "no-such-host.invalid:8000")
-    assert found.startswith("Expected a host that can be found from here, found none named 'no-such-host.invalid'")
-
-
-def test_check_tells_tls_from_plaintext_both_ways(
-    target: str, files: CertificateFiles, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "options", "expected"), FAULTS)
+def test_check_says_what_is_wrong_with_credentials_and_what_to_do(
+    kind: str,
+    options: str,
+    expected: str,
+    files: CertificateFiles,
+    others: CertificateFiles,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with new_server(tls(files)) as thread:
-        found = complaint(capsys, thread.target)
-        assert found == (
-            f"Expected a server without TLS at {thread.target}, found one with; give the certificate of its authority "
-            "with --tls-ca"
-        )
-    found = complaint(capsys, target, "--tls-ca", files.ca)
-    assert found == f"Expected a server with TLS at {target}, found one without; leave the TLS options out"
-    found = complaint(capsys, f"grpcs://{target}")
-    assert found == f"Expected a server with TLS at {target}, found one without; dial grpc://{target}"
-    found = complaint(capsys, f"grpcs://{target}", "--tls-ca", files.ca)
-    assert found.endswith(f"found one without; dial grpc://{target} and leave the TLS options out")
-
-
-def test_check_says_what_is_wrong_with_a_certificate(
-    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others = make_test_certificates(tmp_path, ["other.example"])
-    with new_server(tls(files)) as thread:
-        found = complaint(capsys, thread.target, "--tls-ca", others.ca)
-        assert "an authority that we trust" in found
-        assert "unable to get local issuer certificate" in found
-    with new_server(tls(others)) as thread:
-        found = complaint(capsys, thread.target, "--tls-ca", others.ca)
-        assert "not valid for '127.0.0.1'" in found
-        assert "--server-name" in found
-        assert main(["check", thread.target, "--tls-ca", str(others.ca), "--server-name", "other.example"]) == 0
-        capsys.readouterr()
-    with new_server(tls(files, mutual=True)) as thread:
-        found = complaint(capsys, thread.target, "--tls-ca", files.ca)
-        assert "found one that does; give --tls-cert and --tls-key" in found
-        keys = ["--tls-cert", others.client_cert, "--tls-key", others.client_key]
-        found = complaint(capsys, thread.target, "--tls-ca", files.ca, *keys)
-        assert found.startswith(f"Expected our certificate to be accepted at {thread.target}, found that it is not")
-
-
-def test_check_says_of_certificates_that_they_have_expired(
-    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expired = make_test_certificates(tmp_path, days=0)
-    with new_server(tls(expired)) as thread:
-        found = complaint(capsys, thread.target, "--tls-ca", expired.ca)
-        assert found == (
-            f"Expected a certificate that is valid today at {thread.target}, found that it, or its authority's, is not"
-            ": certificate has expired; give the server a new one, or set the clock of this machine"
-        )
-    with new_server(tls(files, mutual=True)) as thread:
-        keys = ["--tls-cert", expired.client_cert, "--tls-key", expired.client_key]
-        found = complaint(capsys, thread.target, "--tls-ca", files.ca, *keys)
-        assert found.startswith(
-            f"Expected our certificate to be accepted at {thread.target}, found that it is not: it expired on "
-        )
-        assert found.endswith(" UTC; give a new one with --tls-cert and --tls-key, or set the clock of this machine")
-
-
-def test_a_token_is_not_blamed_on_a_certificate_nor_the_other_way_round(
-    files: CertificateFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others = make_test_certificates(tmp_path, ["other.example"])
+    expired = write_certificates(tmp_path / "expired", expired=True)
     (tmp_path / "right").write_text("secret")
     (tmp_path / "wrong").write_text("guess")
-    ca = ["--tls-ca", files.ca]
-    mine = [*ca, "--tls-cert", files.client_cert, "--tls-key", files.client_key]
-    theirs = [*ca, "--tls-cert", others.client_cert, "--tls-key", others.client_key]
-    with new_server(tls(files, mutual=True, tokens=("secret",))) as thread:
-        assert "asks for no token, found one that does" in complaint(capsys, thread.target, *mine)
-        found = complaint(capsys, thread.target, *mine, "--token-file", tmp_path / "wrong")
-        assert "Expected our token to be accepted" in found
-        found = complaint(capsys, thread.target, *theirs, "--token-file", tmp_path / "right")
-        assert "Expected our certificate to be accepted" in found
-        found = complaint(capsys, thread.target, *ca, "--token-file", tmp_path / "right")
-        assert "asks for no certificate, found one that does" in found
+    shown = expired if "expired" in kind else others if "another" in kind else files
+    secure, tokens = "TLS" in kind, ("secret",) if "token" in kind else ()
+    credentials = tls(shown, mutual="mutual" in kind, tokens=tokens) if secure else ServerCredentials(tokens=tokens)
+    with new_server(credentials) as thread:
+        given = options.format(files=files, others=others, expired=expired, folder=tmp_path).split()
+        found = complaint(capsys, thread.target, *given)
+        assert found.startswith(f"Cannot use the server at {thread.target}: {expected.format(target=thread.target)}")
+
+
+def test_a_server_is_called_by_the_name_in_its_certificate_if_that_is_given(others: CertificateFiles) -> None:
+    with new_server(tls(others)) as thread:
+        assert main(["check", thread.target, "--tls-ca", str(others.ca), "--server-name", "other.example"]) == 0
+
+
+def test_check_says_when_there_is_nothing_to_talk_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for target, expected in (
+        (f"127.0.0.1:{port}", "nothing listens there (connection refused); start one with `fedstack serve`"),
+        ("no-such-host.invalid:8000", "there is no host of that name ("),
+        (f"unix:{tmp_path / 'none'}", "there is no such socket; start one with `fedstack serve --unix-socket`"),
+        (f"unix:{tmp_path / 'file'}", "it is not a socket (a file of another kind); "),
+        (f"unix:{tmp_path}", "it is not a socket (a folder); "),
+    ):
+        assert complaint(capsys, target).startswith(f"Cannot use the server at {target}: {expected}")
 
 
 def test_what_nobody_asks_for_is_not_called_accepted(
@@ -283,16 +259,8 @@ def test_grpc_adds_nothing_to_what_check_says(files: CertificateFiles, target: s
                 command = [sys.executable, "-m", "fedstack", "check", dialled, *map(str, options)]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=60)
                 if done.returncode:
-                    assert done.stderr.startswith("fedstack check: error: Expected ")
+                    assert done.stderr.startswith("fedstack check: error: Cannot use the server at ")
                 assert done.stderr.count("\n") == done.returncode
-
-
-def test_check_says_when_the_token_is_missing_or_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("wrong")
-    with new_server(ServerCredentials(tokens=("secret",))) as thread:
-        assert "asks for no token, found one that does" in complaint(capsys, thread.target)
-        assert "Expected our token to be accepted" in complaint(capsys, thread.target, "--token-file", token_file)
 
 
 @pytest.mark.parametrize("command", ["check", "status"])
@@ -336,7 +304,7 @@ def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.Capture
             with socket.create_connection(("127.0.0.1", port)) as last:
                 last.sendall(b"q")
             thread.join()
-    assert found.startswith(f"Expected a gRPC server at 127.0.0.1:{port}, found one that talks something else")
+    assert found == f"Cannot use the server at 127.0.0.1:{port}: it does not talk gRPC; correct host and port"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a process that can be paused")
@@ -351,7 +319,7 @@ def test_a_server_that_is_paused_is_said_not_to_answer(
             server.process.send_signal(signal.SIGSTOP)
             for command in ("check", "status"):
                 assert main([command, server.target, "--timeout", "0.5", *map(str, ours)]) == 1
-                expected = f"Expected an answer from {server.target}, found that it accepts connections and does not"
+                expected = f"Cannot use the server at {server.target}: it does not answer (it accepts connections, and "
                 assert expected in capsys.readouterr().err
 
 
@@ -371,7 +339,7 @@ def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
             with contextlib.suppress(BlockingIOError):
                 client.connect(str(path))
         found = complaint(capsys, f"unix:{path}", "--timeout", "0.5")
-    assert found.startswith(f"Expected an answer from unix:{path}, found that it accepts connections and does not")
+    assert found.startswith(f"Cannot use the server at unix:{path}: it does not answer (it accepts connections, and ")
 
 
 @pytest.mark.parametrize("command", ["check", "status"])
@@ -384,7 +352,7 @@ def test_the_time_that_is_given_is_the_one_that_is_waited_and_named(
             begun = time.monotonic()
             assert main([command, target, "--timeout", given]) == 1
             assert float(given) <= time.monotonic() - begun < float(given) + slack
-            assert f"does not answer within {given} s; " in capsys.readouterr().err
+            assert f"says nothing within {given} s); " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["0", "inf", "1e10"])
@@ -394,22 +362,13 @@ def test_a_time_that_cannot_be_waited_is_wrong_usage(given: str, capsys: pytest.
     assert f"expected a number of seconds from 0.001 to 86400, found {given!r}" in capsys.readouterr().err
 
 
-def test_what_is_no_socket_is_not_called_one_that_was_left_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    assert f"Expected a socket at {file}, found a file of another kind; " in complaint(capsys, f"unix:{file}")
-    assert f"Expected a socket at {tmp_path}, found a folder; " in complaint(capsys, f"unix:{tmp_path}")
-
-
 @pytest.mark.parametrize("command", ["check", "status"])
 def test_a_failure_can_be_json_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "no-such-host.invalid:8000", "--json"]) == 1
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert (found["ok"], found["target"], err) == (False, "no-such-host.invalid:8000", "")
-    assert "found none named" in found["error"]
+    assert "there is no host of that name" in found["error"]
 
 
 @pytest.mark.parametrize(

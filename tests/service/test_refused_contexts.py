@@ -11,10 +11,8 @@ import attrs
 import federated_language as fl
 import numpy as np
 import pytest
-
-pytest.importorskip("cryptography")
-
 from calling import on_loop
+from certificate_files import CertificateFiles
 from echo_service import EchoService
 
 import fedstack
@@ -22,7 +20,6 @@ from fedstack import errors
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.pool.worker_pool import local_worker_pool
-from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
@@ -39,16 +36,6 @@ CLOSED_POOL = "Expected an open pool of workers, found it closed"
 @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
 def total(values: Any) -> Any:
     return fl.federated_sum(values)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    return make_test_certificates(tmp_path_factory.mktemp("others"), ["other.example"])
 
 
 @pytest.fixture
@@ -90,33 +77,25 @@ def failure(targets: Any, credentials: ClientCredentials | None = None, **option
 
 Case = tuple[ServerCredentials | None, ClientCredentials | None, str]
 CASES: dict[str, Callable[[CertificateFiles, CertificateFiles], Case]] = {
-    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "with TLS at {}, found one without"),
-    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "without TLS at {}, found one with"),
-    "another name": lambda files, others: (
-        of_server(others),
-        of_client(others),
-        "a certificate for 127.0.0.1 at {}, found one for other names",
-    ),
-    "untrusted": lambda files, others: (
-        of_server(files),
-        of_client(others),
-        "an authority that we trust at {}, found another",
-    ),
-    "no token": lambda files, others: (ServerCredentials(tokens=("a",)), None, "at {} that asks for no token"),
+    "TLS asked of plaintext": lambda files, others: (None, of_client(files), "it does not talk TLS, and was dialled"),
+    "plaintext asked of TLS": lambda files, others: (of_server(files), None, "it talks TLS, and was dialled without"),
+    "another name": lambda files, others: (of_server(others), of_client(others), "its certificate is for other names"),
+    "untrusted": lambda files, others: (of_server(files), of_client(others), "its certificate is not from an auth"),
+    "no token": lambda files, others: (ServerCredentials(tokens=("a",)), None, "it asks for a token"),
     "wrong token": lambda files, others: (
         attrs.evolve(of_server(files, mutual=True), tokens=("a",)),
         attrs.evolve(of_client(files), token="b"),
-        "our token to be accepted at {}",
+        "it does not accept our token",
     ),
     "no certificate": lambda files, others: (
         of_server(files, mutual=True),
         ClientCredentials.from_files(root_certificates=files.ca),
-        "at {} that asks for no certificate, found one that does",
+        "it asks for a certificate of ours",
     ),
     "wrong certificate": lambda files, others: (
         of_server(files, mutual=True),
         attrs.evolve(of_client(others), root_certificates=files.ca.read_bytes()),
-        "our certificate to be accepted at {}",
+        "it does not accept our certificate",
     ),
 }
 
@@ -131,9 +110,8 @@ def test_what_does_not_become_right_by_waiting_is_said_at_once(
         found = failure(thread.target, of_ours, connect_seconds=CONNECT_SECONDS)
         assert time.monotonic() - begun < SOON
         assert isinstance(found, errors.AuthenticationError)
-        assert expected.format(thread.target) in str(found)
-        assert str(found).count(thread.target) == 1
-        assert set(found.causes) == {thread.target}
+        assert str(found).startswith(f"Cannot use the server at {thread.target}: {expected}")
+        assert str(found).endswith(found.causes[thread.target])
 
 
 def test_a_key_of_another_certificate_is_noticed_before_anybody_is_dialled(
@@ -162,7 +140,7 @@ def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
         "with `fedstack check`:"
     )
     assert [line.split(": ")[0].strip() for line in lines] == targets
-    assert lines[0] == f"  {nobody}: nobody listens there (connection refused)"
+    assert lines[0] == f"  {nobody}: nothing listens there (connection refused)"
     assert lines[1] == f"  {targets[1]}: there is no such socket"
     assert lines[2].startswith(f"  {targets[2]}: there is no host of that name")
     assert lines[3] == f"  {refusing.target}: it asks for a token; give ClientCredentials(token=...)"
@@ -177,7 +155,7 @@ def test_one_worker_that_is_away_is_not_spoken_of_as_several(times: int, nobody:
     found = failure([nobody] * times, connect_seconds=3, retry_policy=fedstack.RetryPolicy.none())
     assert str(found) == (
         "Expected the worker to be ready, found that it is not; start it with `fedstack serve`, and ask it with "
-        f"`fedstack check`:\n  {nobody}: nobody listens there (connection refused)"
+        f"`fedstack check`:\n  {nobody}: nothing listens there (connection refused)"
     )
 
 

@@ -21,11 +21,9 @@ import attrs
 import federated_language as fl
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2
-
-pytest.importorskip("cryptography")
-
 from calling import WALL, call, on_loop
+from certificate_files import CertificateFiles, write_certificates
+from grpc_health.v1 import health_pb2
 
 import fedstack
 from fedstack import errors
@@ -33,7 +31,6 @@ from fedstack.__main__ import main
 from fedstack.command_line import serve_command
 from fedstack.command_line.command import UsageError
 from fedstack.command_line.log_format import JsonFormatter
-from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServerLimits, ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
@@ -45,11 +42,6 @@ from fedstack.transport.wire.status import code_of
 
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
 SERVING, NOT_SERVING = 1, 2
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def options_of(*arguments: object) -> argparse.Namespace:
@@ -141,11 +133,10 @@ def test_certificates_that_have_expired_are_warned_of(
 ) -> None:
     serve_command.make_server(options_of(*tls_options(files), "--tls-client-ca", files.ca))
     assert caplog.records == []
-    expired = make_test_certificates(tmp_path, days=0)
-    serve_command.make_server(options_of(*tls_options(expired), "--tls-client-ca", expired.ca))
-    for record, option, file in zip(
-        caplog.records, ("--tls-cert", "--tls-client-ca"), (expired.server_cert, expired.ca), strict=True
-    ):
+    expired = write_certificates(tmp_path, expired=True)
+    file = expired.server_cert
+    serve_command.make_server(options_of(*tls_options(expired), "--tls-client-ca", file))
+    for record, option in zip(caplog.records, ("--tls-cert", "--tls-client-ca"), strict=True):
         told = f"Expected a certificate that is valid today in {option}, found of {file} that it expired on "
         assert record.getMessage().startswith(told)
 

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import attrs
 import pytest
-
-pytest.importorskip("cryptography")
-
 from calling import WALL, call, on_loop, path_of
+from certificate_files import CertificateFiles, write_certificates
 from echo_service import ECHO, EchoService
 
 from fedstack import errors
-from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.refusal_log import RefusalLog
 from fedstack.service.server.server_thread import ServerThread
@@ -29,17 +26,6 @@ HEALTH = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 # A refusal is final only when gRPC has tried again for a while; tests need not wait for that.
 SOON = 5.0
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
-    """Certificates of another authority, for another host."""
-    return make_test_certificates(tmp_path_factory.mktemp("others"), ["other.example"])
 
 
 def server_credentials(files: CertificateFiles, *, mutual: bool = False) -> ServerCredentials:
@@ -240,7 +226,7 @@ def copied(files: CertificateFiles, folder: Path) -> CertificateFiles:
 def test_certificates_and_authority_are_read_again_when_their_files_change(
     tmp_path: Path, files: CertificateFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    new = make_test_certificates(tmp_path / "new")
+    new = write_certificates(tmp_path / "new")
     served = copied(files, tmp_path / "served")
     old_client, new_client = client_credentials(files, mutual=True), client_credentials(new, mutual=True)
     with ServerThread(GrpcServer([EchoService()], credentials=server_credentials(served, mutual=True))) as thread:

@@ -5,9 +5,9 @@ import contextlib
 import grpc
 import grpc.aio
 import pytest
+from certificate_files import write_certificates
 
 from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
-from fedstack.service.server.certificates import make_test_certificates
 from fedstack.service.server.limits import ServerLimits
 from fedstack.transport.grpc import channels
 from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
@@ -20,13 +20,13 @@ _SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    return make_test_certificates(tmp_path_factory.mktemp("certificates"))
+    return write_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
     """Certificates of an authority that nobody here trusts, for names that are not dialled."""
-    return make_test_certificates(tmp_path_factory.mktemp("others"), names=["elsewhere"])
+    return write_certificates(tmp_path_factory.mktemp("others"), names=["elsewhere"])
 
 
 async def echo(request, context):
@@ -136,7 +136,7 @@ async def test_a_server_may_have_another_name_than_the_one_dialled(others):
 async def test_a_server_of_another_authority_is_not_trusted(certificates, others):
     async with serving(tls(certificates)) as address:
         with pytest.raises(
-            AuthenticationError, match=f"Expected to reach the server at {address}, found that its cert"
+            AuthenticationError, match=f"Cannot use the server at {address}: its certificate is not from an"
         ):
             await answer_from(address, ClientCredentials.from_files(root_certificates=others.ca))
         with pytest.raises(AuthenticationError, match="an authority that we trust; give the right root_certificates"):
@@ -150,7 +150,7 @@ async def test_a_server_of_another_name_is_not_trusted(others):
 
 
 async def test_a_certificate_that_has_run_out_is_not_trusted(tmp_path):
-    files = make_test_certificates(tmp_path, days=0)
+    files = write_certificates(tmp_path, expired=True)
     async with serving(tls(files)) as address:
         with pytest.raises(AuthenticationError):
             await answer_from(address, ClientCredentials.from_files(root_certificates=files.ca))
@@ -167,13 +167,14 @@ async def test_a_server_that_hangs_up_may_want_credentials(certificates):
         # From this side it looks as if the server had crashed, so it is a retryable error.
         for credentials in (None, ClientCredentials.from_files(root_certificates=certificates.ca)):
             with pytest.raises(
-                WorkerUnavailableError, match="found that it hangs up at once; .* which credentials it asks for"
+                WorkerUnavailableError,
+                match=": it hangs up at once; .* it asks for certificate and private_key",
             ):
                 await answer_from(address, credentials)
 
 
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path):
-    with pytest.raises(WorkerUnavailableError, match="Expected to reach the server at unix:.* there is no such socket"):
+    with pytest.raises(WorkerUnavailableError, match="Cannot use the server at unix:.*: there is no such socket"):
         await answer_from(f"unix:{tmp_path}/s")
 
 

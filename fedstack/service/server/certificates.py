@@ -18,7 +18,7 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 except ModuleNotFoundError as error:
     raise ImportError('making certificates needs cryptography: pip install "fedstack[certs]"') from error
 
@@ -28,6 +28,9 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
 _MAX_NAME = 253
 _CLOCKS_DIFFER_BY = datetime.timedelta(hours=1)
+# Of all usages that a key may have, in their order, those to sign certificates and lists of revoked ones.
+_SIGNS_CERTIFICATES = x509.KeyUsage(*[False] * 5, *[True] * 2, *[False] * 2)
+_CRITICAL = (ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE)
 
 
 @attrs.frozen
@@ -92,10 +95,7 @@ def make_test_certificates(
             "write over them with --force"
         )
     alternatives = x509.SubjectAlternativeName([_general_name(name) for name in names])
-    authority = _Authority(datetime.timedelta(days=days))
-    server = authority.issue("fedstack test server", ExtendedKeyUsageOID.SERVER_AUTH, alternatives)
-    client = authority.issue("fedstack test client", ExtendedKeyUsageOID.CLIENT_AUTH, None)
-    contents = (_pem(authority.certificate), _pem(server[0]), _key_pem(server[1]), _pem(client[0]), _key_pem(client[1]))
+    contents = _contents(alternatives, datetime.timedelta(days=days))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in zip(files, contents):
@@ -116,55 +116,44 @@ def _unusable(folder: Path, error: OSError) -> InvalidValueError:
     )
 
 
-class _Authority:
-    """Signs certificates, as long as it is in memory."""
+def _contents(alternatives: x509.SubjectAlternativeName, validity: datetime.timedelta) -> Sequence[bytes]:
+    """Returns what goes into the files, in their order."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    ca_key, server_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    issuer = _name("fedstack test authority")
+    # Verifiers that go by RFC 5280 to the letter, as Python's does from 3.13 on, want both identifiers.
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
-    def __init__(self, validity: datetime.timedelta) -> None:
-        self._now = datetime.datetime.now(datetime.timezone.utc)
-        self._validity = validity
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name("fedstack test authority")
-        self.certificate = (
-            self._builder(self._name, self._key)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_key_usage(signs_certificates=True), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
+    def signed(subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        first, last = now - _CLOCKS_DIFFER_BY, now + validity
+        serial_number = x509.random_serial_number()
+        builder = x509.CertificateBuilder(issuer, subject, key.public_key(), serial_number, first, last)
+        for extension in (*extensions, own, signer):
+            builder = builder.add_extension(extension, critical=extension.oid in _CRITICAL)
+        return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(
-        self, name: str, usage: x509.ObjectIdentifier, alternatives: x509.SubjectAlternativeName | None
-    ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-        """Returns a new certificate and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = (
-            self._builder(_name(name), key)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        )
-        if alternatives is not None:
-            builder = builder.add_extension(alternatives, critical=False)
-        return builder.sign(self._key, hashes.SHA256()), key
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        public = key.public_key()
-        # Verifiers that go by RFC 5280 to the letter, as Python's does from 3.13 on, want both identifiers.
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(self._now - _CLOCKS_DIFFER_BY)
-            .not_valid_after(self._now + self._validity)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(authority, critical=False)
-        )
+    no_authority = x509.BasicConstraints(ca=False, path_length=None)
+    for_server, for_client = (
+        x509.ExtendedKeyUsage([usage]) for usage in (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+    )
+    return (
+        signed(issuer, ca_key, x509.BasicConstraints(ca=True, path_length=0), _SIGNS_CERTIFICATES),
+        signed(_name("fedstack test server"), server_key, no_authority, for_server, alternatives),
+        _pem(server_key),
+        signed(_name("fedstack test client"), client_key, no_authority, for_client),
+        _pem(client_key),
+    )
 
 
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -181,27 +170,3 @@ def _general_name(name: str) -> x509.GeneralName:
             f"Expected a host name or an IP address, found {name!r}; give it as clients will dial it, without a port"
         )
     return x509.DNSName(encoded)
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )

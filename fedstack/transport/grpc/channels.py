@@ -17,8 +17,8 @@ our own, heartbeats tell more. Servers ping as clients do, to notice clients tha
 from typing import TYPE_CHECKING, TypeAlias
 
 from fedstack.errors import InvalidValueError
+from fedstack.transport.grpc.certificate_checks import why_no_pair, why_no_roots
 from fedstack.transport.grpc.credentials import ClientCredentials, channel_credentials
-from fedstack.transport.grpc.key_pairs import why_no_pair, why_no_roots
 from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.fork_guard import fork_guard
 

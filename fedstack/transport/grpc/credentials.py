@@ -16,8 +16,8 @@ import attrs
 
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.transport.grpc.certificate_checks import why_no_pair, why_no_roots
 from fedstack.transport.grpc.file_watch import FileWatch, Renewed
-from fedstack.transport.grpc.key_pairs import why_no_pair, why_no_roots
 
 if TYPE_CHECKING:
     import grpc

@@ -17,11 +17,11 @@ from fedstack.errors import (
 from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, ClientCredentials
-from fedstack.transport.grpc.diagnosis import ARGUMENTS, DEFAULT_PATIENCE, Patience, Words, diagnosis_of, token_refused
+from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.connection import Connection
-from fedstack.transport.wire.connection_errors import NO_ANSWER
+from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words
 from fedstack.transport.wire.status import RemoteTraceback, error_from_status
 
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -39,6 +39,7 @@ _STATUS_SECONDS = 0.25
 # How long calls that go on over a connection that takes no new ones may take to end.
 _OLD_CALLS_SECONDS = 600.0
 _LOOK_SECONDS = 0.005
+_TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 
 
 class GrpcConnection:
@@ -93,7 +94,7 @@ class GrpcConnection:
                 open_channel,
                 self._target,
                 self._credentials,
-                plaintext_advice=self._words.plaintext_token,
+                plaintext_advice=f"give {self._words.authority}, or {_TUNNEL}",
                 options=self._options,
             )
         return self._channel

@@ -1,4 +1,4 @@
-"""Says in a few words why a peer cannot be reached; gRPC's own are many, and differ from release to release."""
+"""The causes for which a peer cannot be reached or used: one table, for what gRPC says and for what probing finds."""
 
 import re
 from collections.abc import Mapping
@@ -9,12 +9,39 @@ from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailabl
 
 
 @attrs.frozen
+class Words:
+    """What the parts of the credentials are called where they are given."""
+
+    authority: str
+    certificate: str
+    server_name: str
+    token: str
+    no_tls: str
+
+
+ARGUMENTS = Words(
+    authority="root_certificates",
+    certificate="certificate and private_key",
+    server_name="server_name",
+    token="ClientCredentials(token=...)",
+    no_tls="certificates",
+)
+OPTIONS = Words(
+    authority="--tls-ca",
+    certificate="--tls-cert and --tls-key",
+    server_name="--server-name",
+    token="--token-file",
+    no_tls="the TLS options",
+)
+
+
+@attrs.frozen
 class Reason:
     """Why a peer cannot be reached or used.
 
     Attributes:
-      found: What is wrong, as in "nobody listens there".
-      advice: What to do about it.
+      found: What is wrong, as in "nothing listens there".
+      advice: What to do about it. Fields in braces are the `Words` and the address.
       error: What to raise; an error that is not retryable says that waiting does not help.
     """
 
@@ -22,55 +49,96 @@ class Reason:
     advice: str
     error: type[FedstackError] = WorkerUnavailableError
 
-    def error_at(self, address: str) -> FedstackError:
-        """Returns the error to raise; its `causes` have the reason once more, for lists of workers."""
-        error = self.error(f"Expected to reach the server at {address}, found that {self.found}; {self.advice}")
-        error.causes = {address: self.found}
+    def error_at(self, address: str, why: str = "", words: Words = ARGUMENTS) -> FedstackError:
+        """Returns the error to raise; its `causes` have the reason once more, for lists of workers.
+
+        Args:
+          address: The peer.
+          why: More about what is wrong, in a few words.
+          words: What to call the parts of the credentials.
+        """
+        found = f"{self.found} ({why})" if why else self.found
+        advice = self.advice.format(address=address, **attrs.asdict(words))
+        error = self.error(f"Cannot use the server at {address}: {found}; {advice}")
+        # What to do about peers that are away is the same for all of a list, and stands at its head.
+        error.causes = {address: f"{found}; {advice}" if self.error is AuthenticationError else found}
         return error
 
 
-NOBODY = Reason("nobody listens there (connection refused)", "start one with `fedstack serve`, or correct the address")
+NOT_LISTENING = Reason(
+    "nothing listens there (connection refused)", "start one with `fedstack serve`, or correct the address"
+)
 NO_SOCKET = Reason("there is no such socket", "start one with `fedstack serve --unix-socket`, or correct the path")
+NOT_A_SOCKET = Reason("it is not a socket", "give the path that the server was given as --unix-socket")
+LEFT_BEHIND = Reason("nothing listens there: its server left the socket behind", "start it again")
 NO_HOST = Reason("there is no host of that name", "correct the name")
-_NO_WAY = Reason("there is no way to it from here", "correct the address, and look for a firewall in between")
-NO_ANSWER = Reason("it does not answer", "see whether it is busy, and look for a firewall in between")
+NO_WAY = Reason("there is no way to it from here", "correct the address, and look for a firewall in between")
+NO_ANSWER = Reason(
+    "it does not answer", "see whether it is busy or paused, look for a firewall in between, or correct the address"
+)
 BROKEN_OFF = Reason("the connection broke off", "see whether it still runs")
-_HANGS_UP = Reason("it hangs up at once", "see whether it talks gRPC, and which credentials it asks for")
-_OTHER_LANGUAGE = Reason("it talks something else than gRPC", "correct host and port")
-_NO_TLS = Reason("it does not talk TLS", "correct the address, or dial without TLS", AuthenticationError)
-_OTHER_NAME = Reason(
-    "its certificate is for another name",
-    "dial the name that it is for, or give that as server_name",
+HANGS_UP = Reason("it hangs up at once", "see whether it runs and talks gRPC, and whether it asks for {certificate}")
+OTHER_LANGUAGE = Reason("it does not talk gRPC", "correct host and port")
+NO_TLS = Reason(
+    "it does not talk TLS, and was dialled with TLS",
+    "dial grpc://{address} without {no_tls}, or correct the address",
     AuthenticationError,
 )
-_UNTRUSTED = Reason(
-    "its certificate is not from an authority that we trust", "give the right root_certificates", AuthenticationError
-)
-_NOT_VALID = Reason("its certificate is not valid today", "give it a new one, or set the clock", AuthenticationError)
-_UNUSABLE = Reason(
-    "our own certificates or key cannot be used",
-    "see whether the files are whole and fit each other",
+TLS = Reason(
+    "it talks TLS, and was dialled without",
+    "give the certificate of its authority with {authority}",
     AuthenticationError,
 )
-_NO_HANDSHAKE = Reason(
-    "it and we do not agree about TLS", "see that each side trusts the other's certificate", AuthenticationError
+OTHER_NAME = Reason(
+    "its certificate is for other names",
+    "dial a name that it is for, or give that as {server_name}",
+    AuthenticationError,
 )
-# The first that fits counts.
-_REASONS = (
-    (re.compile(r"connection refused", re.IGNORECASE), NOBODY),
-    (re.compile(r"no such file or directory", re.IGNORECASE), NO_SOCKET),
-    (re.compile(r"errors resolving|DNS resolution|name not found|lookup", re.IGNORECASE), NO_HOST),
-    (re.compile(r"WRONG_VERSION_NUMBER"), _NO_TLS),
-    (re.compile(r"hostname verification|not in peer certificate", re.IGNORECASE), _OTHER_NAME),
-    (re.compile(r"has expired|not yet valid", re.IGNORECASE), _NOT_VALID),
-    (re.compile(r"CERTIFICATE_VERIFY_FAILED"), _UNTRUSTED),
-    (re.compile(r"create security handshaker", re.IGNORECASE), _UNUSABLE),
-    (re.compile(r"handshake failed|verification check failed", re.IGNORECASE), _NO_HANDSHAKE),
-    (re.compile(r"no route|unreachable", re.IGNORECASE), _NO_WAY),
-    (re.compile(r"http1|missing expected", re.IGNORECASE), _OTHER_LANGUAGE),
-    (re.compile(r"time(d )?out", re.IGNORECASE), NO_ANSWER),
-    (re.compile(r"failed to connect.*(closed|reset|end of tcp)", re.IGNORECASE | re.DOTALL), _HANGS_UP),
-    (re.compile(r"closed|reset|broken pipe|recvmsg|sendmsg|goaway|end of tcp", re.IGNORECASE), BROKEN_OFF),
+UNTRUSTED = Reason(
+    "its certificate is not from an authority that we trust", "give the right {authority}", AuthenticationError
+)
+NOT_VALID = Reason(
+    "its certificate, or its authority's, is not valid today",
+    "give the server a new one, or set the clock of this machine",
+    AuthenticationError,
+)
+NO_HANDSHAKE = Reason(
+    "it and we do not agree about TLS",
+    "see that each side trusts the other's certificate, and that ours and its key are usable",
+    AuthenticationError,
+)
+WANTS_CERTIFICATE = Reason("it asks for a certificate of ours", "give {certificate}", AuthenticationError)
+CERTIFICATE_REFUSED = Reason(
+    "it does not accept our certificate",
+    "give one from an authority that it trusts with {certificate}",
+    AuthenticationError,
+)
+CERTIFICATE_NOT_VALID = Reason(
+    "it does not accept our certificate",
+    "give a new one with {certificate}, or set the clock of this machine",
+    AuthenticationError,
+)
+WANTS_TOKEN = Reason("it asks for a token", "give {token}", AuthenticationError)
+TOKEN_NOT_ACCEPTED = Reason("it does not accept our token", "give the right {token}", AuthenticationError)
+
+# How gRPC words some of them, which differs from release to release. The first that fits counts.
+_IN_GRPCS_WORDS = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), reason)
+    for pattern, reason in (
+        ("connection refused", NOT_LISTENING),
+        ("no such file or directory", NO_SOCKET),
+        ("errors resolving|DNS resolution|name not found|lookup", NO_HOST),
+        ("wrong_version_number", NO_TLS),
+        ("hostname verification|not in peer certificate", OTHER_NAME),
+        ("has expired|not yet valid", NOT_VALID),
+        ("certificate_verify_failed", UNTRUSTED),
+        ("create security handshaker|handshake failed|verification check failed", NO_HANDSHAKE),
+        ("no route|unreachable", NO_WAY),
+        ("http1|missing expected", OTHER_LANGUAGE),
+        ("time(d )?out", NO_ANSWER),
+        ("failed to connect.*(closed|reset|end of tcp)", HANGS_UP),
+        ("closed|reset|broken pipe|recvmsg|sendmsg|goaway|end of tcp", BROKEN_OFF),
+    )
 )
 # How messages begin that are gRPC's own; all others are what a peer says.
 _OWN = re.compile(
@@ -85,7 +153,7 @@ def reason_of(message: str) -> Reason | None:
     """Returns the reason in a message of gRPC's; `None` for one that a peer sent, or that is new."""
     if not _OWN.match(message):
         return None
-    return next((reason for pattern, reason in _REASONS if pattern.search(message)), None)
+    return next((reason for pattern, reason in _IN_GRPCS_WORDS if pattern.search(message)), None)
 
 
 def listed(causes: Mapping[str, str]) -> str:
