@@ -1,7 +1,9 @@
 """Small creations are kept back until something is computed of them: most computations are one call then."""
 
+import asyncio
 import gc
 import random
+import threading
 
 import federated_language as fl
 import numpy as np
@@ -14,7 +16,9 @@ from fedstack.errors import LeafError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote import extended_session
 from fedstack.executors.remote.pending_creations import Creation, PendingCreations
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
 
+WALL = 20.0
 INT = fl.TensorType(np.int32)
 
 
@@ -85,6 +89,21 @@ def test_bytes_are_counted():
     assert made.bytes == creations[1].ByteSize()
     made.arrived(made.everything_unsent(), created=True)
     assert (made.bytes, len(made)) == (0, 0)
+
+
+def test_there_is_room_for_so_many_that_nobody_is_sending():
+    made = PendingCreations(most=2)
+    assert [made.add_if_room(Creation(id=name)) for name in "abc"] == [True, True, False]
+    assert len(made) == 2
+    made.needed_for(["a"])
+    assert made.add_if_room(Creation(id="c"))
+
+
+def test_there_is_room_for_so_many_bytes():
+    made = PendingCreations(most_bytes=2 * Creation(id="a").ByteSize())
+    assert [made.add_if_room(Creation(id=name)) for name in "abc"] == [True, True, False]
+    made.drop(["a"])
+    assert made.add_if_room(Creation(id="c"))
 
 
 def test_what_nobody_needs_is_forgotten_here_and_never_spoken_of():
@@ -198,6 +217,22 @@ async def test_structs_and_selections_are_kept_back_too(executor, connection):
     assert kinds == ["value", "struct", "selection"]
 
 
+async def test_what_is_kept_back_does_not_wait_for_the_transport(executor, connection):
+    function = await executor.create_value(add)
+    held, go_on = threading.Event(), threading.Event()
+    io_loop.call_soon(lambda: held.set() or go_on.wait(WALL))
+    assert await asyncio.to_thread(held.wait, WALL)
+    try:
+        pair = await executor.create_struct([await executor.create_value(number, INT) for number in (1, 2)])
+        called = await executor.create_call(function, pair)
+        summed = await executor.create_struct({"pair": pair, "sum": called})
+        member = await executor.create_selection(summed, 1)
+    finally:
+        go_on.set()
+    assert await member.compute() == 3
+    assert connection.methods == ["OpenSession", "Load", "ComputeNow"]
+
+
 async def test_what_nobody_computes_is_never_sent(executor, connection):
     unused = [await executor.create_value(number, INT) for number in range(10)]
     assert await (await sum_of(executor, 1, 2)).compute() == 3
@@ -300,6 +335,14 @@ async def test_what_is_kept_back_is_bounded_in_number(executor, connection, serv
     assert [len(call.request.creation) for call in connection.of("Create")] == [6, 6]
     assert service.status().values == 12
     assert [await value.compute() for value in values] == list(range(14))
+
+
+async def test_many_who_find_the_backlog_full_at_once_send_it_together(executor, connection, monkeypatch):
+    monkeypatch.setattr(extended_session, "_MAX_PENDING", 5)
+    await executor.create_value(0, INT)
+    values = await asyncio.gather(*(executor.create_value(number, INT) for number in range(1, 20)))
+    assert [len(call.request.creation) for call in connection.of("Create")] == [6, 6, 6]
+    assert await asyncio.gather(*(value.compute() for value in values)) == list(range(1, 20))
 
 
 async def test_what_is_kept_back_is_bounded_in_bytes(executor, connection):

@@ -19,7 +19,13 @@ from fedstack.errors import (
     StaleSessionError,
     WorkerUnavailableError,
 )
-from fedstack.executors import RemoteExecutor
+from fedstack.executors import (
+    ComposingExecutor,
+    LeafExecutor,
+    ReferenceResolvingExecutor,
+    RemoteExecutor,
+    SequenceExecutor,
+)
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -380,6 +386,14 @@ async def test_a_result_of_many_small_arrays_is_not_crammed_into_one_answer(exec
     assert len(await value.compute()) == 100
     assert connection.methods == ["OpenSession", "UploadValue", "ComputeNow", "DownloadValue"]
     assert next(sizes for method, sizes in connection.received if method == "ComputeNow") == [0]
+
+
+async def test_a_composing_executor_spreads_phases_over_remote_executors(make_remote, connection):
+    children = [make_remote(2), make_remote(1)]
+    executor = ReferenceResolvingExecutor(ComposingExecutor(SequenceExecutor(LeafExecutor()), children, [2, 1]))
+    assert await (await called(executor, total, [1, 2, 3], INTS)).compute() == 6
+    assert sorted(connection.methods) == ["OpenSession", "OpenSession", "RunPhase", "RunPhase"]
+    executor.close()
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, 10**12, "2", None, float("nan")])

@@ -30,6 +30,8 @@ from fedstack.errors import (
 )
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.fleet.workers import Worker, Workers
+from fedstack.executors.remote.remote_phases import RemotePhases
+from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
@@ -425,7 +427,7 @@ def test_the_cause_of_a_loss_is_told_though_the_worker_was_found_well_again_mean
 
     workers = WellAtOnce([ExecutorStub(GrpcConnection(parse_target("worker:1")))])
     (worker,) = workers
-    sessions = WorkerSessions(workers, lambda worker: fedstack.RemoteExecutor(worker.stub))
+    sessions = WorkerSessions(workers, lambda worker: RemotePhases(SessionOpener(worker.stub)))
     lost = sessions.lost(worker, DeadlineExceededError("Expected a sign of life, found none"))
     assert lost.causes == {"worker:1": "Expected a sign of life, found none"}
     workers.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fedstack.errors import DeadlineExceededError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.fleet.workers import Worker, Workers
-from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.remote.remote_phases import RemotePhases
 
 _logger = logging.getLogger(__name__)
 # How long a worker that had no room is not asked again, as long as others have some.
@@ -19,33 +19,32 @@ class WorkerSessions:
 
     Args:
       workers: The workers.
-      make_remote: Makes an executor at a worker.
+      make_phases: Makes what runs phases at a worker.
       clock: Tells the time in seconds.
     """
 
     def __init__(
         self,
         workers: Workers,
-        make_remote: Callable[[Worker], RemoteExecutor],
+        make_phases: Callable[[Worker], RemotePhases],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers = workers
-        self._make_remote = make_remote
+        self._make_phases = make_phases
         self._clock = clock
-        self._remotes: dict[Worker, RemoteExecutor] = {}
+        self._phases: dict[Worker, RemotePhases] = {}
         self._full: dict[Worker, float] = {}  # when each was found so
 
-    def __iter__(self) -> Iterator[RemoteExecutor]:
-        return iter(list(self._remotes.values()))
+    def __iter__(self) -> Iterator[RemotePhases]:
+        return iter(list(self._phases.values()))
 
-    def at(self, worker: Worker) -> RemoteExecutor:
-        """Returns the executor at a worker that runs phases of any number of clients; it stays open."""
-        remote = self._remotes.get(worker)
-        if remote is None:
-            remote = self._make_remote(worker)
-            remote.set_cardinalities({})
-            remote = self._remotes.setdefault(worker, remote)  # another thread may have been quicker
-        return remote
+    def at(self, worker: Worker) -> RemotePhases:
+        """Returns what runs phases at a worker; it stays open."""
+        phases = self._phases.get(worker)
+        if phases is None:
+            # Another thread may have been quicker.
+            phases = self._phases.setdefault(worker, self._make_phases(worker))
+        return phases
 
     async def with_room(self, ready: Sequence[Worker], most: int) -> list[Worker]:
         """Returns the first workers that have room for a session, which is open then.
@@ -86,7 +85,7 @@ class WorkerSessions:
         if self._is_open(worker):
             return None
         try:
-            await self.at(worker).open_for_phases()
+            await self.at(worker).open()
         except ResourceLimitError as error:
             if worker not in self._full and len(self._workers) > 1:  # else the caller gets it as an error
                 _logger.warning("Doing without the worker at %s: %s", worker.address, error)
@@ -112,4 +111,4 @@ class WorkerSessions:
         return lost
 
     def __repr__(self) -> str:
-        return f"<WorkerSessions at {len(self._remotes)} workers>"
+        return f"<WorkerSessions at {len(self._phases)} workers>"

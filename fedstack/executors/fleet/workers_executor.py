@@ -218,11 +218,11 @@ class _WorkerSlice:
     ) -> PhaseResult:
         is_served = False
         try:
-            if self._worker.runs_phases and await self._phases.open_for_phases():
+            if self._worker.runs_phases and await self._phases.open():
                 is_served = True
                 return await self._phases.run_phase(phase, inputs, arguments, clients)
             remote = self._remote = self._remote or self._make_remote()
-            await remote.open_for_phases()  # what fails from here on fails at work
+            await remote.open()  # what fails from here on fails at work
             is_served = True
             return await self._value_by_value(remote, phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:

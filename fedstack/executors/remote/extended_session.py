@@ -5,25 +5,26 @@ import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
-from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.types.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.executors.remote.pending_creations import Creation, PendingCreations
 from fedstack.executors.remote.remote_sessions import (
+    CarrierRules,
     Computation,
+    Made,
     Named,
     PlainSession,
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote.remote_transfers import Packing, download, load, pack_value, read_response, upload
+from fedstack.executors.remote.remote_transfers import download, load, pack_value, read_response, upload
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
 from fedstack.transport.peers.executor_stub import FEATURES, LOAD, ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
+from fedstack.transport.wire.segments import Segment
 
 # Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
 _SMALL_BYTES = 64 << 10
@@ -59,68 +60,56 @@ class ExtendedSession(RemoteSession):
     def __init__(
         self, stub: ExecutorStub, executor: plain.ExecutorId, lease_seconds: float, peer: extended.HandshakeResponse
     ) -> None:
-        super().__init__(stub, executor, lease_seconds)
+        takes_code = PickledPython.DESCRIPTOR.full_name in peer.leaf_runtimes
+        super().__init__(stub, executor, CarrierRules(peer.same_process, takes_code), lease_seconds)
         self._peer = peer
-        self._pending = PendingCreations()
+        self._pending = PendingCreations(_MAX_PENDING, _MAX_PENDING_BYTES)
         self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
 
     @property
     def peer(self) -> extended.HandshakeResponse:
         return self._peer
 
-    def travelling(self, computation: Computation) -> Computation:
-        if self._peer.same_process:
-            return computation
-        return portable(computation, Destination(self._takes_code))
+    def put(self, payload: object, type_spec: Type) -> Made:
+        typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
+        if not segments and typed.ByteSize() <= _SMALL_BYTES:
+            return self._keep_back(Creation(id=_new_id(), value=typed))
+        return self._upload(extended.Upload(executor=self.executor, id=_new_id(), value=typed), segments)
 
-    @property
-    def _takes_code(self) -> bool:
-        return PickledPython.DESCRIPTOR.full_name in self._peer.leaf_runtimes
-
-    @property
-    def sends_code(self) -> bool:
-        return not self._peer.same_process and self._takes_code
-
-    @property
-    def travel_key(self) -> object:
-        return self._peer.same_process, self._takes_code
-
-    def pack(self, payload: object, type_spec: Type) -> Packing:
-        return pack_value(payload, type_spec, self._peer, self.stub)
-
-    async def put(self, packing: Packing) -> str:
-        value_id = uuid.uuid4().hex
-        typed = packing.typed
-        if not packing.segments and typed.ByteSize() <= _SMALL_BYTES:
-            return await self._keep_back(Creation(id=value_id, value=typed))
-        header = extended.Upload(executor=self.executor, id=value_id, value=typed)
-        with self._forgotten_on_failure(value_id):
-            await self._repeated(lambda: upload(self.stub, header, packing.segments))
-        return value_id
+    async def _upload(self, header: extended.Upload, segments: Sequence[Segment]) -> str:
+        with self._forgotten_on_failure(header.id):
+            await self._repeated(lambda: upload(self.stub, header, segments))
+        return header.id
 
     async def put_computation(self, computation: Computation) -> str:
-        creation = Creation(id=uuid.uuid4().hex, computation=computation)
+        creation = Creation(id=_new_id(), computation=computation)
         with self._forgotten_on_failure(creation.id):
             await self._send([creation])
         return creation.id
 
-    async def call(self, function: str, argument: str | None) -> str:
+    def call(self, function: str, argument: str | None) -> Made:
         call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
         if argument is not None:
             call.argument_ref.id = argument
-        return await self._keep_back(Creation(id=uuid.uuid4().hex, call=call), function, argument or "")
+        return self._keep_back(Creation(id=_new_id(), call=call), function, argument or "")
 
-    async def struct(self, members: Named) -> str:
+    def struct(self, members: Named) -> Made:
         struct = extended.CreateRequest.Struct(element=elements_of(members))
-        return await self._keep_back(Creation(id=uuid.uuid4().hex, struct=struct), *(value for _, value in members))
+        return self._keep_back(Creation(id=_new_id(), struct=struct), *(value for _, value in members))
 
-    async def selection(self, source: str, index: int) -> str:
+    def selection(self, source: str, index: int) -> Made:
         selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
-        return await self._keep_back(Creation(id=uuid.uuid4().hex, selection=selection), source)
+        return self._keep_back(Creation(id=_new_id(), selection=selection), source)
 
-    async def _keep_back(self, creation: Creation, *needs: str) -> str:
-        self._pending.add(creation, needs)
-        if self._pending.unsent > _MAX_PENDING or self._pending.unsent_bytes > _MAX_PENDING_BYTES:
+    def _keep_back(self, creation: Creation, *needs: str) -> Made:
+        if self._pending.add_if_room(creation, needs):
+            return creation.id
+        return self._send_with_others(creation, needs)
+
+    async def _send_with_others(self, creation: Creation, needs: Sequence[str]) -> str:
+        """Sends a creation with all that is kept back, unless others have sent that meanwhile."""
+        if not self._pending.add_if_room(creation, needs):
+            self._pending.add(creation, needs)
             with self._forgotten_on_failure(creation.id):
                 await self._send(self._pending.everything_unsent())
         return creation.id
@@ -203,3 +192,7 @@ class ExtendedSession(RemoteSession):
     async def renew(self) -> bool:
         response = await self.stub.renew_lease(extended.RenewLeaseRequest(executor=[self.executor]))
         return not response.unknown
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

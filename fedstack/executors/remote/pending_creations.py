@@ -17,12 +17,18 @@ Creation = CreateRequest.Creation
 class PendingCreations:
     """The creations that the peer is not known to have. Safe to use from several threads.
 
+    Args:
+      most: How many of them to keep back.
+      most_bytes: How many bytes of them to keep back.
+
     Attributes:
       bytes: How many bytes they take.
       unsent_bytes: How many bytes of these nobody is sending.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1000, most_bytes: int = 1 << 20) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
         self._pending: dict[str, tuple[Creation, tuple[str, ...], int]] = {}
         self._on_their_way: Counter[str] = Counter()
         self._perhaps_there: set[str] = set()
@@ -45,8 +51,17 @@ class PendingCreations:
         """How many of them nobody is sending."""
         return len(self._unsent)
 
+    def add_if_room(self, creation: Creation, needs: Sequence[str] = ()) -> bool:
+        """Adds a creation, unless it is time to send those that nobody is sending; returns whether it has."""
+        size = creation.ByteSize()
+        with self._lock:
+            if len(self._unsent) >= self._most or self.unsent_bytes + size > self._most_bytes:
+                return False
+            self._add(creation, needs, size)
+            return True
+
     def add(self, creation: Creation, needs: Sequence[str] = ()) -> None:
-        """Adds a creation.
+        """Adds a creation, however many there are.
 
         Args:
           creation: The creation.
@@ -54,10 +69,13 @@ class PendingCreations:
         """
         size = creation.ByteSize()
         with self._lock:
-            self._pending[creation.id] = (creation, tuple(needs), size)
-            self._needed.update(needs)
-            self.bytes += size
-            self._note_unsent(creation.id)
+            self._add(creation, needs, size)
+
+    def _add(self, creation: Creation, needs: Sequence[str], size: int) -> None:
+        self._pending[creation.id] = (creation, tuple(needs), size)
+        self._needed.update(needs)
+        self.bytes += size
+        self._note_unsent(creation.id)
 
     def needed_for(self, values: Iterable[str]) -> list[Creation]:
         """Returns what has to be created for some values, each after those that it uses, and marks it as on its way."""

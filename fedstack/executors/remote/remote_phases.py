@@ -1,11 +1,12 @@
 """Runs client phases in another process: one call there and back, whatever the phase has in it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
-from fedstack.errors import CarrierError, DeadlineExceededError, WorkerUnavailableError
+from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.placed_executor import FoldArguments, partial_states
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.folds.phase_sink import PhaseResult
@@ -15,24 +16,95 @@ from fedstack.executors.remote.phase_messages import code_versions, write_phase
 from fedstack.executors.remote.phase_results import ReceivedResult, read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, frames_of, packer_for, receive
+from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker
 
+_T = TypeVar("_T")
 _MAX_RESULT_BYTES = 1 << 40
 
 
-async def run_remote_phase(
+class RemotePhases:
+    """Runs client phases at one peer, each for any number of clients, in whatever session there is.
+
+    Args:
+      sessions: Where the phases run.
+    """
+
+    def __init__(self, sessions: SessionOpener) -> None:
+        self._sessions = sessions
+
+    @property
+    def has_session(self) -> bool:
+        """Whether there is a session, which nothing has been heard of that would end it."""
+        return self._sessions.current is not None
+
+    async def open(self) -> bool:
+        """Opens the session, if there is none yet; returns whether the peer runs client phases in it."""
+        peer = (await self._sessions.get()).session.peer
+        return peer is not None and peer.phases
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Runs a client phase at the peer, in one call.
+
+        Args:
+          phase: What to run.
+          inputs: A column of exactly those clients for each input of its program.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients, counted over the whole federation.
+
+        Raises:
+          CarrierError: If a leaf function cannot travel, or the peer runs no phases.
+          WorkerUnavailableError: If the peer has gone away.
+        """
+        return await self._in_session(lambda session: _run(session, phase, inputs, arguments, clients))
+
+    async def search_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
+    ) -> None:
+        """Lets the peer look for a client that ends its process, in child processes of its own.
+
+        Args:
+          phase: The phase.
+          inputs: A column of exactly those clients for each input of its program.
+          arguments: The server's arguments of its folds.
+          suspects: The clients.
+
+        Raises:
+          LeafError: If there is one, or several that do so together.
+          WorkerUnavailableError: If the peer has gone away.
+        """
+        await self._in_session(lambda session: _search(session, phase, inputs, arguments, suspects))
+
+    async def _in_session(self, work: Callable[[RemoteSession], Coroutine[Any, Any, _T]]) -> _T:
+        keeper = await self._sessions.get()
+        try:
+            return await self._sessions.watched(keeper, work(keeper.session))
+        except StaleSessionError:
+            # The peer was started anew, or the lease ran out; the work needs nothing of what was in the session.
+            keeper = await self._sessions.get()
+            return await self._sessions.watched(keeper, work(keeper.session))
+
+    async def end(self) -> None:
+        """Does what `close` does, on the transport's loop: several can be ended at the same time."""
+        await self._sessions.end()
+
+    def close(self) -> None:
+        """Ends the session. Idempotent; never raises."""
+        self._sessions.close()
+
+    def __repr__(self) -> str:
+        return f"<RemotePhases at {self._sessions.stub.address}>"
+
+
+async def _run(
     session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
 ) -> PhaseResult:
-    """Runs a phase for a range of clients at the peer of a session.
-
-    Raises:
-      CarrierError: If a leaf function cannot travel, or the peer runs no phases.
-      WorkerUnavailableError: If the peer has gone away.
-    """
     peer = session.peer
     if peer is None:
         raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
@@ -70,22 +142,9 @@ async def run_remote_phase(
     return received.complete()
 
 
-async def search_remote_phase(
+async def _search(
     session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
 ) -> None:
-    """Lets the peer of a session look for a client that ends its process, in child processes of its own.
-
-    Args:
-      session: The session.
-      phase: The phase.
-      inputs: A column of exactly those clients for each input of its program.
-      arguments: The server's arguments of its folds.
-      suspects: The clients.
-
-    Raises:
-      LeafError: If there is one, or several that do so together.
-      WorkerUnavailableError: If the peer has gone away.
-    """
     peer = session.peer
     assert peer is not None, "only peers that say so are asked to search"
     clients = suspects.clients
@@ -113,9 +172,9 @@ def _written(
 ) -> tuple[messages.PhaseRequest, Packer]:
     """Writes a phase for the peer of a session."""
     packer = packer_for(peer, session.stub)
-    versions = code_versions(phase) if session.sends_code else ()
-    key = session.travel_key
-    request = write_phase(phase, inputs, arguments, clients, packer, session.travelling, key, copies, versions)
+    carriers = session.carriers
+    versions = code_versions(phase) if carriers.sends_code else ()
+    request = write_phase(phase, inputs, arguments, clients, packer, carriers.portable, carriers, copies, versions)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer

@@ -2,17 +2,18 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol, TypeAlias
 
-from fedstack.computations.leaves.leaf_runtimes import Destination
+import attrs
+
+from fedstack.computations.leaves.leaf_runtimes import ALLOW_CODE, Destination
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidValueError, ResourceLimitError
-from fedstack.executors.remote.remote_transfers import Packing
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -20,6 +21,8 @@ from fedstack.transport.wire.status import RemoteTraceback
 
 Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
+# What creates a value gives its id, or, if something has to be sent for that, what to await on the transport's loop.
+Made: TypeAlias = "str | Coroutine[Any, Any, str]"
 
 _MAX_MESSAGE = (1 << 31) - 1
 _PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service, which takes no Python code"
@@ -56,60 +59,92 @@ def checked_stub(stub: object) -> ExecutorStub:
     )
 
 
+@attrs.frozen
+class CarrierRules:
+    """In which form functions go to a peer. They go in the same form to peers with equal rules.
+
+    Attributes:
+      in_process: Whether the peer is in this process, and finds Python functions here.
+      takes_code: Whether it takes them by value, where they have no name there.
+      advice: What to do about those that it does not take.
+    """
+
+    in_process: bool
+    takes_code: bool
+    advice: str = ALLOW_CODE
+
+    @property
+    def sends_code(self) -> bool:
+        """Whether functions go to the peer by value."""
+        return self.takes_code and not self.in_process
+
+    def portable(self, computation: Computation) -> Computation:
+        """Returns a computation with carriers that the peer can load.
+
+        Raises:
+          CarrierError: If a leaf function cannot travel to the peer.
+        """
+        if self.in_process:
+            return computation
+        return portable(computation, Destination(self.takes_code, self.advice))
+
+
+class MovesValues(Protocol):
+    """Creates values at a peer and fetches them."""
+
+    def put(self, payload: object, type_spec: Type) -> Made:
+        """Creates a value. It is packed here and now, since that may take a while."""
+        ...
+
+    def compute(self, value: str, type_spec: Type) -> Coroutine[Any, Any, object]:
+        """Computes a value and returns its payload."""
+        ...
+
+
 class RemoteSession(abc.ABC):
-    """A session with one peer. Coroutines run on the transport's loop.
+    """A session with one peer. What creates values may be called on any thread; coroutines run on the transport's loop.
 
     Attributes:
       stub: Calls the peer.
       executor: What the peer calls the session.
+      carriers: In which form functions go to the peer.
       lost: Why it is of no use any more; empty as long as it is.
       lease_seconds: How long it may be silent; `None` if it need not be renewed.
       forget: Called with the ids of values that the peer may have and nobody here will refer to.
     """
 
-    def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId, lease_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        stub: ExecutorStub,
+        executor: plain.ExecutorId,
+        carriers: CarrierRules,
+        lease_seconds: float | None = None,
+    ) -> None:
         self.stub = stub
         self.executor = executor
+        self.carriers = carriers
         self.lost = ""
         self.lease_seconds = lease_seconds
         self.forget: Callable[[str], None] = lambda value: None
 
     @abc.abstractmethod
-    def travelling(self, computation: Computation) -> Computation:
-        """Returns a computation with carriers that the peer can load."""
-
-    @property
-    @abc.abstractmethod
-    def sends_code(self) -> bool:
-        """Whether functions go to the peer by value, where they have no name there."""
-
-    @property
-    @abc.abstractmethod
-    def travel_key(self) -> object:
-        """Tells apart sessions for which `travelling` gives different computations."""
+    def put(self, payload: object, type_spec: Type) -> Made:
+        """Creates a value. It is packed here and now, since that may take a while."""
 
     @abc.abstractmethod
-    def pack(self, payload: object, type_spec: Type) -> Packing:
-        """Packs a payload, before it is put; where the caller is, since it may take a while."""
-
-    @abc.abstractmethod
-    async def put(self, packing: Packing) -> str:
-        """Creates a value and returns its id."""
-
-    @abc.abstractmethod
-    async def put_computation(self, computation: Computation) -> str:
+    def put_computation(self, computation: Computation) -> Made:
         """Creates a function, or what a computation yields."""
 
     @abc.abstractmethod
-    async def call(self, function: str, argument: str | None) -> str:
+    def call(self, function: str, argument: str | None) -> Made:
         """Calls a function."""
 
     @abc.abstractmethod
-    async def struct(self, members: Named) -> str:
+    def struct(self, members: Named) -> Made:
         """Packs values into a struct."""
 
     @abc.abstractmethod
-    async def selection(self, source: str, index: int) -> str:
+    def selection(self, source: str, index: int) -> Made:
         """Selects a member."""
 
     @abc.abstractmethod
@@ -139,20 +174,10 @@ class RemoteSession(abc.ABC):
 class PlainSession(RemoteSession):
     """A session with a peer that has the executor service only: value by value, each in one message."""
 
-    def travelling(self, computation: Computation) -> Computation:
-        if self.stub.keeps_handles:
-            return computation
-        return portable(computation, Destination(self.stub.sends_code, _PLAIN_ADVICE))
+    def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId) -> None:
+        super().__init__(stub, executor, CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE))
 
-    @property
-    def sends_code(self) -> bool:
-        return not self.stub.keeps_handles and self.stub.sends_code
-
-    @property
-    def travel_key(self) -> object:
-        return self.stub.keeps_handles, self.stub.sends_code
-
-    def pack(self, payload: object, type_spec: Type) -> Packing:
+    def put(self, payload: object, type_spec: Type) -> Made:
         value = value_to_proto(payload, type_spec)
         if value.ByteSize() > _MAX_MESSAGE:
             raise ResourceLimitError(
@@ -160,14 +185,14 @@ class PlainSession(RemoteSession):
                 f"message, found {value.ByteSize()} bytes of type {type_spec}; create its members one by one, or use a "
                 "fedstack worker"
             )
-        return Packing(type_spec, value=value)
+        return self._create(value)
 
-    async def put(self, packing: Packing) -> str:
-        request = plain.CreateValueRequest(executor=self.executor, value=packing.value)
+    def put_computation(self, computation: Computation) -> Made:
+        return self._create(plain.Value(computation=computation))
+
+    async def _create(self, value: plain.Value) -> str:
+        request = plain.CreateValueRequest(executor=self.executor, value=value)
         return (await self.stub.create_value(request)).value_ref.id
-
-    async def put_computation(self, computation: Computation) -> str:
-        return await self.put(Packing(None, value=plain.Value(computation=computation)))
 
     async def call(self, function: str, argument: str | None) -> str:
         request = plain.CreateCallRequest(executor=self.executor, function_ref=plain.ValueRef(id=function))

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TypeVar, cast
 
-import attrs
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.types.language import Type
@@ -38,30 +37,15 @@ _LEAST_BYTES_PER_SECOND = 1e6
 _MAX_RESULT_BYTES = 1 << 40
 
 
-@attrs.define
-class Packing:
-    """A value that is ready to be sent.
-
-    Attributes:
-      type: Its type; `None` if the message tells.
-      value: The message for any peer.
-      typed: The message for one of fedstack's own services.
-      segments: The bytes that go with that.
-    """
-
-    type: Type | None
-    value: plain.Value = attrs.field(factory=plain.Value)
-    typed: extended.TypedValue = attrs.field(factory=extended.TypedValue)
-    segments: list[Segment] = attrs.field(factory=lambda: list[Segment]())
-
-
 def packer_for(peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packer:
     """Returns what packs one message for one of fedstack's own services."""
     return Packer(stub.chunking.large_bytes, elements=ELEMENTS in peer.features)
 
 
-def pack_value(payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packing:
-    """Packs a value for one of fedstack's own services.
+def pack_value(
+    payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub
+) -> tuple[extended.TypedValue, Sequence[Segment]]:
+    """Packs a value for one of fedstack's own services: the message, and the bytes that go with it.
 
     Raises:
       ResourceLimitError: If it has more bytes than the peer takes.
@@ -71,7 +55,7 @@ def pack_value(payload: object, type_spec: Type, peer: extended.HandshakeRespons
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: f"a value of type {type_text(type_spec)}", stub)
-    return Packing(type_spec, typed=typed, segments=packer.segments)
+    return typed, packer.segments
 
 
 def check_size(size: int, limit: int, what: Callable[[], str], stub: ExecutorStub) -> None:

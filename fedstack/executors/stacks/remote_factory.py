@@ -14,6 +14,8 @@ from fedstack.executors.fleet.workers import Worker, Workers
 from fedstack.executors.fleet.workers_executor import WorkersExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
+from fedstack.executors.remote.remote_phases import RemotePhases
+from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import unplaced_stack
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
@@ -67,7 +69,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         def make_remote(worker: Worker) -> RemoteExecutor:
             return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
 
-        sessions = WorkerSessions(workers, make_remote)
+        sessions = WorkerSessions(workers, lambda worker: RemotePhases(SessionOpener(worker.stub, dispose_batch_size)))
 
         def stack(cardinalities: CardinalitiesType) -> Executor:
             server = unplaced_stack(LeafExecutor(), data_backend)
@@ -91,7 +93,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         return self._workers
 
     def end(self) -> None:
-        self._workers.close([remote.end for remote in self._sessions])
+        self._workers.close([phases.end for phases in self._sessions])
 
     def __repr__(self) -> str:
         return f"<RemoteExecutorFactory over {self._workers!r}>"

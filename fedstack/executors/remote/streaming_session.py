@@ -5,8 +5,8 @@ mapped out at the peer.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Sequence
+from typing import cast
 
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference, selection
 from fedstack.computations.types.language import (
@@ -20,42 +20,34 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, StructColumn
 from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.executors.remote.remote_sessions import RemoteSession
+from fedstack.executors.remote.remote_sessions import Made, RemoteSession
 
-Forget: TypeAlias = Callable[[str], None]
 _AT_ONCE = 16
 
 
-async def compute_whole(session: RemoteSession, value: str, type_spec: Type, forget: Forget) -> object:
-    """Fetches a value in one go."""
-    return await session.compute(value, type_spec)
+class StreamingSession:
+    """Creates and computes values leaf by leaf, in a session that does so in one go."""
 
+    def __init__(self, session: RemoteSession) -> None:
+        self._session = session
 
-async def put_streamed(session: RemoteSession, payload: object, type_spec: Type, forget: Forget) -> str:
-    """Creates a value leaf by leaf and returns its id.
+    async def put(self, payload: object, type_spec: Type) -> str:
+        """Creates a value and returns its id."""
+        streamer = _Streamer(self._session)
+        value = ""
+        try:
+            value = await streamer.put(payload, type_spec)
+            return value
+        finally:
+            streamer.let_go(except_for=value)
 
-    Args:
-      session: The session.
-      payload: The payload.
-      type_spec: Its type.
-      forget: Called with the ids of values that were only steps on the way.
-    """
-    streamer = _Streamer(session)
-    value = ""
-    try:
-        value = await streamer.put(payload, type_spec)
-        return value
-    finally:
-        streamer.let_go(forget, except_for=value)
-
-
-async def compute_streamed(session: RemoteSession, value: str, type_spec: Type, forget: Forget) -> object:
-    """Fetches a value leaf by leaf and returns its payload."""
-    streamer = _Streamer(session)
-    try:
-        return await streamer.compute(value, type_spec)
-    finally:
-        streamer.let_go(forget)
+    async def compute(self, value: str, type_spec: Type) -> object:
+        """Computes a value and returns its payload."""
+        streamer = _Streamer(self._session)
+        try:
+            return await streamer.compute(value, type_spec)
+        finally:
+            streamer.let_go()
 
 
 class _Streamer:
@@ -66,20 +58,23 @@ class _Streamer:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._made: list[str] = []
 
-    async def _call(self, work: Coroutine[Any, Any, str]) -> str:
-        try:
-            async with self._slots:
-                value = await work
-        finally:
-            work.close()  # it may have been cancelled before it began
-        self._made.append(value)
-        return value
+    async def _step(self, made: Made) -> str:
+        """Returns the id of a value that something else is made of, or that is a part of something."""
+        if not isinstance(made, str):
+            work = made
+            try:
+                async with self._slots:
+                    made = await work
+            finally:
+                work.close()  # it may have been cancelled before it began
+        self._made.append(made)
+        return made
 
-    def let_go(self, forget: Forget, except_for: str = "") -> None:
-        """Hands over the values that were only steps on the way."""
+    def let_go(self, except_for: str = "") -> None:
+        """Lets the peer forget the values that were only steps on the way."""
         for value in self._made:
             if value != except_for:
-                forget(value)
+                self._session.forget(value)
 
     async def put(self, payload: object, type_spec: Type) -> str:
         """Creates a value."""
@@ -96,17 +91,17 @@ class _Streamer:
                 type=FunctionType(struct, type_spec).to_proto(),
                 intrinsic=computation_pb2.Intrinsic(uri=f"federated_zip_at_{at}"),
             )
-            return await self._call(self._session.call(await self._put_function(function), zipped))
-        return await self._call(self._session.put(self._session.pack(payload, type_spec)))
+            return await self._step(self._session.call(await self._put_function(function), zipped))
+        return await self._step(self._session.put(payload, type_spec))
 
     async def _put_members(self, payloads: Sequence[object], struct: StructType) -> str:
         fields = fields_of(struct)
         ids = await gather([self.put(member, t) for member, (_, t) in zip(payloads, fields)])
         names = [name for name, _ in fields]
-        return await self._call(self._session.struct(list(zip(names, ids))))
+        return await self._step(self._session.struct(list(zip(names, ids))))
 
     async def _put_function(self, function: computation_pb2.Computation) -> str:
-        return await self._call(self._session.put_computation(function))
+        return await self._step(self._session.put_computation(function))
 
     async def compute(self, value: str, type_spec: Type) -> object:
         """Fetches a value."""
@@ -125,7 +120,7 @@ class _Streamer:
             return await self._session.compute(value, type_spec)
 
     async def _member(self, value: str, index: int, type_spec: Type) -> object:
-        return await self.compute(await self._call(self._session.selection(value, index)), type_spec)
+        return await self.compute(await self._step(self._session.selection(value, index)), type_spec)
 
     async def _mapped(self, value: str, source: FederatedType, index: int, wanted: FederatedType) -> object:
         """Fetches one field of a federated value of structs, mapped out at the peer."""
@@ -136,7 +131,7 @@ class _Streamer:
         else:
             uri = "federated_map_all_equal" if source.all_equal else "federated_map"
         function = function_of("value", source, call_intrinsic(uri, [member, whole], wanted))
-        mapped = await self._call(self._session.call(await self._put_function(function), value))
+        mapped = await self._step(self._session.call(await self._put_function(function), value))
         return await self.compute(mapped, wanted)
 
 
