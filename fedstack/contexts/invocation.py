@@ -26,7 +26,7 @@ from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
-from fedstack.contexts.progress_guard import GuardedProgress, Progress, showing
+from fedstack.contexts.progress_guard import GuardedProgress, Progress, ProgressObserver
 from fedstack.errors import (
     ClosedError,
     FedstackError,
@@ -70,7 +70,7 @@ class Invoker:
         self.factory = factory
         self._environment = environment
         self._retry_policy = retry_policy
-        self._progress = progress
+        self._observer = None if progress is None else ProgressObserver(progress)
         self._threads = LeafThreads(_NORMALIZING_THREADS)
         self._closed = False
 
@@ -82,7 +82,6 @@ class Invoker:
           TypeMismatchError: If the argument does not fit.
           RetryLimitError: If every attempt failed with a retryable error.
           NoWorkersError: If the last of them found no worker at all.
-          InvalidValueError: If what shows the progress raised.
         """
         self._check_open()
         if not isinstance(comp, ConcreteComputation):
@@ -99,9 +98,9 @@ class Invoker:
                 clients = count_clients(payload, signature.parameter)
                 if clients is not None:
                     cardinalities[CLIENTS] = clients
-            if self._progress is None:
+            if self._observer is None:
                 return await self._retried(comp, signature, payload, cardinalities, None, losses)
-            with showing(self._progress, comp) as progress:
+            with self._observer.shown(comp) as progress:
                 return await self._retried(comp, signature, payload, cardinalities, progress, losses)
         finally:
             set_scope(outer)

@@ -25,7 +25,7 @@ class Worker(Protocol):
 
 
 class ProgressListener(Protocol):
-    """Hears how far an invocation is. Called from leaf threads; it must be quick. If it raises, that ends it."""
+    """Hears how far an invocation is. Called from leaf threads; it must be quick. One that raises is detached."""
 
     def changed(self, counts: "ProgressCounts") -> None:
         """Called after each block of clients."""
