@@ -5,10 +5,11 @@ what it does for the user's function stays. Cutting them out of the errors thems
 """
 
 import os
+from asyncio import Future
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedstack import errors
 
@@ -51,6 +52,12 @@ def without_frames(error: _E) -> _E:
     for one in _chain(error):
         one.__traceback__ = None
     return error
+
+
+def consume_exception(outcome: "Future[Any]") -> None:
+    """Looks at an outcome that may not be asked for any more, as a callback of its future: asyncio would complain."""
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def without_own_frames(error: _E) -> _E:

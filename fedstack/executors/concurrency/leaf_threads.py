@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
 
 _T = TypeVar("_T")
@@ -87,7 +88,7 @@ class LeafThreads:
         future = self.submit(work)
         waiter = asyncio.wrap_future(future)
         # Who is cancelled just then does not ask what came out, and asyncio would complain.
-        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiter.add_done_callback(consume_exception)
         try:
             return await waiter
         except asyncio.CancelledError:

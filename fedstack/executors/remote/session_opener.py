@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.types.language import CardinalitiesType
-from fedstack.computations.types.traceback_filter import without_own_frames
+from fedstack.computations.types.traceback_filter import consume_exception, without_own_frames
 from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.errors import (
     ClosedError,
@@ -73,7 +73,7 @@ class SessionOpener:
         """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.ensure_future(self._open_once())
-            self._opening.add_done_callback(_look_at)
+            self._opening.add_done_callback(consume_exception)
         return await asyncio.shield(self._opening)
 
     async def _open_once(self) -> SessionKeeper:
@@ -146,9 +146,3 @@ class SessionOpener:
 
     def __repr__(self) -> str:
         return f"<SessionOpener at {self.stub.address}{' closed' if self._closed else ''}>"
-
-
-def _look_at(opening: "asyncio.Task[SessionKeeper]") -> None:
-    """Takes note of an outcome that nobody may wait for any more: asyncio would complain."""
-    if not opening.cancelled():
-        opening.exception()

@@ -11,6 +11,7 @@ from fedstack._version import __version__
 from fedstack.computations.leaves.leaf_runtimes import known_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
+from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import with_columns
@@ -287,7 +288,7 @@ class ExecutorExtensions:
 
         They come as often as the limits say, and sooner where there is something to tell.
         """
-        work.add_done_callback(held_values.consume_exception)
+        work.add_done_callback(consume_exception)
         loop = asyncio.get_running_loop()
         between = self._core.limits.heartbeat_seconds
         look = min(_LOOK_SECONDS, between)

@@ -17,6 +17,7 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
+from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
@@ -243,9 +244,3 @@ class SharedComputation:
             self._timer.cancel()
         self._was_cancelled = True
         self._task.cancel()
-
-
-def consume_exception(task: "asyncio.Future[Any]") -> None:
-    """Takes note of an outcome that nobody may ask for: asyncio would complain."""
-    if not task.cancelled():
-        task.exception()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.traceback_filter import without_frames
+from fedstack.computations.types.traceback_filter import consume_exception, without_frames
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
 
@@ -63,7 +63,7 @@ class IoLoop:
         outcome = self.submit(coroutine)
         waiter = asyncio.wrap_future(outcome)
         # Who is cancelled just then does not ask what came out, and asyncio would complain.
-        waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiter.add_done_callback(consume_exception)
         try:
             return await asyncio.shield(waiter)
         except asyncio.CancelledError:

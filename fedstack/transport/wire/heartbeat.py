@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Final, TypeVar, cast
 
+from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.errors import DeadlineExceededError
 
 _T = TypeVar("_T")
@@ -33,7 +34,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
         # and may lose a cancellation before Python 3.12.
         task = asyncio.create_task(_next_of(iterator))
         # Also of what the consumer does not come to ask for, since it is cancelled at that moment.
-        task.add_done_callback(_ask_for_exception)
+        task.add_done_callback(consume_exception)
         try:
             while not task.done():
                 due = time.monotonic() + limit
@@ -57,12 +58,6 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
 
 async def _next_of(iterator: AsyncIterator[_T]) -> _T | object:
     return await anext(iterator, _END)
-
-
-def _ask_for_exception(task: "asyncio.Task[object]") -> None:
-    """Asks for what a task has raised, or asyncio would report that nobody did."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _end(task: "asyncio.Task[object]") -> None:
