@@ -1,13 +1,16 @@
 """A connection in memory that keeps what goes over it, and fails or holds calls when a test says so."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 from google.protobuf.message import Message
 
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.wire.frames import Data, Header, parse_frame
+from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method
+from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 
 STREAMS = {
     "Load": "CreateRequest",
@@ -18,22 +21,21 @@ STREAMS = {
 
 
 class Sent:
-    """One call: its method, its request, and how many bytes each of its messages had."""
+    """One call: its method, its request, and how many bytes each of its messages would have by wire."""
 
-    def __init__(self, method: str, frames: list[bytes]) -> None:
+    def __init__(self, method: str, content: bytes, sizes: list[int]) -> None:
         self.method = method
-        self.sizes = [len(frame) for frame in frames]
-        content = frames[0]
-        if method in ("UploadValue", "RunPhase"):
-            header = parse_frame(content)
-            assert isinstance(header, Header)
-            content = header.content
+        self.sizes = sizes
         name = STREAMS.get(method, f"{method}Request")
         module = executor_pb2 if hasattr(executor_pb2, name) else extensions_pb2
         self.request: Message = getattr(module, name).FromString(content)
 
     def __repr__(self) -> str:
         return f"<{self.method} {self.request}>"
+
+
+def sizes_of(parcel: Parcel) -> list[int]:
+    return [len(frame) for frame in frames_of(parcel)]
 
 
 class RecordingConnection(InMemoryConnection):
@@ -61,44 +63,57 @@ class RecordingConnection(InMemoryConnection):
     def of(self, method: str) -> list[Sent]:
         return [call for call in self.sent if call.method == method]
 
-    async def _note(self, path: str, frames: list[bytes]) -> str:
+    async def _note(self, path: str, content: bytes, sizes: list[int]) -> str:
         method = path.rpartition("/")[2]
         if method != "Handshake":
-            self.sent.append(Sent(method, frames))
+            self.sent.append(Sent(method, content, sizes))
         if method in self.gates:
             await self.gates[method].wait()
         if self.fail.get(method):
             raise self.fail[method].pop(0)
         return method
 
-    def _done(self, method: str, sizes: list[int]) -> None:
-        self.received.append((method, sizes))
+    def _find(self, path: str) -> Method:
+        method = super()._find(path)
+        if isinstance(method, (DownloadMethod, ExchangeMethod)):
+            handle: Callable[[Any], Answers] = method.handle
+            return type(method)(lambda request: self._noted(path, handle(request)))
+        return method
+
+    async def _noted(self, path: str, answers: Answers) -> Answers:
+        async for answer in answers:
+            if isinstance(answer, Parcel):
+                self.received.append((path.rpartition("/")[2], sizes_of(answer)))
+            yield answer
+
+    def _end(self, method: str) -> None:
         if self.lose.get(method):
             raise self.lose[method].pop(0)
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
-        method = await self._note(path, [request])
+        method = await self._note(path, request, [len(request)])
         answer = await super().unary(path, request, timeout)
-        self._done(method, [len(answer)])
+        self.received.append((method, [len(answer)]))
+        self._end(method)
         return answer
 
-    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
-        whole = list(frames)
-        method = await self._note(path, whole)
-        answer = await super().upload(path, whole, timeout)
-        self._done(method, [len(answer)])
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
+        method = await self._note(path, parcel.header, sizes_of(parcel))
+        answer = await super().upload(path, parcel, timeout)
+        self.received.append((method, [len(answer)]))
+        self._end(method)
         return answer
 
-    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-        whole = list(frames)
-        method = await self._note(path, whole)
-        sizes: list[int] = []
-        answers = super().exchange(path, whole)
-        try:
-            async for answer in answers:
-                if isinstance(parse_frame(answer), (Header, Data)):
-                    sizes.append(len(answer))
-                yield answer
-        finally:
-            await answers.aclose()
-        self._done(method, sizes)
+    async def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
+        method = await self._note(path, request, [len(request)])
+        async with contextlib.aclosing(super().download(path, request)) as pieces:
+            async for piece in pieces:
+                yield piece
+        self._end(method)
+
+    async def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        method = await self._note(path, parcel.header, sizes_of(parcel))
+        async with contextlib.aclosing(super().exchange(path, parcel)) as pieces:
+            async for piece in pieces:
+                yield piece
+        self._end(method)

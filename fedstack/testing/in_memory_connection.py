@@ -1,11 +1,20 @@
 """Connects a stub to a service in this process without a network between them."""
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import ClosedError, RemoteError
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod, UploadMethod
+from fedstack.transport.peers.methods import (
+    Answers,
+    DownloadMethod,
+    ExchangeMethod,
+    Method,
+    Service,
+    UnaryMethod,
+    UploadMethod,
+)
+from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, pieces_of
 from fedstack.transport.wire.status import code_of, details_of, error_from_status, message_of
 
 
@@ -47,22 +56,28 @@ class InMemoryConnection:
         with self._errors():
             return await method.handle(request)
 
-    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         method = self._find(path)
         assert isinstance(method, UploadMethod)
         with self._errors():
-            return await method.handle(_each(frames))
+            return await method.handle(_incoming(parcel))
 
-    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
         method = self._find(path)
-        assert isinstance(method, (ExchangeMethod, DownloadMethod))
-        answers = (
-            method.handle(_each(frames)) if isinstance(method, ExchangeMethod) else method.handle(b"".join(frames))
-        )
+        assert isinstance(method, DownloadMethod)
+        return self._answer(method.handle(request))
+
+    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        method = self._find(path)
+        assert isinstance(method, ExchangeMethod)
+        return self._answer(method.handle(_incoming(parcel)))
+
+    async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
         try:
             with self._errors():
                 async for answer in answers:
-                    yield answer
+                    for piece in pieces_of(answer) if isinstance(answer, Parcel) else (answer,):
+                        yield piece
         finally:
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
@@ -83,6 +98,9 @@ class InMemoryConnection:
                 # A service may keep its error, and with it the frames that it came through; this is one of them.
                 del received
 
+    async def check_alive(self, seconds: float) -> bool:
+        return False
+
     async def wait_ready(self, timeout: float) -> None:
         if self._closed:
             raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
@@ -98,6 +116,9 @@ class InMemoryConnection:
         self._closed = True
 
 
-async def _each(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for frame in frames:
-        yield frame
+def _incoming(parcel: Parcel) -> Incoming:
+    async def pieces() -> AsyncIterator[Piece]:
+        for piece in pieces_of(parcel):
+            yield piece
+
+    return Incoming(pieces())

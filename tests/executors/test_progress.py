@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import federated_language as fl
@@ -30,7 +30,8 @@ from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.wire.frames import Heartbeat, Work, parse_frame
+from fedstack.transport.wire.frames import Heartbeat, Work
+from fedstack.transport.wire.parcels import Parcel
 
 LIMIT = 15.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -249,13 +250,12 @@ def test_heartbeats_of_a_worker_tell_what_runs_there() -> None:
     told = threading.Event()
 
     class Listening(InMemoryConnection):
-        async def exchange(self, path: str, frames: Iterable[bytes]) -> Any:
-            async for content in super().exchange(path, frames):
-                frame = parse_frame(content)
-                if isinstance(frame, Heartbeat) and any(7 in clients_of(work) for work in frame.work):
-                    heard.append(frame)
+        async def exchange(self, path: str, parcel: Parcel) -> Any:
+            async for piece in super().exchange(path, parcel):
+                if isinstance(piece, Heartbeat) and any(7 in clients_of(work) for work in piece.work):
+                    heard.append(piece)
                     told.set()
-                yield content
+                yield piece
 
     limits = ServiceLimits(heartbeat_seconds=0.05)
     service = ExecutorService(fedstack.local_executor_factory(max_concurrent_clients=1), limits=limits)
@@ -343,12 +343,11 @@ def test_a_worker_tells_news_before_a_heartbeat_is_due(monkeypatch: pytest.Monke
     beats: list[Heartbeat] = []
 
     class Listening(InMemoryConnection):
-        async def exchange(self, path: str, frames: Iterable[bytes]) -> Any:
-            async for content in super().exchange(path, frames):
-                frame = parse_frame(content)
-                if isinstance(frame, Heartbeat):
-                    beats.append(frame)
-                yield content
+        async def exchange(self, path: str, parcel: Parcel) -> Any:
+            async for piece in super().exchange(path, parcel):
+                if isinstance(piece, Heartbeat):
+                    beats.append(piece)
+                yield piece
 
     def call() -> None:
         with over([ExecutorStub(Listening(service, "w"))], lambda _: contextlib.nullcontext(counts)):

@@ -18,7 +18,7 @@ from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.wire.frames import data_frames, header_frame, parse_frame
+from fedstack.transport.wire.parcels import Incoming, Parcel
 
 SIZE = 10_000
 VECTOR = fl.TensorType(np.float32, [SIZE])
@@ -205,12 +205,11 @@ async def test_what_a_phase_left_whose_answer_was_lost_is_disposed_of(eventually
 def test_an_id_of_something_else_is_refused() -> None:
     def run(connection: RecordingConnection, request: PhaseRequest) -> PhaseResponse:
         async def call() -> PhaseResponse:
-            frames = [header_frame(request), *data_frames([], 1 << 20)]
-            async for answer in connection.exchange("/fedstack.v1.ExecutorExtensions/RunPhase", frames):
-                content = getattr(parse_frame(answer), "content", None)
-                if content is not None:
-                    return PhaseResponse.FromString(content)
-            raise AssertionError("no answer")
+            parcel = Parcel(request.SerializeToString())
+            answer = Incoming(
+                connection.exchange("/fedstack.v1.ExecutorExtensions/RunPhase", parcel), on_heartbeat=lambda beat: None
+            )
+            return PhaseResponse.FromString(await answer.header())
 
         return io_loop.run_sync(call())
 

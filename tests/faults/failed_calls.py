@@ -36,8 +36,9 @@ from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.wire.frames import data_frames, header_frame
+from fedstack.transport.wire.frames import Data
 from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Parcel
 
 WALL = 30.0
 MIB = 1 << 20
@@ -183,8 +184,8 @@ def failing_on_the_loop(work: Callable[[], Awaitable[object]], *kinds: type[Base
     return failing_async(work, *kinds, on=lambda coroutine: io_loop.run_sync(coroutine, WALL))
 
 
-def upload_of(frames: int | None, **limits: Any) -> Iterator[Fail]:
-    """An upload of which only so many frames come; of all of them it is too large, or of the wrong type."""
+def upload_of(sent: int | None, **limits: Any) -> Iterator[Fail]:
+    """An upload of which only so many bytes come; of all of them it is too large, or of the wrong type."""
     with server(**limits) as target, connection(target) as way:
         stub = ExecutorStub(way)
 
@@ -193,10 +194,9 @@ def upload_of(frames: int | None, **limits: Any) -> Iterator[Fail]:
             packer = Packer(stub.chunking.large_bytes)
             typed = extended.TypedValue(type=LARGE.to_proto())
             packer.pack(typed.value, array(), LARGE)
-            header = header_frame(extended.Upload(executor=session.executor, id="mine", value=typed))
+            header = extended.Upload(executor=session.executor, id="mine", value=typed)
             try:
-                content = list(data_frames(packer.segments, MIB))[:frames]
-                await stub.upload_value([header, *content], WALL)
+                await stub.upload_value(header, [memoryview(b"".join(packer.segments))[:sent]])
             finally:
                 await stub.dispose_executor(plain.DisposeExecutorRequest(executor=session.executor))
 
@@ -204,7 +204,7 @@ def upload_of(frames: int | None, **limits: Any) -> Iterator[Fail]:
 
 
 def an_upload_that_is_cut_short() -> Iterator[Fail]:
-    yield from upload_of(63)
+    yield from upload_of(63 * MIB)
 
 
 def an_upload_beyond_a_limit() -> Iterator[Fail]:
@@ -230,8 +230,7 @@ def garbage_for_the_extensions() -> Iterator[Fail]:
 
 def garbage_for_a_phase() -> Iterator[Fail]:
     async def exchange(way: GrpcConnection) -> None:
-        frames = [extended.Frame(header=b"\xff" * BYTES).SerializeToString()]
-        async for _ in way.exchange(f"/{EXTENSIONS}/RunPhase", frames):
+        async for _ in way.exchange(f"/{EXTENSIONS}/RunPhase", Parcel(b"\xff" * BYTES)):
             pass
 
     with server() as target, connection(target) as way:
@@ -370,10 +369,10 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    async def exchange(self, path: str, frames: Any) -> Any:
-        async for content in self._connection.exchange(path, frames):
-            yield content
-            if len(content) > MIB // 2:
+    async def download(self, path: str, request: bytes) -> Any:
+        async for piece in self._connection.download(path, request):
+            yield piece
+            if isinstance(piece, Data) and len(piece.data) > MIB // 2:
                 chunk_came.set()
                 await asyncio.sleep(0.01)
 

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import federated_language as fl
@@ -20,6 +20,7 @@ from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import THREAD_NAME, io_loop
+from fedstack.transport.wire.parcels import Parcel, Piece
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +44,17 @@ class WatchedConnection(GrpcConnection):
         self._note(path, request)
         return await super().unary(path, request, timeout)
 
-    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         self._note(path)
-        return await super().upload(path, frames, timeout)
+        return await super().upload(path, parcel, timeout)
 
-    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
         self._note(path)
-        async for frame in super().exchange(path, frames):
-            yield frame
+        return super().download(path, request)
+
+    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        self._note(path)
+        return super().exchange(path, parcel)
 
 
 async def until(look: Any) -> None:

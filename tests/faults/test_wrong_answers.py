@@ -12,7 +12,7 @@ import pytest
 from fault_leaves import FLOATS, double, doubled_sum, mean_wobble, models, wobble
 from fault_stacks import Background, context_over, eventually, executor_at, locally
 from processes import WALL, Fleet
-from wrong_service import WrongService, phase_response, raising, served, stream, unary
+from wrong_service import WrongService, frames_in_answer, phase_response, raising, served, stream, unary
 
 import fedstack
 from fedstack.errors import (
@@ -36,7 +36,7 @@ from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method
+from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, StreamMethod
 from fedstack.transport.wire.frames import Header, header_frame, heartbeat_frame, parse_frame
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.status import Code, StatusError
@@ -85,7 +85,7 @@ WRONG_STREAMS = {
         "Expected a PhaseResponse",
     ),
     "an empty header": (
-        lambda frames: [header_frame(extensions_pb2.PhaseResponse())],
+        lambda frames: [header_frame(extensions_pb2.PhaseResponse().SerializeToString())],
         "Expected the results of 1 aggregations and 0 columns, found 0 and 0",
     ),
 }
@@ -242,7 +242,7 @@ def test_a_server_that_answers_everything_alike_is_an_error_of_ours(content) -> 
             yield content
 
         if isinstance(right, (DownloadMethod, ExchangeMethod)):
-            return type(right)(answer)
+            return StreamMethod(answer)
 
         async def answer_once(_: object) -> bytes:
             return content
@@ -264,7 +264,7 @@ async def test_garbage_in_answer_to_one_method_is_an_error_that_names_the_peer(m
         async def answers(_: object) -> AsyncIterator[bytes]:
             yield GARBAGE
 
-        return type(right)(answers if isinstance(right, DownloadMethod) else answer)
+        return StreamMethod(answers) if isinstance(right, DownloadMethod) else type(right)(answer)
 
     with served(WrongService({method: garbage})) as target:
         with executor_at(target) as executor:
@@ -339,7 +339,7 @@ def silent(right: Method) -> Method:
         await asyncio.Event().wait()
         yield b""
 
-    return ExchangeMethod(wait)
+    return StreamMethod(wait)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0, 1e300])
@@ -388,7 +388,7 @@ async def test_endless_heartbeats_end_when_the_caller_has_enough(pause) -> None:
             finally:
                 ended.set()
 
-        return ExchangeMethod(beat)
+        return StreamMethod(beat)
 
     with served(WrongService({"RunPhase": make})) as target:
         factory = fedstack.remote_executor_factory([target])
@@ -404,14 +404,12 @@ async def test_endless_heartbeats_end_when_the_caller_has_enough(pause) -> None:
 
 def test_silence_after_a_header_is_not_waited_out() -> None:
     def make(right: Method) -> Method:
-        assert isinstance(right, ExchangeMethod)
-
-        async def stall(frames: Any) -> AsyncIterator[bytes]:
-            answer = [frame async for frame in right.handle(frames)]
+        async def stall(requests: Any) -> AsyncIterator[bytes]:
+            answer = [frame async for frame in frames_in_answer(right)(requests)]
             yield header_of(answer)
             await asyncio.Event().wait()
 
-        return ExchangeMethod(stall)
+        return StreamMethod(stall)
 
     with pytest.raises(RetryLimitError, match="a sign of life") as caught:
         round_with(make, models)

@@ -14,8 +14,17 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
-from fedstack.transport.wire.frames import Header, header_frame, parse_frame
+from fedstack.transport.peers.methods import (
+    Answers,
+    DownloadMethod,
+    ExchangeMethod,
+    Method,
+    Service,
+    StreamMethod,
+    UnaryMethod,
+)
+from fedstack.transport.wire.frames import Header, header_frame, heartbeat_frame, parse_frame
+from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, frames_of
 
 Frames = AsyncIterator[bytes]
 
@@ -79,32 +88,50 @@ def raising(error: Callable[[], Exception]) -> Callable[[Method], Method]:
     async def fail() -> bytes:
         raise error()
 
-    async def fail_stream() -> Frames:
+    async def fail_stream() -> Answers:
         raise error()
-        yield b""
+        yield Parcel(b"")
 
     def make(right: Method) -> Method:
-        if isinstance(right, DownloadMethod):
-            return DownloadMethod(lambda request: fail_stream())
-        if isinstance(right, ExchangeMethod):
-            return ExchangeMethod(lambda frames: fail_stream())
+        if isinstance(right, (DownloadMethod, ExchangeMethod)):
+            return type(right)(lambda request: fail_stream())
         return type(right)(lambda request: fail())
 
     return make
+
+
+def frames_in_answer(right: Method) -> Callable[[Frames], Frames]:
+    """Returns what answers with the frames of the right method."""
+
+    async def pieces(frames: Frames) -> AsyncIterator[Piece]:
+        async for frame in frames:
+            yield parse_frame(frame)
+
+    async def handle(requests: Frames) -> Frames:
+        if isinstance(right, ExchangeMethod):
+            answers = right.handle(Incoming(pieces(requests)))
+        else:
+            assert isinstance(right, DownloadMethod)
+            answers = right.handle(await anext(requests))
+        async for answer in answers:
+            if isinstance(answer, Parcel):
+                for frame in frames_of(answer):
+                    yield frame
+            else:
+                yield heartbeat_frame(answer.done, answer.running, answer.failed, answer.work)
+
+    return handle
 
 
 def stream(change: Callable[[Sequence[bytes]], Sequence[bytes]]) -> Callable[[Method], Method]:
     """Returns what makes a method that answers with other frames than the right one, heartbeats aside."""
 
     def make(right: Method) -> Method:
-        assert isinstance(right, (DownloadMethod, ExchangeMethod))
-
-        async def handle(request: Any) -> Frames:
-            frames = [frame async for frame in right.handle(request)]
-            for frame in change(frames):
+        async def handle(requests: Frames) -> Frames:
+            for frame in change([frame async for frame in frames_in_answer(right)(requests)]):
                 yield frame
 
-        return type(right)(handle)
+        return StreamMethod(handle)
 
     return make
 
@@ -119,7 +146,7 @@ def phase_response(change: Callable[[extensions_pb2.PhaseResponse], object]) -> 
             if isinstance(frame, Header):
                 response = extensions_pb2.PhaseResponse.FromString(frame.content)
                 change(response)
-                content = header_frame(response)
+                content = header_frame(response.SerializeToString())
             changed.append(content)
         return changed
 

@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from fedstack.transport.peers.methods import (
+    Answers,
     DownloadMethod,
     ExchangeMethod,
     Method,
     Server,
     Service,
+    StreamMethod,
     UnaryMethod,
     UploadMethod,
 )
+from fedstack.transport.wire.frames import Heartbeat
+from fedstack.transport.wire.parcels import Incoming, Parcel
 
 ECHO = "fedstack.test.Echo"
 
@@ -39,9 +43,10 @@ class EchoService(Service):
                 "Upload": UploadMethod(self.upload),
                 "Download": DownloadMethod(self.download),
                 "Exchange": ExchangeMethod(self.exchange),
+                "Stream": StreamMethod(self.stream),
                 "Fail": UnaryMethod(self.fail),
                 "Hold": UnaryMethod(self.hold),
-                "HoldStream": DownloadMethod(self.hold_stream),
+                "HoldStream": StreamMethod(self.hold_stream),
             }
         }
 
@@ -54,14 +59,17 @@ class EchoService(Service):
     async def unary(self, request: bytes) -> bytes:
         return request
 
-    async def upload(self, requests: AsyncIterator[bytes]) -> bytes:
-        return b"".join([request async for request in requests])
+    async def upload(self, incoming: Incoming) -> bytes:
+        return await whole(incoming)
 
-    async def download(self, request: bytes) -> AsyncIterator[bytes]:
-        for byte in request:
-            yield bytes([byte])
+    async def download(self, request: bytes) -> Answers:
+        yield Heartbeat(done=1)
+        yield parcel_of(request)
 
-    async def exchange(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def exchange(self, incoming: Incoming) -> Answers:
+        yield parcel_of(await whole(incoming))
+
+    async def stream(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for request in requests:
             yield request
 
@@ -80,6 +88,18 @@ class EchoService(Service):
             self.done.set()
         return request
 
-    async def hold_stream(self, request: bytes) -> AsyncIterator[bytes]:
+    async def hold_stream(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield b"begun"
-        yield await self.hold(request)
+        yield await self.hold(await anext(requests))
+
+
+def parcel_of(content: bytes, chunk_bytes: int = 1000) -> Parcel:
+    """Returns a parcel whose header says how much is in it."""
+    return Parcel(b"%d" % len(content), [memoryview(content)], chunk_bytes)
+
+
+async def whole(incoming: Incoming) -> bytes:
+    """Returns what is in such a parcel."""
+    content = bytearray(int(await incoming.header()))
+    await incoming.read_into([memoryview(content)])
+    return bytes(content)

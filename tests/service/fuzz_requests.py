@@ -161,7 +161,7 @@ def phase_request(
     request.executor.id = session
     for message in request.input:
         mark(message)
-    return Request("RunPhase", [header_frame(request), *data_frames(packer.segments, 1 << 20)])
+    return Request("RunPhase", [header_frame(request.SerializeToString()), *data_frames(packer.segments, 1 << 20)])
 
 
 class Drawer:
@@ -351,7 +351,8 @@ class Drawer:
         typed, segments = self.typed()
         header = extended.Upload(executor=self.executor(session), id=self.new_id(session), value=typed)
         return Request(
-            "UploadValue", [header_frame(header), *data_frames(segments, self.choose.choice([999, 1 << 20]))]
+            "UploadValue",
+            [header_frame(header.SerializeToString()), *data_frames(segments, self.choose.choice([999, 1 << 20]))],
         )
 
     def download(self, session: str) -> Request:

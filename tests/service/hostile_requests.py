@@ -104,17 +104,17 @@ def huge(session: str) -> Iterator[Request]:
     for type_spec, packed in huge_packed():
         value = extended.TypedValue(type=type_spec.to_proto(), value=packed)
         upload = extended.Upload(executor=executor, id="huge", value=value)
-        yield Request("UploadValue", [header_frame(upload)])
+        yield Request("UploadValue", [header_frame(upload.SerializeToString())])
         creation = extended.CreateRequest.Creation(id="huge", value=value)
         yield Request("Create", [extended.CreateRequest(executor=executor, creation=[creation]).SerializeToString()])
     for first in HUGE:
         request = extended.PhaseRequest(executor=executor, first_client=first, clients=CLIENTS)
-        yield Request("RunPhase", [header_frame(request)])
+        yield Request("RunPhase", [header_frame(request.SerializeToString())])
         request.clients = first
-        yield Request("RunPhase", [header_frame(request)])
+        yield Request("RunPhase", [header_frame(request.SerializeToString())])
     many = extended.PhaseRequest(executor=executor, clients=CLIENTS, held=range(100_000))
     many.program.CopyFrom(function(lambda: struct(FIVE)).proto)
-    yield Request("RunPhase", [header_frame(many)])
+    yield Request("RunPhase", [header_frame(many.SerializeToString())])
     refs = [plain.ValueRef(id=str(k)) for k in range(20_000)]
     yield Request("Dispose", [plain.DisposeRequest(executor=executor, value_ref=refs).SerializeToString()])
     creations = [extended.CreateRequest.Creation(id="again") for _ in range(20_000)]

@@ -72,7 +72,7 @@ async def in_background(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[list[
 
 async def begun(connection: GrpcConnection, path: str, request: bytes = b"") -> Any:
     """Returns a stream from which a first message has come."""
-    stream = connection.exchange(path, [request])
+    stream = connection.stream(path, [request])
     await anext(stream)
     return stream
 
@@ -412,7 +412,7 @@ def test_our_clients_lose_no_call_when_idle_connections_are_closed(monkeypatch: 
         async with dialled(server) as connection:
             for turn in range(15):
                 assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
-                assert [m async for m in connection.exchange(path_of("Exchange"), [b"x"])] == [b"x"]
+                assert [m async for m in connection.stream(path_of("Stream"), [b"x"])] == [b"x"]
                 await asyncio.sleep(0.06 + 0.01 * ((number + 7 * turn) % 16))
 
     async def work() -> None:

@@ -11,9 +11,10 @@ from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.methods import ExchangeMethod, Service, UploadMethod
+from fedstack.transport.wire.parcels import Parcel
 
 NAME = "fedstack.test.Hasty"
-FRAMES = [bytes(1000)] * 60
+PARCEL = Parcel(b"", [memoryview(bytes(60_000))], chunk_bytes=1000)
 
 
 class HastyService(Service):
@@ -23,14 +24,14 @@ class HastyService(Service):
     def methods(self):
         return {NAME: {"Upload": UploadMethod(self.upload), "Exchange": ExchangeMethod(self.exchange)}}
 
-    async def upload(self, frames):
-        await anext(frames)
+    async def upload(self, incoming):
+        await incoming.header()
         raise StaleSessionError("there is no such session")
 
-    async def exchange(self, frames):
-        await anext(frames)
+    async def exchange(self, incoming):
+        await incoming.header()
         raise StaleSessionError("there is no such session")
-        yield b""
+        yield Parcel(b"")
 
 
 @pytest.mark.parametrize("method", ["Upload", "Exchange"])
@@ -41,9 +42,9 @@ def test_the_status_of_the_server_is_the_one_that_counts(method):
     async def one(connection):
         try:
             if method == "Upload":
-                await connection.upload(f"/{NAME}/Upload", FRAMES, 20.0)
+                await connection.upload(f"/{NAME}/Upload", PARCEL, 20.0)
             else:
-                async for _ in connection.exchange(f"/{NAME}/Exchange", FRAMES):
+                async for _ in connection.exchange(f"/{NAME}/Exchange", PARCEL):
                     pass
         except StaleSessionError:
             refused.append(connection)

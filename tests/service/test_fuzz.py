@@ -84,9 +84,7 @@ class Fuzzer:
     async def _answers(self, request: Request) -> list[bytes]:
         if request.kind == "unary":
             return [await self._connection.unary(request.path, request.frames[0], WALL)]
-        if request.kind == "upload":
-            return [await self._connection.upload(request.path, request.frames, WALL)]
-        return [answer async for answer in self._connection.exchange(request.path, request.frames)]
+        return [answer async for answer in self._connection.stream(request.path, request.frames)]
 
 
 class Talk:

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from calling import WALL, call, on_loop, path_of
-from echo_service import ECHO, EchoService
+from echo_service import ECHO, EchoService, parcel_of, whole
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 
@@ -26,6 +26,8 @@ from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.wire.frames import Data, Header, Heartbeat
+from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.status import Code, StatusError, error_from_status
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
@@ -46,9 +48,11 @@ def test_a_call_of_each_kind_reaches_its_method(server: GrpcServer) -> None:
     async def work() -> None:
         connection = GrpcConnection(parse_target(server.target))
         assert await connection.unary(path_of("Unary"), b"abc", WALL) == b"abc"
-        assert await connection.upload(path_of("Upload"), [b"a", b"", b"bc"], WALL) == b"abc"
-        assert [m async for m in connection.exchange(path_of("Download"), [b"abc"])] == [b"a", b"b", b"c"]
-        assert [m async for m in connection.exchange(path_of("Exchange"), [b"ab", b"c"])] == [b"ab", b"c"]
+        assert await connection.upload(path_of("Upload"), parcel_of(b"abc", 2), WALL) == b"abc"
+        pieces = [piece async for piece in connection.download(path_of("Download"), b"abc")]
+        assert pieces == [Heartbeat(done=1), Header(b"3"), Data(memoryview(b"abc"))]
+        assert await whole(Incoming(connection.exchange(path_of("Exchange"), parcel_of(b"abc", 2)))) == b"abc"
+        assert [m async for m in connection.stream(path_of("Stream"), [b"ab", b"c"])] == [b"ab", b"c"]
         await connection.close()
 
     on_loop(work)
@@ -171,18 +175,18 @@ def test_a_reader_that_leaves_a_stream_ends_its_generator_at_once() -> None:
     echo = EchoService()
     closed = asyncio.Event()
 
-    async def endless(request: bytes) -> AsyncIterator[bytes]:
+    async def endless(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         try:
             while True:
                 yield bytes(1 << 16)
         finally:
             closed.set()
 
-    echo.download = endless  # type: ignore[method-assign]
+    echo.stream = endless  # type: ignore[method-assign]
 
     async def work(target: str) -> None:
         connection = GrpcConnection(parse_target(target))
-        stream = connection.exchange(path_of("Download"), [b""])
+        stream = connection.stream(path_of("Stream"), [b""])
         await anext(stream)
         await stream.aclose()
         await closed.wait()
@@ -265,7 +269,7 @@ def test_a_call_that_outlasts_the_grace_is_told_to_try_elsewhere(method: str, ec
         server = GrpcServer([echo], grace_seconds=0.05)
         await server.start()
         connection = GrpcConnection(parse_target(server.target))
-        running = asyncio.ensure_future(anext(skip(connection.exchange(path_of(method), [b""]), b"begun")))
+        running = asyncio.ensure_future(anext(skip(connection.stream(path_of(method), [b""]), b"begun")))
         await echo.entered.wait()
         await server.stop()
         with pytest.raises(errors.WorkerUnavailableError, match="found one that is stopping"):
@@ -373,7 +377,7 @@ def test_joining_waits_for_the_stop(echo: EchoService) -> None:
 def test_health_says_serving_for_the_server_and_its_services_until_it_stops(echo: EchoService) -> None:
     async def watch(connection: GrpcConnection, service: str, states: list[int], seen: asyncio.Event) -> None:
         request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
-        async for answer in connection.exchange(f"/{HEALTH_SERVICE}/Watch", [request]):
+        async for answer in connection.stream(f"/{HEALTH_SERVICE}/Watch", [request]):
             states.append(health_pb2.HealthCheckResponse.FromString(answer).status)
             seen.set()
 
@@ -435,7 +439,7 @@ def test_reflection_describes_services_with_all_that_they_use(version: str) -> N
     async def work(target: str) -> list[Any]:
         connection = GrpcConnection(parse_target(target))
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
-        answers = connection.exchange(path, [request.SerializeToString() for request in requests])
+        answers = connection.stream(path, [request.SerializeToString() for request in requests])
         found = [reflection_pb2.ServerReflectionResponse.FromString(answer) async for answer in answers]
         await connection.close()
         return found
@@ -563,7 +567,7 @@ def test_large_chunks_stream_at_the_speed_of_the_loopback_device(server: GrpcSer
         connection = GrpcConnection(parse_target(server.target))
         begin = time.perf_counter()
         received = 0
-        async for message in connection.exchange(path_of("Exchange"), [chunk] * count):
+        async for message in connection.stream(path_of("Stream"), [chunk] * count):
             received += len(message)
         await connection.close()
         assert received == count * len(chunk)

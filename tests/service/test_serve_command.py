@@ -481,7 +481,7 @@ def wait_until_it_is_draining(target: str) -> None:
     async def watch() -> None:
         connection = GrpcConnection(parse_target(target))
         last = SERVING
-        async for answer in connection.exchange("/grpc.health.v1.Health/Watch", [b""]):
+        async for answer in connection.stream("/grpc.health.v1.Health/Watch", [b""]):
             last = health_pb2.HealthCheckResponse.FromString(answer).status
         await connection.close()
         assert last == NOT_SERVING

@@ -161,7 +161,7 @@ def test_health_is_told_with_and_without_the_token(token: str | None) -> None:
 def test_each_of_the_tokens_lets_in_whatever_the_method() -> None:
     async def stream(target: str, credentials: ClientCredentials) -> list[bytes]:
         connection = GrpcConnection(parse_target(target), credentials)
-        found = [m async for m in connection.exchange(f"/{ECHO}/Exchange", [b"a", b"b"])]
+        found = [m async for m in connection.stream(f"/{ECHO}/Stream", [b"a", b"b"])]
         await connection.close()
         return found
 

@@ -15,7 +15,7 @@ from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, UploadMethod
-from fedstack.transport.wire.frames import header_frame
+from fedstack.transport.wire.parcels import Incoming, Parcel
 
 LEASE_SECONDS = 50.0
 REQUESTS: dict[str, type[Any]] = {
@@ -61,13 +61,14 @@ async def call(service: ExecutorService, method: str, request: Message) -> bytes
     connection = InMemoryConnection(service)
     (path,) = (f"/{name}/{method}" for name, methods in service.methods.items() if method in methods)
     kind = service.methods[path.split("/")[1]][method]
+    content = request.SerializeToString()
     if isinstance(kind, UploadMethod):
-        return await connection.upload(path, [header_frame(request)], None)
-    if isinstance(kind, (DownloadMethod, ExchangeMethod)):
-        first = header_frame(request) if isinstance(kind, ExchangeMethod) else request.SerializeToString()
-        answers = [answer async for answer in connection.exchange(path, [first])]
-        return answers[-1]
-    return await connection.unary(path, request.SerializeToString(), None)
+        return await connection.upload(path, Parcel(content), None)
+    if isinstance(kind, DownloadMethod):
+        return await Incoming(connection.download(path, content), on_heartbeat=lambda beat: None).header()
+    if isinstance(kind, ExchangeMethod):
+        return await Incoming(connection.exchange(path, Parcel(content)), on_heartbeat=lambda beat: None).header()
+    return await connection.unary(path, content, None)
 
 
 async def open_session(service: ExecutorService) -> plain.ExecutorId:

@@ -136,7 +136,8 @@ def frame_table() -> Iterator[str]:
     long = next(data_frames([memoryview(bytes(200))]))
     yield "| frame | bytes |"
     yield "| --- | --- |"
-    yield _row('a header, here of 6 bytes: `value_ref { id: "v3" }`', f"`{header_frame(header).hex(' ')}`")
+    begin = header_frame(header.SerializeToString())
+    yield _row('a header, here of 6 bytes: `value_ref { id: "v3" }`', f"`{begin.hex(' ')}`")
     yield _row("data: the float32 numbers 1.5 and 2.5", f"`{data.hex(' ')}`")
     yield _row("data: 200 bytes of zeros, whose length takes two bytes", f"`{long[:6].hex(' ')} …`")
     yield _row("a heartbeat: 7 clients done, 2 running", f"`{heartbeat_frame(7, 2).hex(' ')}`")

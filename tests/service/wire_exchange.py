@@ -20,7 +20,8 @@ from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import UnaryMethod
-from fedstack.transport.wire.frames import Header, parse_frame
+from fedstack.transport.wire.frames import Header
+from fedstack.transport.wire.parcels import Parcel, Piece
 
 RAW_CLIENT = Path(__file__).resolve().parents[2] / "examples" / "raw_client.py"
 READINGS = [1.5, 2.5, 3.5, 4.5, 5.5]
@@ -70,21 +71,25 @@ class RecordingConnection(InMemoryConnection):
         self.unary_calls.append((path.rpartition("/")[2], request, response))
         return response
 
-    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-        sent, received = list(frames), list[bytes]()
-        async for frame in super().exchange(path, sent):
-            received.append(frame)
-            yield frame
+    async def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
+        received: list[Piece] = []
+        async for piece in super().download(path, request):
+            received.append(piece)
+            yield piece
         if path.endswith("/Load"):
-            self.unary_calls.append(("Load", sent[0], _header(received)))
-        elif path.endswith("/RunPhase"):
-            request = extensions_pb2.PhaseRequest.FromString(_header(sent))
-            self.phases.append((request, extensions_pb2.PhaseResponse.FromString(_header(received))))
+            self.unary_calls.append(("Load", request, _header(received)))
+
+    async def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        received: list[Piece] = []
+        async for piece in super().exchange(path, parcel):
+            received.append(piece)
+            yield piece
+        request = extensions_pb2.PhaseRequest.FromString(parcel.header)
+        self.phases.append((request, extensions_pb2.PhaseResponse.FromString(_header(received))))
 
 
-def _header(frames: Iterable[bytes]) -> bytes:
-    parsed = map(parse_frame, frames)
-    return next(frame.content for frame in parsed if isinstance(frame, Header))
+def _header(pieces: Iterable[Piece]) -> bytes:
+    return next(piece.content for piece in pieces if isinstance(piece, Header))
 
 
 def compute_now_exchange() -> str:

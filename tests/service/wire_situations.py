@@ -158,7 +158,7 @@ def upload(peer: Peer, announced: int, sent: int) -> None:
     header.value.type.CopyFrom(fl.TensorType(np.int8, [announced]).to_proto())
     header.value.value.raw.dtype = 6
     header.value.value.raw.dim.append(announced)
-    peer.stream("UploadValue", header_frame(header), *data_frames([memoryview(bytes(sent))]))
+    peer.stream("UploadValue", header_frame(header.SerializeToString()), *data_frames([memoryview(bytes(sent))]))
 
 
 def _open_too_many(peer: Peer) -> None:
@@ -178,7 +178,8 @@ def _create_twice(peer: Peer) -> None:
 
 
 def _phase_of(peer: Peer, clients: int) -> None:
-    peer.stream("RunPhase", header_frame(extensions_pb2.PhaseRequest(executor=peer.executor, clients=clients)))
+    request = extensions_pb2.PhaseRequest(executor=peer.executor, clients=clients)
+    peer.stream("RunPhase", header_frame(request.SerializeToString()))
 
 
 def _deep() -> bytes:

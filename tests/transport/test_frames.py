@@ -135,13 +135,13 @@ def test_arrays_travel_as_their_bytes():
 
 def test_a_header_carries_its_message():
     message = HandshakeRequest(protocol=1, version="x" * 1000)
-    frame = header_frame(message)
+    frame = header_frame(message.SerializeToString())
     assert parse_frame(frame) == Header(message.SerializeToString())
     assert Frame.FromString(frame).header == message.SerializeToString()
 
 
 def test_an_empty_header_is_a_header():
-    assert parse_frame(header_frame(HandshakeRequest())) == Header(b"")
+    assert parse_frame(header_frame(HandshakeRequest().SerializeToString())) == Header(b"")
 
 
 def test_a_heartbeat_counts_clients():

@@ -18,7 +18,7 @@ from fedstack.executors.remote.remote_sessions import (
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote.remote_transfers import download, load, pack_value, read_response, upload
+from fedstack.executors.remote.remote_transfers import download, load, pack_value, read_response
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
@@ -78,7 +78,7 @@ class ExtendedSession(RemoteSession):
 
     async def _upload(self, header: extended.Upload, segments: Sequence[Segment]) -> str:
         with self._forgotten_on_failure(header.id):
-            await self._repeated(lambda: upload(self.stub, header, segments))
+            await self._repeated(lambda: self.stub.upload_value(header, segments))
         return header.id
 
     async def put_computation(self, computation: Computation) -> str:

@@ -15,7 +15,7 @@ from fedstack.executors.remote.phase_copies import PhaseCopies
 from fedstack.executors.remote.phase_messages import code_versions, write_phase
 from fedstack.executors.remote.phase_results import ReceivedResult, read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
-from fedstack.executors.remote.remote_transfers import check_size, frames_of, packer_for, receive
+from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.io_loop import io_loop
@@ -119,16 +119,8 @@ async def _run(
         return result
 
     async def call(report: PhaseReport) -> ReceivedResult:
-        frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
-        return await receive(
-            frames,
-            messages.PhaseResponse,
-            read,
-            unpacker,
-            peer.heartbeat_seconds,
-            on_heartbeat=report.heard,
-            address=session.stub.address,
-        )
+        answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
+        return await receive(answer, messages.PhaseResponse, read, unpacker)
 
     with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
         try:
@@ -154,9 +146,8 @@ async def _search(
     unpacker = Unpacker(max_bytes=0)
 
     async def call() -> None:
-        frames = session.stub.run_phase(frames_of(request, packer.segments, session.stub.chunking))
-        address, seconds = session.stub.address, peer.heartbeat_seconds
-        await receive(frames, messages.PhaseResponse, lambda response: None, unpacker, seconds, address=address)
+        answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds)
+        await receive(answer, messages.PhaseResponse, lambda response: None, unpacker)
 
     await io_loop.run(call())
 

@@ -1,7 +1,7 @@
-"""Moves values and phases of any size to a peer and back, in chunks, with an eye on the peer's heartbeat."""
+"""Makes parcels of values for a peer, and values of what comes back."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -11,28 +11,13 @@ from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.transport.peers.executor_stub import ELEMENTS, ExecutorStub
-from fedstack.transport.wire.frames import (
-    Chunking,
-    Data,
-    Header,
-    Heartbeat,
-    data_frames,
-    header_frame,
-    parse_frame,
-)
-from fedstack.transport.wire.heartbeat import watch
+from fedstack.transport.peers.executor_stub import ELEMENTS, Answer, ExecutorStub
 from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.segments import Segment, SegmentReader
+from fedstack.transport.wire.segments import Segment
 from fedstack.transport.wire.unpacking import Unpacker
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
-# How many heartbeats may stay away before the peer counts as dead.
-_MISSED_BEATS = 4
-_UPLOAD_SECONDS = 60.0
-# What is slow for any network.
-_LEAST_BYTES_PER_SECOND = 1e6
 # A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
 _MAX_RESULT_BYTES = 1 << 40
 
@@ -67,20 +52,6 @@ def check_size(size: int, limit: int, what: Callable[[], str], stub: ExecutorStu
         )
 
 
-async def upload(stub: ExecutorStub, header: extended.Upload, segments: Sequence[Segment]) -> None:
-    """Sends a value."""
-    size = sum(map(len, segments))
-    await stub.upload_value(
-        frames_of(header, segments, stub.chunking), _UPLOAD_SECONDS + size / _LEAST_BYTES_PER_SECOND
-    )
-
-
-def frames_of(header: Message, segments: Sequence[Segment], chunking: Chunking) -> Iterator[bytes]:
-    """Yields a message and the bytes that go with it as frames."""
-    yield header_frame(header)
-    yield from data_frames(segments, chunking.chunk_bytes)
-
-
 def read_response(response: extended.ComputeNowResponse, type_spec: Type) -> object:
     """Returns the payload of a value that came in one message."""
     unpacker = Unpacker(max_bytes=0)
@@ -91,21 +62,11 @@ def read_response(response: extended.ComputeNowResponse, type_spec: Type) -> obj
 
 async def load(stub: ExecutorStub, peer: extended.HandshakeResponse, request: extended.CreateRequest) -> None:
     """Creates values that may take long to load."""
-    content = request.SerializeToString()
-
-    def read(header: extended.CreateResponse) -> None:
-        pass
-
-    # The peer is silent until it has the whole request.
-    spare_seconds = len(content) / _LEAST_BYTES_PER_SECOND
     await receive(
-        stub.load(content),
+        stub.load(request, peer.heartbeat_seconds),
         extended.CreateResponse,
-        read,
+        lambda response: None,
         Unpacker(max_bytes=0),
-        peer.heartbeat_seconds,
-        spare_seconds,
-        address=stub.address,
     )
 
 
@@ -117,37 +78,23 @@ async def download(
     type_spec: Type,
 ) -> object:
     """Returns the payload of a value of any size, from a stream."""
-    frames = stub.download_value(extended.DownloadRequest(executor=executor, value_ref=ref))
+    request = extended.DownloadRequest(executor=executor, value_ref=ref)
     unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, for_results=True)
 
     def read(header: extended.Download) -> object:
         return unpacker.unpack(header.value, type_spec, "result")
 
-    return await receive(frames, extended.Download, read, unpacker, peer.heartbeat_seconds, address=stub.address)
+    return await receive(stub.download_value(request, peer.heartbeat_seconds), extended.Download, read, unpacker)
 
 
-async def receive(
-    frames: AsyncGenerator[bytes, None],
-    message: type[_M],
-    read: Callable[[_M], _T],
-    unpacker: Unpacker,
-    heartbeat_seconds: float,
-    spare_seconds: float = 0.0,
-    on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
-    *,
-    address: str,
-) -> _T:
-    """Receives a stream: heartbeats, a header, the bytes that belong to it.
+async def receive(answer: Answer, message: type[_M], read: Callable[[_M], _T], unpacker: Unpacker) -> _T:
+    """Receives an answer: a header, and the bytes that belong to it.
 
     Args:
-      frames: The stream.
-      message: What its header is.
+      answer: A call of a stub.
+      message: What the header is.
       read: Reads the header; it uses the unpacker.
       unpacker: Has the buffers for the bytes, when the header has been read.
-      heartbeat_seconds: How often the peer shows that it is alive.
-      spare_seconds: How much longer it may be silent than for a few of these.
-      on_heartbeat: Called with each heartbeat.
-      address: The peer's address, for messages.
 
     Returns:
       What `read` returned, when the bytes are there.
@@ -156,31 +103,12 @@ async def receive(
       DeadlineExceededError: If the peer was silent for too long.
       InvalidValueError: If it sent something else.
     """
-    limit = spare_seconds + _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
-    result: _T | None = None
-    reader: SegmentReader | None = None
-    try:
-        async for content in watch(frames, limit, who=f"the worker at {address}"):
-            frame = parse_frame(content)
-            if isinstance(frame, Heartbeat):
-                on_heartbeat(frame)
-            elif isinstance(frame, Data) and reader is not None:
-                reader.feed(frame.data)
-            elif isinstance(frame, Header) and reader is None:
-                content = frame.content
-                result = await sized(len(content), lambda content=content: read(_parsed(message, content)))
-                reader = SegmentReader(unpacker.buffers)
-            else:
-                raise InvalidValueError(
-                    f"Expected a header and then data, found a {type(frame).__name__}; the peer speaks something else"
-                )
-    finally:
-        await frames.aclose()
-    if reader is None:
-        raise InvalidValueError("Expected a result, found a stream that ended without one")
-    reader.finish()
+    async with answer as incoming:
+        header = await incoming.header()
+        result = await sized(len(header), lambda: read(_parsed(message, header)))
+        await incoming.read_into(unpacker.buffers)
     unpacker.finish()
-    return cast(_T, result)
+    return result
 
 
 def _parsed(message: type[_M], content: bytes) -> _M:

@@ -33,13 +33,13 @@ from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, FUNCTION_S
 from fedstack.service.executor.sessions import Session, check_new_id
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
-from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
+from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
+from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Incoming, Parcel
 from fedstack.transport.wire.unpacking import Unpacker
 
 _T = TypeVar("_T")
-Frames = AsyncIterator[bytes]
 # How often it is looked whether there is something to tell of work that runs.
 _LOOK_SECONDS = 1.0
 
@@ -107,7 +107,7 @@ class ExecutorExtensions:
         await self._create_all(self._core.find(request.executor), request.creation, request_bytes)
         return messages.CreateResponse()
 
-    async def load(self, content: bytes) -> AsyncIterator[bytes]:
+    async def load(self, content: bytes) -> Answers:
         """Creates values as `create` does, and shows that it is alive while it loads what they bring."""
         request = await read(messages.CreateRequest, content)
         session = self._core.find(request.executor)
@@ -120,7 +120,7 @@ class ExecutorExtensions:
         work = asyncio.ensure_future(create())
         async for beat in self._beats(work, ProgressCounts()):
             yield beat
-        yield header_frame(work.result())
+        yield Parcel(work.result().SerializeToString())
 
     async def _create_all(
         self, session: Session, creations: Iterable[messages.CreateRequest.Creation], request_bytes: int
@@ -183,9 +183,9 @@ class ExecutorExtensions:
         unpacker = self._core.unpacker(clients)
         return with_columns(unpacker.unpack(value.value, type_spec), type_spec), type_spec, unpacker
 
-    async def upload_value(self, frames: Frames) -> bytes:
+    async def upload_value(self, incoming: Incoming) -> bytes:
         """Creates a value of any size."""
-        upload, header_bytes, read_all = await receive_value(frames, messages.Upload)
+        upload, header_bytes, read_all = await receive_value(incoming, messages.Upload)
         session = self._core.find(upload.executor)
         check_new_id(upload.id)
         clients = held_values.clients_of(session.executor)
@@ -236,7 +236,7 @@ class ExecutorExtensions:
         packer.pack(response.value, payload, type_spec, "result")
         return messages.ComputeNowResponse() if packer.segments else response
 
-    async def download_value(self, content: bytes) -> AsyncIterator[bytes]:
+    async def download_value(self, content: bytes) -> Answers:
         """Computes a value of any size."""
         request = await read(messages.DownloadRequest, content)
         session = self._core.find(request.executor)
@@ -248,7 +248,7 @@ class ExecutorExtensions:
         def write(payload: object, type_spec: Type) -> bytes:
             response = messages.Download()
             packer.pack(response.value, payload, type_spec, "result")
-            return header_frame(response)
+            return response.SerializeToString()
 
         async def compute() -> bytes:
             pull = self._core.pull(session, value_id)
@@ -259,18 +259,16 @@ class ExecutorExtensions:
         work = asyncio.ensure_future(self._core.run(session, compute()))
         async for beat in self._beats(work, progress):
             yield beat
-        yield work.result()
-        for frame in data_frames(packer.segments, self._core.limits.chunking.chunk_bytes):
-            yield frame
+        yield self._parcel(work.result(), packer)
         session.delivered(value_id)
 
-    async def run_phase(self, frames: Frames) -> AsyncIterator[bytes]:
+    async def run_phase(self, incoming: Incoming) -> Answers:
         """Runs a client phase."""
         progress = ProgressCounts()
 
         async def receive_and_run() -> tuple[bytes, Packer]:
             set_scope(attrs.evolve(current_scope(), progress=progress))  # of this task only
-            request, header_bytes, read_all = await receive_value(frames, messages.PhaseRequest)
+            request, header_bytes, read_all = await receive_value(incoming, messages.PhaseRequest)
             session = self._core.find(request.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, request, header_bytes, read_all))
@@ -278,12 +276,12 @@ class ExecutorExtensions:
         work = asyncio.ensure_future(receive_and_run())
         async for beat in self._beats(work, progress):
             yield beat
-        header, packer = work.result()
-        yield header
-        for frame in data_frames(packer.segments, self._core.limits.chunking.chunk_bytes):
-            yield frame
+        yield self._parcel(*work.result())
 
-    async def _beats(self, work: "asyncio.Future[_T]", progress: ProgressCounts) -> AsyncIterator[bytes]:
+    def _parcel(self, header: bytes, packer: Packer) -> Parcel:
+        return Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)
+
+    async def _beats(self, work: "asyncio.Future[_T]", progress: ProgressCounts) -> AsyncIterator[Heartbeat]:
         """Yields a heartbeat now and then until work is done, and cancels it when nobody listens any more.
 
         They come as often as the limits say, and sooner where there is something to tell.
@@ -303,7 +301,7 @@ class ExecutorExtensions:
                 news = (*found, *((piece.first_client, piece.function) for piece in pieces))
                 if news != told or loop.time() + look / 2 >= due:
                     told, due = news, loop.time() + between
-                    yield heartbeat_frame(*found, pieces)
+                    yield Heartbeat(*found, tuple(pieces))
         except BaseException as error:
             await end_all([work], error)
             raise

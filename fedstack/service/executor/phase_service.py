@@ -16,13 +16,12 @@ from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
 from fedstack.executors.remote.phase_results import write_result
-from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
+from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.held_values import known_payload, phase_executor
 from fedstack.service.executor.isolated_phase import search_phase
 from fedstack.service.executor.received_frames import ReadAll
 from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, ServiceCore
 from fedstack.service.executor.sessions import Session, check_new_id
-from fedstack.transport.wire.frames import header_frame
 from fedstack.transport.wire.packing import Packer
 
 # What is written or read of so many clients, or tensors, takes about a millisecond.
@@ -43,12 +42,12 @@ async def run_phase(
       read_all: Reads the bytes that belong to it.
 
     Returns:
-      The frame with what the clients contributed, and the bytes that belong to it; nothing of a search for clients that
-      end their process.
+      The message with what the clients contributed, serialized, and the bytes that belong to it; nothing of a search
+      for clients that end their process.
     """
     if request.isolate:
         await search_phase(core, session, request, read_all)
-        return header_frame(PhaseResponse()), Packer()
+        return b"", Packer()
     core.check_clients(request.clients)
     check_first_client(request)
     for message in request.input:
@@ -79,7 +78,7 @@ async def run_phase(
         def write() -> bytes:
             response = write_result(phase, partial_states(phase, arguments), result, packer)
             response.kept.extend(kept)
-            return header_frame(response)
+            return response.SerializeToString()
 
         return await _written(executor, phase, result, write), packer
 

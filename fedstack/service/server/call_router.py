@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError
@@ -12,22 +12,29 @@ from google.protobuf.message import DecodeError
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
-from fedstack.service.server.call_counts import CallCounts
+from fedstack.service.server.call_stream import CallStream, Context, Task, too_slow
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServerLimits, exceeded, option_of
 from fedstack.service.server.message_room import SMALL_BYTES, MessageRoom
 from fedstack.service.server.refusal_log import RefusalLog
+from fedstack.service.server.server_facts import CallCounts
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, Service, UnaryMethod
+from fedstack.transport.peers.methods import (
+    DownloadMethod,
+    ExchangeMethod,
+    Method,
+    Service,
+    StreamMethod,
+    UnaryMethod,
+    UploadMethod,
+)
 from fedstack.transport.wire.status import Code, StatusError, code_of, details_of, message_of
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
-Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
-Task: TypeAlias = "asyncio.Task[object]"
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -176,38 +183,27 @@ class CallRouter(grpc.GenericRpcHandler):
         else:
             table = self._foreground
         header_seconds = None if in_background else self._limits.header_seconds
-        if isinstance(method, UnaryMethod):
 
-            async def unary(_: object, context: Context) -> bytes | None:
-                async def work(task: Task) -> bytes:
-                    return await self._answer(method, await _only_message(name, context, table, task), task)
+        async def work(stream: CallStream, task: Task) -> bytes | None:
+            match method:
+                case UnaryMethod():
+                    return await self._answer(method, await stream.only_message(name), task)
+                case UploadMethod():
+                    return await method.handle(stream.incoming())
+                case DownloadMethod():
+                    return await stream.send_parcels(method.handle(await stream.only_message(name)))
+                case ExchangeMethod():
+                    return await stream.send_parcels(method.handle(stream.incoming()))
+                case StreamMethod():
+                    return await stream.send(method.handle(stream))
 
-                return await self._run(name, context, table, work)
+        async def handle(_: object, context: Context) -> bytes | None:
+            stream = CallStream(context, table.silent, header_seconds)
+            return await self._run(name, context, table, lambda task: work(stream, task))
 
-            return grpc.stream_unary_rpc_method_handler(cast("Any", unary))
-        if isinstance(method, DownloadMethod):
-
-            async def download(_: object, context: Context) -> None:
-                async def work(task: Task) -> None:
-                    await _send(method.handle(await _only_message(name, context, table, task)), context)
-
-                await self._run(name, context, table, work)
-
-            return grpc.stream_stream_rpc_method_handler(cast("Any", download))
-        if isinstance(method, ExchangeMethod):
-
-            async def exchange(_: object, context: Context) -> None:
-                async def work(_: Task) -> None:
-                    await _send(method.handle(_Received(context, header_seconds)), context)
-
-                await self._run(name, context, table, work)
-
-            return grpc.stream_stream_rpc_method_handler(cast("Any", exchange))
-
-        async def upload(_: object, context: Context) -> bytes | None:
-            return await self._run(name, context, table, lambda _: method.handle(_Received(context, header_seconds)))
-
-        return grpc.stream_unary_rpc_method_handler(cast("Any", upload))
+        if isinstance(method, (UnaryMethod, UploadMethod)):
+            return grpc.stream_unary_rpc_method_handler(cast("Any", handle))
+        return grpc.stream_stream_rpc_method_handler(cast("Any", handle))
 
     async def _answer(self, method: UnaryMethod, request: bytes, task: Task) -> bytes:
         """Runs a method while there is room for its message, and returns the answer once there is room for that."""
@@ -267,7 +263,7 @@ class CallRouter(grpc.GenericRpcHandler):
             if self._stopping:
                 error = WorkerUnavailableError(_STOPPING)
             elif table.gave_way(task):
-                error = _too_slow(self._limits.header_seconds) if table is self._foreground else _gave_way()
+                error = too_slow(self._limits.header_seconds) if table is self._foreground else _gave_way()
             code = code_of(error)
             await _fail(context, error, cancelled)
         except Exception as error:
@@ -281,25 +277,6 @@ class CallRouter(grpc.GenericRpcHandler):
         finally:
             self.counts.add(name, code.name)
         return None
-
-
-async def _only_message(name: str, context: Context, table: _Table, task: Task) -> bytes:
-    """Returns the message of a call that has one."""
-    table.silent[task] = time.monotonic()
-    try:
-        message = await context.read()
-    finally:
-        table.silent.pop(task, None)
-    if message is grpc.aio.EOF:
-        raise InvalidValueError(f"Expected a message for {name}, found the end of the call")
-    return message
-
-
-def _too_slow(seconds: float) -> DeadlineExceededError:
-    return DeadlineExceededError(
-        f"Expected the first message of a call within {seconds:g} seconds, found none; send it, or start the worker "
-        f"with a larger {option_of('header_seconds')}"
-    )
 
 
 def _gave_way() -> DeadlineExceededError:
@@ -342,42 +319,3 @@ def _known_error(error: Exception, name: str) -> Exception:
             "flatter"
         )
     return error
-
-
-class _Received:
-    """The messages that come in on a call.
-
-    Args:
-      context: The call.
-      seconds: How long the first of them may take; `None` for any time.
-    """
-
-    def __init__(self, context: Context, seconds: float | None) -> None:
-        self._context = context
-        self._seconds = seconds
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._seconds is None:
-            message = await self._context.read()
-        else:
-            seconds, self._seconds = self._seconds, None
-            try:
-                message = await asyncio.wait_for(self._context.read(), seconds)
-            except asyncio.TimeoutError:
-                raise _too_slow(seconds) from None
-        if message is grpc.aio.EOF:
-            raise StopAsyncIteration
-        return message
-
-
-async def _send(messages: AsyncIterator[bytes], context: Context) -> None:
-    try:
-        async for message in messages:
-            await context.write(message)
-    finally:
-        # A method whose client has gone away ends now, and not when the garbage collector finds it.
-        if isinstance(messages, AsyncGenerator):
-            await messages.aclose()

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from grpc_health.v1 import health_pb2
 
 from fedstack.computations.types.error_text import name_text
-from fedstack.errors import ResourceLimitError
-from fedstack.transport.peers.methods import DownloadMethod, Method, Service, UnaryMethod
+from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.transport.peers.methods import Method, Service, StreamMethod, UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 
 _MAX_REQUEST_BYTES = 64 << 10
@@ -33,7 +33,7 @@ class HealthService(Service):
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
-        return {HEALTH_SERVICE: {"Check": UnaryMethod(self._check), "Watch": DownloadMethod(self._watch)}}
+        return {HEALTH_SERVICE: {"Check": UnaryMethod(self._check), "Watch": StreamMethod(self._watch)}}
 
     def drain(self) -> None:
         """Says NOT_SERVING from now on, and to all who watch, whose calls end with it."""
@@ -49,7 +49,10 @@ class HealthService(Service):
             raise StatusError(Code.NOT_FOUND, f"Expected a service of this server ({known}), found {name_text(name)!r}")
         return self._answer()
 
-    async def _watch(self, request: bytes) -> AsyncIterator[bytes]:
+    async def _watch(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        request = await anext(requests, None)
+        if request is None:
+            raise InvalidValueError(f"Expected a message for {HEALTH_SERVICE}/Watch, found the end of the call")
         known = _name_in(request) in self._names
         if not known:
             yield _Status(status=_Status.SERVICE_UNKNOWN).SerializeToString()

@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from fedstack.transport.peers.methods import ExchangeMethod, Method, Service
+from fedstack.transport.peers.methods import Method, Service, StreamMethod
 
 try:
     from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -37,7 +37,7 @@ class ReflectionService(Service):
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
-        method = ExchangeMethod(self._info)
+        method = StreamMethod(self._info)
         return {name: {"ServerReflectionInfo": method} for name in (REFLECTION_SERVICE, _LATER_NAME)}
 
     async def _info(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterator
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
-from fedstack.transport.grpc.grpc_connection import error_of_call, failure_of_asking
+from fedstack.transport.grpc.grpc_calls import asks_health, error_of_call, failure_of_asking, parsed
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Channel
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
+from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 
 _MAX_CALLS = 256
 _MAX_UNREAD = 2
@@ -54,20 +55,29 @@ class ChannelConnection:
                 method = cast(Any, self._channel.unary_unary(path))
                 return await _result(method.future(request, timeout=timeout))
 
-    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         with self._errors():
             method = cast(Any, self._channel.stream_unary(path))
-            return await _result(method.future(iter(frames), timeout=timeout))
+            return await _result(method.future(frames_of(parcel), timeout=timeout))
 
-    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
+        return parsed(self._stream(path, iter([request])))
+
+    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        return parsed(self._stream(path, frames_of(parcel)))
+
+    async def _stream(self, path: str, messages: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         with self._errors():
-            call = cast(Any, self._channel.stream_stream(path))(iter(frames))
-            messages = _Messages(call)
+            call = cast(Any, self._channel.stream_stream(path))(messages)
+            answers = _Messages(call)
             try:
-                while (message := await messages.next()) is not None:
+                while (message := await answers.next()) is not None:
                     yield message
             finally:
-                messages.close()
+                answers.close()
+
+    async def check_alive(self, seconds: float) -> bool:
+        return await asks_health(self, seconds)
 
     async def wait_ready(self, timeout: float) -> None:
         self._check_open()

@@ -18,27 +18,31 @@ from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
+from fedstack.transport.grpc.grpc_calls import (
+    asks_health,
+    error_of_call,
+    failure_of_asking,
+    finish,
+    parsed,
+    raise_status,
+    send,
+    status_of_peer,
+)
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.targets import Target
-from fedstack.transport.peers.connection import Connection
-from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words
-from fedstack.transport.wire.status import RemoteTraceback, error_from_status
+from fedstack.transport.wire.connection_errors import ARGUMENTS, Words
+from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
+from fedstack.transport.wire.status import RemoteTraceback
 
-_DETAILS_KEY = "grpc-status-details-bin"
 # A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
 _MAX_CALLS = 256
 _MAX_STREAMS = 4096
-_ASK_SECONDS = 0.25
 # How much longer than it was told a wait takes, where it is about to find out what is wrong.
 _EXPLAIN_SECONDS = 1.0
 # All other codes are what a peer says.
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-# What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
-_MAKESHIFT = "Internal error from Core"
-_STATUS_SECONDS = 0.25
 # How long calls that go on over a connection that takes no new ones may take to end.
 _OLD_CALLS_SECONDS = 600.0
-_LOOK_SECONDS = 0.005
 _TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 
 
@@ -115,29 +119,39 @@ class GrpcConnection:
                 self._turns.answered()
                 return answer
 
-    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         async with self._streams:
             with self._errors():
                 call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata.get())
-                async with _status_of_peer(call):
-                    return await _finish(call, frames)
+                async with status_of_peer(call):
+                    return await finish(call, frames_of(parcel))
 
-    async def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
+        return parsed(self.stream(path, [request]))
+
+    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        return parsed(self.stream(path, frames_of(parcel)))
+
+    async def stream(self, path: str, messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """Sends a stream of messages, made as they are sent, and yields those that come back."""
         async with self._streams:
             with self._errors():
                 call = self._method("stream_stream", path)(metadata=self._metadata.get())
-                sending = asyncio.ensure_future(_send(call, frames))
+                sending = asyncio.ensure_future(send(call, messages))
                 try:
-                    async with _status_of_peer(call):
+                    async with status_of_peer(call):
                         while (message := await call.read()) is not grpc.aio.EOF:
                             yield cast(bytes, message)
-                        await _raise_status(call)
+                        await raise_status(call)
                     if sending.done():
                         sending.result()
                 finally:
                     call.cancel()
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
+
+    async def check_alive(self, seconds: float) -> bool:
+        return await asks_health(self, seconds)
 
     async def wait_ready(self, timeout: float) -> None:
         channel = self._open()
@@ -278,94 +292,3 @@ async def _end_old(channel: grpc.aio.Channel) -> None:
     except asyncio.CancelledError:
         await channel.close()
         raise
-
-
-async def _send(call: Any, frames: Iterable[bytes]) -> None:
-    """Writes a stream to its end, or to the end of the call: the status tells what was wrong."""
-    try:
-        for frame in frames:
-            await call.write(frame)
-        await call.done_writing()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return
-    except BaseException:
-        call.cancel()
-        raise
-
-
-async def _finish(call: Any, frames: Iterable[bytes]) -> bytes:
-    try:
-        await _send(call, frames)
-        return await call
-    finally:
-        call.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _status_of_peer(call: Any) -> AsyncGenerator[None, None]:
-    """Sees to it that a stream which the peer has ended early fails with what the peer says of it.
-
-    A message is on its way then, and fails too. For that gRPC makes up a status, which may come before the peer's, or
-    after it and in its place.
-    """
-    noted: list[grpc.aio.AioRpcError] = []
-
-    def note(_: object) -> None:
-        failure = _failure_of(call)
-        try:
-            failure.send(None)  # it is there, and so this need not wait for it
-        except StopIteration as found:
-            noted.append(found.value)
-        finally:
-            failure.close()
-
-    call.add_done_callback(note)
-    try:
-        yield
-    except grpc.aio.AioRpcError as failure:
-        looks_left = round(_STATUS_SECONDS / _LOOK_SECONDS)
-        while failure.details() == _MAKESHIFT and looks_left:
-            if noted and noted[0].details() != _MAKESHIFT:
-                failure = noted[0]
-                break
-            looks_left -= 1
-            await asyncio.sleep(_LOOK_SECONDS)
-            failure = await _failure_of(call)
-        raise failure from None
-    finally:
-        noted.clear()  # the error has frames, which have the call, which has this
-
-
-async def _failure_of(call: Any) -> grpc.aio.AioRpcError:
-    """Returns the error of a call that has ended with one."""
-    metadata = await call.initial_metadata(), await call.trailing_metadata()
-    return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())
-
-
-async def _raise_status(call: Any) -> None:
-    """Raises the error of a call that has ended with one."""
-    if await call.code() is not grpc.StatusCode.OK:
-        raise await _failure_of(call)
-
-
-async def failure_of_asking(connection: Connection) -> FedstackError | None:
-    """Returns why a peer that is not ready answers no call, which gRPC tells to calls only; `None` if it does."""
-    try:
-        await connection.unary("/grpc.health.v1.Health/Check", b"", _ASK_SECONDS)
-    except DeadlineExceededError:
-        return NO_ANSWER.error_at(connection.address)
-    except (WorkerUnavailableError, AuthenticationError) as error:
-        return error
-    except FedstackError:
-        return None
-    return None
-
-
-def error_of_call(failure: grpc.RpcError, address: str) -> Exception:
-    """Returns the error that a failed call stands for; its cause is the peer's traceback, if there is one."""
-    call = cast("grpc.aio.AioRpcError", failure)
-    details = None
-    for key, value in call.trailing_metadata() or ():
-        if key == _DETAILS_KEY and isinstance(value, bytes):
-            details = value
-    return error_from_status(int(call.code().value[0]), call.details() or "", details, address)

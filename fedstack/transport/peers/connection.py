@@ -1,7 +1,9 @@
-"""Defines what a stub needs of the way to a peer: calls by path, bytes in and bytes out."""
+"""Defines what a stub needs of the way to a peer: calls by path, messages and parcels in and out."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
+
+from fedstack.transport.wire.parcels import Parcel, Piece
 
 
 class Channel(Protocol):
@@ -50,14 +52,30 @@ class Connection(Protocol):
         """
         ...
 
-    async def upload(self, path: str, frames: Iterable[bytes], timeout: float | None) -> bytes:
-        """Sends a stream of messages, made as they are sent, and returns the answer."""
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
+        """Sends a parcel and returns the answer."""
         ...
 
-    def exchange(self, path: str, frames: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """Sends a stream of messages and yields those that come back, from the first of them on.
+    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
+        """Sends one message and yields the parcel that comes back: heartbeats, its header, its bytes.
 
         Closing the generator ends the call.
+        """
+        ...
+
+    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        """Sends a parcel and yields the one that comes back, which may begin while the first is on its way.
+
+        Closing the generator ends the call.
+        """
+        ...
+
+    async def check_alive(self, seconds: float) -> bool:
+        """Asks whether the peer is alive. Returns `False` if there is no asking it, at any time.
+
+        Raises:
+          DeadlineExceededError: If it says nothing for so many seconds.
+          WorkerUnavailableError: If it cannot be reached.
         """
         ...
 

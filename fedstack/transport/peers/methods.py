@@ -1,4 +1,4 @@
-"""Says what a service is to whoever serves or calls it: methods by name, bytes in and bytes out.
+"""Says what a service is to whoever serves or calls it: methods by name, messages and parcels in and out.
 
 Nothing here knows gRPC. A server registers the methods under their paths; a test may call them right away.
 """
@@ -10,10 +10,16 @@ from typing import Protocol, TypeAlias
 import attrs
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from fedstack.transport.wire.frames import Heartbeat
+from fedstack.transport.wire.parcels import Incoming, Parcel
+
 Unary: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-Upload: TypeAlias = Callable[[AsyncIterator[bytes]], Awaitable[bytes]]
-Download: TypeAlias = Callable[[bytes], AsyncIterator[bytes]]
-Exchange: TypeAlias = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+# Heartbeats, and then one parcel; what is after that in the method runs when it has been sent.
+Answers: TypeAlias = AsyncIterator[Heartbeat | Parcel]
+Upload: TypeAlias = Callable[[Incoming], Awaitable[bytes]]
+Download: TypeAlias = Callable[[bytes], Answers]
+Exchange: TypeAlias = Callable[[Incoming], Answers]
+Stream: TypeAlias = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
 
 
 @attrs.frozen
@@ -25,26 +31,33 @@ class UnaryMethod:
 
 @attrs.frozen
 class UploadMethod:
-    """A stream of messages in, one out."""
+    """A parcel in, one message out."""
 
     handle: Upload
 
 
 @attrs.frozen
 class DownloadMethod:
-    """One message in, a stream of messages out."""
+    """One message in, a parcel out."""
 
     handle: Download
 
 
 @attrs.frozen
 class ExchangeMethod:
-    """A stream in, a stream out."""
+    """A parcel in, a parcel out."""
 
     handle: Exchange
 
 
-Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod
+@attrs.frozen
+class StreamMethod:
+    """Messages in, messages out: for services that others have defined, such as gRPC's own."""
+
+    handle: Stream
+
+
+Method: TypeAlias = UnaryMethod | UploadMethod | DownloadMethod | ExchangeMethod | StreamMethod
 
 
 class Server(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import attrs
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from fedstack.computations.types.error_text import printable, shortened
 from fedstack.computations.values.number_checks import check_whole_number
@@ -108,9 +108,8 @@ def _named(name: str) -> str:
     return shortened(printable(name[:_MAX_NAME_BYTES]), _MAX_NAME_BYTES)
 
 
-def header_frame(message: Message) -> bytes:
-    """Returns the frame that begins a stream."""
-    content = message.SerializeToString()
+def header_frame(content: bytes) -> bytes:
+    """Returns the frame that begins a stream, with a message that is serialized already."""
     return b"".join((_HEADER_TAG, _length(len(content)), content))
 
 
@@ -189,9 +188,9 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     Raises:
       InvalidValueError: If it is none.
     """
-    start = _start_of_data(frame)
-    if start is not None:
-        return Data(memoryview(frame)[start:])
+    data = data_of(frame)
+    if data is not None:
+        return data
     try:
         parsed = extensions_pb2.Frame.FromString(frame)
     except DecodeError as error:
@@ -223,8 +222,8 @@ def _length(size: int) -> bytes:
     return bytes(encoded)
 
 
-def _start_of_data(frame: bytes) -> int | None:
-    """Returns where the bytes begin in a frame that is data and nothing else, and `None` for any other."""
+def data_of(frame: bytes) -> Data | None:
+    """Reads a frame that is data and nothing else, in no time whatever its size; returns `None` for any other."""
     if not frame.startswith(_DATA_TAG):
         return None
     size = 0
@@ -232,5 +231,5 @@ def _start_of_data(frame: bytes) -> int | None:
         size |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             start = index + 2
-            return start if start + size == len(frame) else None
+            return Data(memoryview(frame)[start:]) if start + size == len(frame) else None
     return None

@@ -1,0 +1,132 @@
+"""Makes calls of gRPC: writes and reads their streams, and turns their statuses into errors."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, cast
+
+from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
+from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.wire.connection_errors import NO_ANSWER
+from fedstack.transport.wire.frames import parse_frame
+from fedstack.transport.wire.parcels import Piece
+from fedstack.transport.wire.status import error_from_status
+
+_HEALTH = "/grpc.health.v1.Health/Check"
+_DETAILS_KEY = "grpc-status-details-bin"
+_ASK_SECONDS = 0.25
+# What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
+_MAKESHIFT = "Internal error from Core"
+_STATUS_SECONDS = 0.25
+_LOOK_SECONDS = 0.005
+
+
+async def send(call: Any, frames: Iterable[bytes]) -> None:
+    """Writes a stream to its end, or to the end of the call: the status tells what was wrong."""
+    try:
+        for frame in frames:
+            await call.write(frame)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return
+    except BaseException:
+        call.cancel()
+        raise
+
+
+async def finish(call: Any, frames: Iterable[bytes]) -> bytes:
+    """Writes a stream to its end and returns the answer."""
+    try:
+        await send(call, frames)
+        return await call
+    finally:
+        call.cancel()
+
+
+@contextlib.asynccontextmanager
+async def status_of_peer(call: Any) -> AsyncGenerator[None, None]:
+    """Sees to it that a stream which the peer has ended early fails with what the peer says of it.
+
+    A message is on its way then, and fails too. For that gRPC makes up a status, which may come before the peer's, or
+    after it and in its place.
+    """
+    noted: list[grpc.aio.AioRpcError] = []
+
+    def note(_: object) -> None:
+        failure = _failure_of(call)
+        try:
+            failure.send(None)  # it is there, and so this need not wait for it
+        except StopIteration as found:
+            noted.append(found.value)
+        finally:
+            failure.close()
+
+    call.add_done_callback(note)
+    try:
+        yield
+    except grpc.aio.AioRpcError as failure:
+        looks_left = round(_STATUS_SECONDS / _LOOK_SECONDS)
+        while failure.details() == _MAKESHIFT and looks_left:
+            if noted and noted[0].details() != _MAKESHIFT:
+                failure = noted[0]
+                break
+            looks_left -= 1
+            await asyncio.sleep(_LOOK_SECONDS)
+            failure = await _failure_of(call)
+        raise failure from None
+    finally:
+        noted.clear()  # the error has frames, which have the call, which has this
+
+
+async def _failure_of(call: Any) -> grpc.aio.AioRpcError:
+    """Returns the error of a call that has ended with one."""
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), *metadata, await call.details())
+
+
+async def raise_status(call: Any) -> None:
+    """Raises the error of a call that has ended with one."""
+    if await call.code() is not grpc.StatusCode.OK:
+        raise await _failure_of(call)
+
+
+async def failure_of_asking(connection: Connection) -> FedstackError | None:
+    """Returns why a peer that is not ready answers no call, which gRPC tells to calls only; `None` if it does."""
+    try:
+        await connection.unary(_HEALTH, b"", _ASK_SECONDS)
+    except DeadlineExceededError:
+        return NO_ANSWER.error_at(connection.address)
+    except (WorkerUnavailableError, AuthenticationError) as error:
+        return error
+    except FedstackError:
+        return None
+    return None
+
+
+async def asks_health(connection: Connection, seconds: float) -> bool:
+    """Asks the health service of a peer; see `Connection.check_alive`."""
+    try:
+        await connection.unary(_HEALTH, b"", seconds)
+    except (DeadlineExceededError, WorkerUnavailableError):
+        raise
+    except FedstackError:
+        return False  # it answers, and knows nothing of health: gRPC's keep-alive has to do
+    return True
+
+
+async def parsed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, None]:
+    """Yields what is in the frames of a stream, and closes it at the end."""
+    async with contextlib.aclosing(frames):
+        async for frame in frames:
+            yield parse_frame(frame)
+
+
+def error_of_call(failure: grpc.RpcError, address: str) -> Exception:
+    """Returns the error that a failed call stands for; its cause is the peer's traceback, if there is one."""
+    call = cast("grpc.aio.AioRpcError", failure)
+    details = None
+    for key, value in call.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            details = value
+    return error_from_status(int(call.code().value[0]), call.details() or "", details, address)

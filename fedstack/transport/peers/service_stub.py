@@ -1,0 +1,183 @@
+"""Calls the methods of a peer's services: messages in and messages out, whatever the services are."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from fedstack.errors import InvalidValueError
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.wire.frames import Chunking, Heartbeat
+from fedstack.transport.wire.heartbeat import watch
+from fedstack.transport.wire.parcels import Incoming, Parcel, Piece
+from fedstack.transport.wire.segments import Segment
+
+CONTROL_SECONDS = 10.0
+_UPLOAD_SECONDS = 60.0
+# What is slow for any network.
+_LEAST_BYTES_PER_SECOND = 1e6
+# How many heartbeats may stay away before the peer counts as dead.
+_MISSED_BEATS = 4
+_GOODBYE_SECONDS = 5.0
+
+_M = TypeVar("_M", bound=Message)
+
+
+class ServiceStub:
+    """Calls services of one peer. Its coroutines run on the transport's loop.
+
+    A class of typed calls is made of it by deriving: a method for each of the service's, as in `ExecutorStub`.
+
+    Args:
+      connection: The way to the peer. It is closed with this.
+      control_seconds: How long a call may take that only hands something over, in seconds.
+      chunking: What is sent in chunks.
+    """
+
+    _PEER = "the server"  # what errors call it
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        control_seconds: float = CONTROL_SECONDS,
+        chunking: Chunking | None = None,
+    ) -> None:
+        self.connection = connection
+        self.chunking = chunking or Chunking()
+        self._control_seconds = control_seconds
+        self._goodbyes: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """The peer's address."""
+        return self.connection.address
+
+    async def call(self, path: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
+        """Calls a method that has one message in and one out.
+
+        Args:
+          path: The method, as in `/package.Service/Method`.
+          request: The message.
+          response: What the answer is.
+          seconds: How long it may take; by default as long as a call that only hands something over.
+
+        Raises:
+          DeadlineExceededError: If it does not answer in time.
+          InvalidValueError: If it answers with something else.
+        """
+        content = request.SerializeToString()
+        # A large message of a plain peer takes its time.
+        timeout = (seconds or self._control_seconds) + len(content) / _LEAST_BYTES_PER_SECOND
+        return self._parsed(await self.connection.unary(path, content, timeout), response, path)
+
+    async def call_while_alive(self, path: str, request: Message, response: type[_M]) -> _M:
+        """Calls such a method however long it takes, while the peer shows that it is alive.
+
+        Raises:
+          DeadlineExceededError: If it does not answer any more.
+        """
+        call = asyncio.ensure_future(self.connection.unary(path, request.SerializeToString(), None))
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            await asyncio.wait([call, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                watching.result()
+            return self._parsed(await call, response, path)
+        finally:
+            call.cancel()
+            watching.cancel()
+            await asyncio.gather(call, watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Raises when the peer is silent or cannot be reached."""
+        while True:
+            await asyncio.sleep(self._control_seconds)
+            if not await self.connection.check_alive(self._control_seconds):
+                await asyncio.Event().wait()  # there is no telling: what the transport notices by itself has to do
+
+    async def upload(self, path: str, request: Message, segments: Sequence[Segment], response: type[_M]) -> _M:
+        """Calls a method that has a parcel in and one message out."""
+        timeout = _UPLOAD_SECONDS + sum(map(len, segments)) / _LEAST_BYTES_PER_SECOND
+        return self._parsed(
+            await self.connection.upload(path, self._parcel(request, segments), timeout), response, path
+        )
+
+    def download(
+        self,
+        path: str,
+        request: Message,
+        heartbeat_seconds: float,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+    ) -> contextlib.AbstractAsyncContextManager[Incoming]:
+        """Calls a method that has one message in and a parcel out; leaving the context ends the call.
+
+        Args:
+          path: The method.
+          request: The message.
+          heartbeat_seconds: How often the peer shows that it is alive.
+          on_heartbeat: Called with each heartbeat.
+
+        Raises:
+          DeadlineExceededError: If the peer is silent for too long.
+        """
+        content = request.SerializeToString()
+        # The peer is silent until it has the whole request.
+        spare_seconds = len(content) / _LEAST_BYTES_PER_SECOND
+        return self._answer(self.connection.download(path, content), heartbeat_seconds, spare_seconds, on_heartbeat)
+
+    def exchange(
+        self,
+        path: str,
+        request: Message,
+        segments: Sequence[Segment],
+        heartbeat_seconds: float,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+    ) -> contextlib.AbstractAsyncContextManager[Incoming]:
+        """Calls a method that has a parcel in and one out; see `download`."""
+        answers = self.connection.exchange(path, self._parcel(request, segments))
+        return self._answer(answers, heartbeat_seconds, 0.0, on_heartbeat)
+
+    def _parcel(self, request: Message, segments: Sequence[Segment]) -> Parcel:
+        return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes)
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        pieces: AsyncGenerator[Piece, None],
+        heartbeat_seconds: float,
+        spare_seconds: float,
+        on_heartbeat: Callable[[Heartbeat], None],
+    ) -> AsyncGenerator[Incoming, None]:
+        limit = spare_seconds + _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
+        watched = watch(pieces, limit, who=f"{self._PEER} at {self.address}")
+        try:
+            yield Incoming(watched, on_heartbeat=on_heartbeat)
+        finally:
+            await watched.aclose()
+            await pieces.aclose()
+
+    def _parsed(self, content: bytes, response: type[_M], path: str) -> _M:
+        try:
+            return response.FromString(content)
+        except DecodeError as error:
+            raise InvalidValueError(
+                f"Expected a {response.DESCRIPTOR.name} from {self.address}, found {len(content)} other bytes; in "
+                f"answer to {path}; check that it is the server that was meant"
+            ) from error
+
+    def before_closing(self, task: "asyncio.Task[None]") -> None:
+        """Lets a task that says goodbye to the peer come to its end before the connection is closed."""
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
+    async def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        if self._goodbyes:
+            await asyncio.wait(set(self._goodbyes), timeout=_GOODBYE_SECONDS)
+        await self.connection.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.address}>"

@@ -1,0 +1,122 @@
+"""What travels in one piece for whoever sends and receives it: a message, and the memory of large arrays beside it.
+
+A transport may carry it as it likes. gRPC makes frames of it (`frames.py`), a connection in memory hands it on.
+
+Whose memory it is: a segment stays the sender's. The sender leaves it as it is until the call has ended, or until it is
+asked for its next answer; a transport keeps no reference to it after that. A buffer stays the receiver's. It is written
+to while `read_into` runs, and not after that has returned or raised.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import attrs
+
+from fedstack.errors import InvalidValueError
+from fedstack.transport.wire.frames import CHUNK_BYTES, Data, Header, Heartbeat, data_frames, header_frame
+from fedstack.transport.wire.segments import Rows, Segment, SegmentReader
+
+
+@attrs.frozen
+class Parcel:
+    """A message and memory, to be sent.
+
+    Attributes:
+      header: The message, serialized.
+      segments: The memory, in the order in which the message tells of it.
+      chunk_bytes: The most bytes of segments in a piece, where a transport cuts them.
+    """
+
+    header: bytes
+    segments: Sequence[Segment] = ()
+    chunk_bytes: int = CHUNK_BYTES
+
+
+# What comes in of a parcel: its header, then the bytes of its segments, however they are cut; heartbeats in between.
+Piece: TypeAlias = Header | Data | Heartbeat
+# Runs work on so many bytes: where it is called for, or on a thread.
+Run: TypeAlias = Callable[[int, Callable[[], None]], Awaitable[None]]
+
+
+def frames_of(parcel: Parcel) -> Iterator[bytes]:
+    """Yields a parcel as frames, each made when it is asked for."""
+    yield header_frame(parcel.header)
+    yield from data_frames(parcel.segments, parcel.chunk_bytes)
+
+
+def pieces_of(parcel: Parcel) -> Iterator[Piece]:
+    """Yields a parcel as it comes in: its own memory, but for rows so small that several make a piece."""
+    yield Header(parcel.header)
+    for segment in parcel.segments:
+        if not isinstance(segment, Rows):
+            yield Data(segment)
+        elif segment.row_bytes > parcel.chunk_bytes // 2:
+            yield from map(Data, segment.views())
+        else:
+            at_once = parcel.chunk_bytes // segment.row_bytes
+            views = list(segment.views())
+            for start in range(0, len(views), at_once):
+                yield Data(memoryview(b"".join(views[start : start + at_once])))
+
+
+async def _here(_: int, work: Callable[[], None]) -> None:
+    work()
+
+
+class Incoming:
+    """A parcel that comes in: first its header, then, into memory of the receiver's, its segments.
+
+    Nothing is taken from the connection before it is asked for, so that the receiver can refuse what a header announces
+    before there is memory for it.
+
+    Args:
+      pieces: Where it comes from.
+      run: Copies what has come; by default where that is awaited.
+      on_heartbeat: Called with each heartbeat; `None` where there may be none.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[Piece],
+        run: Run = _here,
+        on_heartbeat: Callable[[Heartbeat], None] | None = None,
+    ) -> None:
+        self._pieces = pieces
+        self._run = run
+        self._on_heartbeat = on_heartbeat
+
+    async def header(self) -> bytes:
+        """Returns the header; called once, and first.
+
+        Raises:
+          InvalidValueError: If the stream does not begin with one.
+        """
+        async for piece in self._pieces:
+            if isinstance(piece, Header):
+                return piece.content
+            self._take_heartbeat(piece)
+        raise InvalidValueError("Expected a header and then data, found a stream that ended without one")
+
+    async def read_into(self, buffers: Sequence[memoryview]) -> None:
+        """Returns when the segments are in the buffers.
+
+        Args:
+          buffers: Writable bytes, one-dimensional and contiguous, as many as the header announced.
+
+        Raises:
+          InvalidValueError: If there are more bytes, or fewer, or other things than bytes.
+        """
+        reader = SegmentReader(buffers)
+        async for piece in self._pieces:
+            if isinstance(piece, Data):
+                await self._run(len(piece.data), lambda data=piece.data: reader.feed(data))
+            else:
+                self._take_heartbeat(piece)
+        reader.finish()
+
+    def _take_heartbeat(self, piece: Piece) -> None:
+        if self._on_heartbeat is None or not isinstance(piece, Heartbeat):
+            raise InvalidValueError(
+                f"Expected a header and then data, found a {type(piece).__name__}; the peer speaks something else"
+            )
+        self._on_heartbeat(piece)
