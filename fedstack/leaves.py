@@ -1,6 +1,7 @@
 """Leaf computations, for those who write a runtime for another kind of them than Python functions."""
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import Destination, Leaf, LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.leaf_runtimes import Destination, LeafRuntime, register_leaf_runtime
 
 __all__ = ["CarrierPolicy", "Destination", "Leaf", "LeafRuntime", "register_leaf_runtime"]

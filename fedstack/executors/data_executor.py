@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.program import DataSource, Operation, Program
 from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.values.columns import Column
@@ -31,16 +31,15 @@ class DataBackend(Protocol):
         ...
 
 
-class _Resolved(Leaf):
+class _Resolved(BoundOperation):
     """A place in a program for data that has been resolved before the program runs."""
 
     def __init__(self, source: DataSource) -> None:
         self.name = "data"
-        self.parameter = None
         self.result = source.type
         self.source = source
 
-    def call(self, argument: object) -> object:
+    def call(self, argument: object, client: int | None = None) -> object:
         raise InvalidComputationError(f"Expected data of type {self.result} to be resolved before it is used")
 
 

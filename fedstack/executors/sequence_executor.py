@@ -5,12 +5,12 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.interpreter import ProgramRunner
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
-from fedstack.computations.values.columns import Column, column_from_payloads
+from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
 from fedstack.executors.base.client_blocks import Sink
@@ -53,27 +53,14 @@ class SequenceOperation(CompositeOperation):
 
     def __init__(self, source: IntrinsicSource, programs: tuple[Program, ...]) -> None:
         self.name = source.uri
-        self.parameter = None
         self.result: Type = source.type
         self.source = source
         self.programs = programs
 
-    def linked(self, link: Callable[[Program], Program]) -> Leaf:
+    def linked(self, link: Callable[[Program], Program]) -> BoundOperation:
         return type(self)(self.source, tuple(link(program) for program in self.programs))
 
-    def call(self, argument: object) -> object:
-        return self._split_and_run(argument, None)
-
-    def call_client(self, argument: object, client: int) -> object:
-        return self._split_and_run(argument, client)
-
-    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
-        items = cast(Column, argument).items()  # every sequence intrinsic takes a sequence
-        return column_from_payloads(
-            [self._split_and_run(item, client) for client, item in enumerate(items, first_client)], self.result
-        )
-
-    def _split_and_run(self, argument: object, client: int | None) -> object:
+    def call(self, argument: object, client: int | None = None) -> object:
         values = cast("tuple[object, ...]", argument)
         count = len(self.source.arguments)
         return self.run(values[:count], values[count:], client)

@@ -19,13 +19,13 @@ from google.protobuf import any_pb2
 import fedstack
 from fedstack.computations.leaves import carrier_policy, leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import Leaf, load_leaf
+from fedstack.computations.leaves.leaf_runtimes import load_leaf
 from fedstack.computations.leaves.python import carriers
 from fedstack.computations.leaves.python.carriers import portable_carrier
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import resolve_reference
 from fedstack.errors import CarrierError
-from fedstack.leaves import Destination, LeafRuntime
+from fedstack.leaves import Destination, Leaf, LeafRuntime
 from fedstack.proto import carriers_pb2
 
 INT = fl.TensorType(np.int32)
@@ -478,15 +478,13 @@ def test_a_function_by_handle_does_not_run_in_another_process(tmp_path):
 
 
 class Tenfold(Leaf):
-    name, parameter, result = "tenfold", INT, INT
-
-    def call(self, argument):
-        return np.int32(argument * 10)
+    def evaluate(self, argument):
+        return argument * 10
 
 
 class TenfoldRuntime(LeafRuntime):
     def load(self, computation):
-        return Tenfold()
+        return Tenfold("tenfold", INT, INT)
 
 
 def test_a_runtime_that_somebody_registers_runs_leaves_of_its_kind(fedstack_context, monkeypatch):

@@ -60,7 +60,7 @@ def remembered(_):
 )
 def test_what_a_function_fills_anew_is_copied(function):
     made = leaf(function)
-    results = [made.call_client(payload(1, 1, 1), 0)]
+    results = [made.call(payload(1, 1, 1), 0)]
     results += made.call_column(ListColumn([payload(2, 2, 2), payload(3, 3, 3)]), 1, 2).items()
     assert [list(result) for result in results] == [[1] * 3, [2] * 3, [3] * 3]
     assert list(made.call(payload(4, 4, 4))) == [4] * 3
@@ -69,7 +69,7 @@ def test_what_a_function_fills_anew_is_copied(function):
 
 def test_a_struct_that_a_function_keeps_and_changes_is_copied_through_and_through():
     made = leaf(refilled_state, result=PAIR)
-    results = [made.call_client(payload(number, number, number), number) for number in (1, 2)]
+    results = [made.call(payload(number, number, number), number) for number in (1, 2)]
     assert [[list(a), list(b)] for a, (b, _) in results] == [[[1] * 3] * 2, [[2] * 3] * 2]
 
 
@@ -84,28 +84,28 @@ def test_a_struct_that_a_function_keeps_and_changes_is_copied_through_and_throug
 )
 def test_what_a_function_lets_go_of_is_not_copied(function, monkeypatch):
     monkeypatch.setattr("fedstack.computations.values.snapshots.read_only", lambda array: pytest.fail("it was copied"))
-    assert leaf(function).call_client(payload(), 0).shape == (3,)
-    assert leaf(lambda x: {"a": function(x), "b": (function(x), np.float32(1))}, result=PAIR).call_client(payload(), 0)
+    assert leaf(function).call(payload(), 0).shape == (3,)
+    assert leaf(lambda x: {"a": function(x), "b": (function(x), np.float32(1))}, result=PAIR).call(payload(), 0)
 
 
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: x[::-1], lambda x: np.broadcast_to(x[:1], 3)])
 def test_arguments_that_are_passed_on_are_not_copied(function):
     argument = np.array([1, 2, 3], np.float32).view()
     argument.flags.writeable = False
-    result = leaf(function).call_client(argument, 0)
+    result = leaf(function).call(argument, 0)
     assert np.shares_memory(result, argument)
 
 
 def test_what_is_remembered_for_the_next_call_is_copied():
     made = leaf(remembered, parameter=fl.TensorType(np.int32))
-    first, second = made.call_client(np.int32(1), 0), made.call_client(np.int32(1), 1)
+    first, second = made.call(np.int32(1), 0), made.call(np.int32(1), 1)
     assert memory_of(first) != memory_of(second)
 
 
 def test_what_nobody_can_write_into_is_not_copied():
     frozen = np.zeros(3, np.float32)
     frozen.flags.writeable = False
-    assert memory_of(leaf(lambda x: frozen).call_client(payload(), 0)) == memory_of(frozen)
+    assert memory_of(leaf(lambda x: frozen).call(payload(), 0)) == memory_of(frozen)
     content = np.zeros(3, np.float32).tobytes()
-    result = leaf(lambda x: np.frombuffer(content, np.float32)).call_client(payload(), 0)
+    result = leaf(lambda x: np.frombuffer(content, np.float32)).call(payload(), 0)
     assert not result.flags.writeable

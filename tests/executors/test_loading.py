@@ -14,12 +14,10 @@ from stacks import composing_factory
 
 import fedstack
 from fedstack.computations.leaves import leaf_runtimes
-from fedstack.computations.leaves.leaf_runtimes import Leaf
-from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
 from fedstack.errors import CarrierError
-from fedstack.leaves import LeafRuntime
+from fedstack.leaves import Leaf, LeafRuntime
 
 WALL = 20.0
 INT = fl.TensorType(np.int32)
@@ -32,13 +30,8 @@ _numbers = itertools.count()
 class Adding(Leaf):
     """Adds the members of its argument, or 1."""
 
-    def __init__(self, signature: fl.FunctionType) -> None:
-        self.name = "adding"
-        self.parameter: Type | None = signature.parameter
-        self.result = signature.result
-
-    def call(self, argument: Any) -> Any:
-        return np.int32(sum(argument) if isinstance(argument, tuple) else argument + 1)
+    def evaluate(self, argument: Any) -> Any:
+        return sum(argument) if isinstance(argument, tuple) else argument + 1
 
 
 class SlowRuntime(LeafRuntime):
@@ -54,7 +47,8 @@ class SlowRuntime(LeafRuntime):
         self.loading.set()
         if not self.go_on.wait(WALL):
             raise CarrierError("Expected the event loop to go on while this loads, found that it does not")
-        return Adding(type_from_proto(computation.type))
+        signature: Any = type_from_proto(computation.type)
+        return Adding("adding", signature.parameter, signature.result)
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from typing import cast
 import attrs
 from google.protobuf import any_pb2
 
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.error_text import name_text
-from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.traceback_filter import without_own_frames
-from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
 
@@ -36,37 +36,6 @@ ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
 # Functions by value bring with them what they capture.
 _MAX_LEAF_BYTES = 256 << 20
-
-
-class Leaf(abc.ABC):
-    """A leaf computation that is ready to run. It may be called from several threads at once."""
-
-    name: str
-    parameter: Type | None
-    result: Type
-    # Whether `call_column` does more than to call one by one: then it is used even where results are large.
-    prefers_columns: bool = False
-
-    @abc.abstractmethod
-    def call(self, argument: object) -> object:
-        """Runs the function once: payload in, payload out (`None` in where it takes no argument).
-
-        Raises:
-          LeafError: If the function raised.
-          TypeMismatchError: If it returned something else than its result type.
-        """
-
-    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
-        """Runs the function once for each of `size` clients, `first_client` and those after it.
-
-        The default calls one by one; a runtime overrides it where it can do better.
-        """
-        arguments = [None] * size if argument is None else argument.items()
-        return column_from_payloads([self.call(item) for item in arguments], self.result)
-
-    def call_client(self, argument: object, client: int) -> object:
-        """Runs the function for one client: `call`, with the client's index in messages."""
-        return self.call(argument)
 
 
 @attrs.frozen
@@ -86,8 +55,8 @@ class LeafRuntime(abc.ABC):
     """Answers what there is to ask of the leaf computations of one kind of carrier; any thread may ask."""
 
     @abc.abstractmethod
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
-        """Returns the leaf, ready to run. It is never called on the thread of an event loop.
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
+        """Returns the leaf, ready to run: a `Leaf`. It is never called on the thread of an event loop.
 
         Raises:
           CarrierError: If it cannot be loaded here; the message says why and what to do.
@@ -183,7 +152,7 @@ def carrier_of(computation: computation_pb2.Computation) -> str | None:
     return None if content is None else content.type_url.rpartition("/")[2]
 
 
-def load_leaf(computation: computation_pb2.Computation) -> Leaf:
+def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     """Loads a leaf computation with the runtime for its carrier.
 
     Raises:
@@ -213,7 +182,7 @@ class LoadedLeaves:
     """The leaves that were used last, by content; for any number of threads. Large ones are fewer."""
 
     def __init__(self) -> None:
-        self._known: SharedCache[bytes, Leaf | Exception] = SharedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
+        self._known: SharedCache[bytes, BoundOperation | Exception] = SharedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
         renew_after_fork(self)
         self.renew()
 
@@ -223,7 +192,7 @@ class LoadedLeaves:
         # Those that are being loaded: whoever needs one of them too waits for it, and does not load it as well.
         self._turns: weakref.WeakValueDictionary[bytes, threading.RLock] = weakref.WeakValueDictionary()
 
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
         """Returns a leaf, loaded unless it has been.
 
         Raises:
@@ -246,12 +215,12 @@ class LoadedLeaves:
     def has(self, computation: computation_pb2.Computation) -> bool:
         """Tells whether a leaf has been loaded."""
         key, _ = digest_of(computation)
-        return isinstance(self._known.get(key), Leaf)
+        return isinstance(self._known.get(key), BoundOperation)
 
     def prepare(self, computation: computation_pb2.Computation) -> None:
         """Loads a leaf ahead; what goes wrong is raised when it is used. That may run what others wrote."""
         try:
-            found: Leaf | Exception = load_leaf(computation)
+            found: BoundOperation | Exception = load_leaf(computation)
         except Exception as error:
             found = without_own_frames(error).with_traceback(None)
         except BaseException as error:  # it is the sender's, and not meant for this process

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.errors import UnsupportedIntrinsicError
@@ -14,7 +14,7 @@ def run_once(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
     """Runs a program once.
 
     Args:
-      program: The program; every operation is a `Leaf`.
+      program: The program; every operation is a `BoundOperation`.
       inputs: The payloads of its inputs.
 
     Returns:
@@ -27,7 +27,7 @@ class ProgramRunner:
     """Runs a program again and again, with as little as possible to look up each time.
 
     Args:
-      program: The program; every operation is a `Leaf`.
+      program: The program; every operation is a `BoundOperation`.
     """
 
     __slots__ = ("_constants", "_inputs", "_results", "_steps")
@@ -58,7 +58,7 @@ class ProgramRunner:
             values[slot] = payload
         for operation, argument, target in self._steps:
             payload = None if argument is None else argument(values)
-            values[target] = operation.call(payload) if client is None else operation.call_client(payload, client)
+            values[target] = operation.call(payload, client)
         return [result(values) for result in self._results]
 
 
@@ -81,7 +81,7 @@ def run_columns(program: Program, inputs: Sequence[Column], first_client: int, s
     """Runs a program once for each of `size` clients, step by step.
 
     Args:
-      program: The program; every operation is a `Leaf`.
+      program: The program; every operation is a `BoundOperation`.
       inputs: A column of `size` clients per input.
       first_client: The index of the first of them, for messages.
       size: The number of clients.
@@ -111,12 +111,12 @@ def read_column(expression: Expression, values: Sequence[Column | None], size: i
     return read_column(expression.source, values, size).field(expression.position)
 
 
-def bound(operation: Operation) -> Leaf:
+def bound(operation: Operation) -> BoundOperation:
     """Returns an operation that an executor has bound.
 
     Raises:
       UnsupportedIntrinsicError: If none has.
     """
-    if isinstance(operation, Leaf):
+    if isinstance(operation, BoundOperation):
         return operation
     raise UnsupportedIntrinsicError(f"Expected an operation that an executor has bound, found {operation}")

@@ -2,7 +2,7 @@
 
 A program is what travels between executors inside one process. The same program runs once (server work, an element of
 a sequence) or once per client, step by step over whole columns. Its steps name what they run as a *source* (a leaf
-computation, an intrinsic, a data block); executors replace sources by operations, which are `Leaf`s that can be called.
+computation, an intrinsic, a data block); executors replace sources by operations that can be called (`BoundOperation`).
 """
 
 import abc
@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
@@ -98,14 +98,14 @@ class IntrinsicSource:
     arguments: tuple[Type, ...]
 
 
-Operation: TypeAlias = LeafSource | DataSource | IntrinsicSource | Leaf
+Operation: TypeAlias = LeafSource | DataSource | IntrinsicSource | BoundOperation
 
 
-class CompositeOperation(Leaf):
+class CompositeOperation(BoundOperation):
     """An operation that runs programs of its own."""
 
     @abc.abstractmethod
-    def linked(self, link: "Callable[[Program], Program]") -> Leaf:
+    def linked(self, link: "Callable[[Program], Program]") -> BoundOperation:
         """Returns the operation with its programs linked."""
 
 

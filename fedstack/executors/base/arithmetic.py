@@ -4,7 +4,7 @@ from typing import cast
 
 import numpy as np
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.intrinsics import quotient_type
 from fedstack.computations.plan.program import IntrinsicSource
 from fedstack.computations.types.language import TensorType, Type
@@ -19,12 +19,11 @@ _OPERATIONS: dict[str, np.ufunc] = {
 }
 
 
-class Arithmetic(Leaf):
+class Arithmetic(BoundOperation):
     """A generic operator. Integers keep their dtype and wrap; a division of integers gives float64."""
 
     def __init__(self, source: IntrinsicSource) -> None:
         self.name = source.uri
-        self.parameter = None
         self.operand: Type = source.arguments[0]
         self.result: Type = source.type
         self._operation = _OPERATIONS[source.uri]
@@ -32,7 +31,7 @@ class Arithmetic(Leaf):
         types = quotient_type(self.operand) if divides else self.operand
         self._dtypes = [tensor.dtype for _, tensor in tensor_leaves(types)]
 
-    def call(self, argument: object) -> object:
+    def call(self, argument: object, client: int | None = None) -> object:
         left, right = cast("tuple[object, object]", argument)
         pairs = zip(flatten(left, self.operand), flatten(right, self.operand), self._dtypes)
         with np.errstate(all="ignore"):
@@ -51,6 +50,6 @@ class Arithmetic(Leaf):
         return value[()] if value.ndim == 0 else read_only(value)
 
 
-def arithmetic_for(source: IntrinsicSource) -> Leaf | None:
+def arithmetic_for(source: IntrinsicSource) -> BoundOperation | None:
     """Returns the operation for a generic operator, or `None` for any other intrinsic."""
     return Arithmetic(source) if source.uri in _OPERATIONS else None

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from fedstack.computations.leaves.leaf_runtimes import Leaf
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.plan.interpreter import run_once
@@ -33,7 +33,7 @@ from fedstack.executors.concurrency.sync_driver import need_event_loop
 _T = TypeVar("_T")
 
 
-class _ForeignLeaf(Leaf):
+class _ForeignLeaf(BoundOperation):
     """A computation embedded in a foreign executor; a thread calls it and waits while the loop drives the verbs."""
 
     def __init__(self, executor: Executor, computation: computation_pb2.Computation) -> None:
@@ -45,7 +45,7 @@ class _ForeignLeaf(Leaf):
         self._executor = executor
         self._computation = computation
 
-    def call(self, argument: object) -> object:
+    def call(self, argument: object, client: int | None = None) -> object:
         return normalize_argument(_wait(self._call(argument)), self.result, f"the result of a {self.name}")
 
     async def _call(self, argument: object) -> object:

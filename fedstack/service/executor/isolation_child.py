@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, NoReturn
 
 import attrs
 
+from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import Leaf, LoadedLeaves
+from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import computation_pb2
-from fedstack.computations.values.columns import Column, column_from_payloads
 from fedstack.executors.base.placed_executor import slice_inputs
 from fedstack.executors.remote.phase_messages import ReceivedPhase, computations_of, read_phase
 from fedstack.executors.stacks.factories import local_executor_factory
@@ -89,29 +89,20 @@ class Told:
             os.write(self._file, json.dumps(what).encode() + b"\n")
 
 
-class _TellingLeaf(Leaf):
+class _TellingLeaf(BoundOperation):
     """Says of each call which client it is for."""
 
-    def __init__(self, leaf: Leaf, tell: Callable[..., None]) -> None:
+    def __init__(self, leaf: BoundOperation, tell: Callable[..., None]) -> None:
         self.name = leaf.name
-        self.parameter = leaf.parameter
         self.result = leaf.result
         self.prefers_columns = leaf.prefers_columns
         self._leaf = leaf
         self._tell = tell
 
-    def call(self, argument: object) -> object:
-        self._tell(function=self.name[:_MAX_NAME])
-        return self._leaf.call(argument)
-
-    def call_client(self, argument: object, client: int) -> object:
-        self._tell(client=client, function=self.name[:_MAX_NAME])
-        return self._leaf.call_client(argument, client)
-
-    def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
-        arguments = [None] * size if argument is None else argument.items()
-        payloads = [self.call_client(item, client) for client, item in enumerate(arguments, first_client)]
-        return column_from_payloads(payloads, self.result)
+    def call(self, argument: object, client: int | None = None) -> object:
+        at_client = {} if client is None else {"client": client}
+        self._tell(**at_client, function=self.name[:_MAX_NAME])
+        return self._leaf.call(argument, client)
 
 
 class _TellingLeaves(LoadedLeaves):
@@ -122,7 +113,7 @@ class _TellingLeaves(LoadedLeaves):
         self._leaves = leaves
         self._tell = tell
 
-    def load(self, computation: computation_pb2.Computation) -> Leaf:
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
         return _TellingLeaf(self._leaves.load(computation), self._tell)
 
 

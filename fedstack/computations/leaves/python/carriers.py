@@ -22,7 +22,8 @@ from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, Leaf, LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.leaf import Leaf
+from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import (
     LOADING_ERRORS,

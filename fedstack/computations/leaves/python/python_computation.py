@@ -9,11 +9,13 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.leaves.leaf_errors import raise_leaf_error
 from fedstack.computations.leaves.python.carriers import PythonFunction, handle_content, registry
 from fedstack.computations.leaves.python.computation_pickles import WrittenFunction, write_function
 from fedstack.computations.leaves.python.function_pickles import Reduced
 from fedstack.computations.leaves.python.named_functions import Decorated
-from fedstack.computations.leaves.python.python_functions import PythonLeaf, calls_by_name
+from fedstack.computations.leaves.python.python_functions import bind
+from fedstack.computations.leaves.signatures import ParameterTypes, parameter_type, plain_type
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,
@@ -23,23 +25,16 @@ from fedstack.computations.types.language import (
     computation_pb2,
     get_context_stack,
     infer_type,
-    to_type,
 )
 from fedstack.computations.types.type_structure import (
     common_type,
-    contains_federated,
-    contains_function,
     fields_of,
-    has_negative_sizes,
     has_open_sizes,
     is_scalar,
     zeros,
 )
 from fedstack.computations.values.records import KeyedTuple, Record
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
-
-ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
 
 
 class PythonComputation(Decorated, ConcreteComputation):
@@ -141,8 +136,8 @@ def python_computation(
     def decorate(function: Callable[..., object]) -> PythonComputation:
         name = getattr(function, "__name__", type(function).__name__)
         try:
-            parameter = _parameter_type(parameter_types, function, name)
-            result = _find_result(function, name, parameter) if result_type is None else _plain_type(result_type, name)
+            parameter = parameter_type(parameter_types, function, name)
+            result = _find_result(function, name, parameter) if result_type is None else plain_type(result_type, name)
             computation = PythonComputation(PythonFunction(function, name, parameter, result))
         except (DecodeError, RecursionError) as error:
             # What the language's own conversion of a type to a message ends in.
@@ -164,126 +159,26 @@ def _rebuilt(written: WrittenFunction) -> PythonComputation:
     return computation
 
 
-def _parameter_type(parameter_types: object, function: Callable[..., object], name: str) -> Type | None:
-    if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
-        parameter_types = [parameter_types]  # a single type, which the language's own decorators take as well
-    types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
-    parameters = _signature(function, name).parameters
-    spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
-    if spread:
-        raise InvalidComputationError(
-            f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
-        )
-    if len(types) != len(parameters):
-        raise InvalidComputationError(
-            f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
-            f"{len(types)}; {_advice_on_number(parameters, len(types), name)}"
-        )
-    if not types:
-        return None
-    if isinstance(types, Mapping):
-        if set(types) != set(parameters):
-            raise InvalidComputationError(
-                f"Expected types for the parameters {list(parameters)} of {name!r}, found {list(types)}"
-            )
-        types = {parameter: types[parameter] for parameter in parameters}
-    if len(types) == 1:
-        _check_kinds(parameters, name, by_name=False)
-        (only,) = types.values() if isinstance(types, Mapping) else types
-        return _plain_type(only, name)
-    struct = cast(StructType, _plain_type(types if isinstance(types, Mapping) else list(types), name))
-    named = [member for member, _ in fields_of(struct) if member is not None]
-    if named and set(named) != set(parameters):
-        raise InvalidComputationError(
-            f"Expected types for the parameters {list(parameters)} of {name!r}, found types named {named}"
-        )
-    _check_kinds(parameters, name, by_name=calls_by_name(function, struct))
-    return struct
-
-
-def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
-    """Says what to do about a number of types that is not that of the parameters."""
-    found = list(parameters.values())
-    several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
-    if several is not None and number > len(found):
-        # A struct of several types is the same as one type that is a struct, which *args get as it is.
-        return f"{several} takes one value, as any other parameter does: name the parameters one by one"
-    given, rest = found[:number], found[number:]
-    if not rest or any(parameter.default is parameter.empty for parameter in rest):
-        return "give a list with one type per parameter"
-    advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
-    if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
-        return advice
-    names = ", ".join(parameter.name for parameter in given)
-    return f"{advice}: lambda {names}: {name if name.isidentifier() else 'function'}({names})"
-
-
-def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
-    """Checks that each parameter of a function can be given as it will be: by name or by position."""
-    for key, found in parameters.items():
-        if not by_name and found.kind is found.KEYWORD_ONLY:
-            raise InvalidComputationError(
-                f"Expected parameters of {name!r} that can be given by position, found the keyword-only {key!r}; "
-                + ("leave out the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
-            )
-        if by_name and found.kind in (found.POSITIONAL_ONLY, found.VAR_POSITIONAL):
-            raise InvalidComputationError(
-                f"Expected parameters of {name!r} that can be given by name, as the types have names, found {found}; "
-                "give a list of types in the order of the parameters"
-            )
-
-
-def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
-    if inspect.iscoroutinefunction(function):
-        raise InvalidComputationError(
-            f"Expected a function that returns its result, found the coroutine function {name!r}; write it without "
-            "async"
-        )
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise InvalidComputationError(
-            f"Expected a Python function whose parameters are known, found {describe(function)}: {error}; wrap it in "
-            "one"
-        ) from error
-
-
-def _plain_type(spec: object, name: str) -> Type:
-    try:
-        result = to_type(spec)
-    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        raise InvalidComputationError(
-            f"Expected types for {name!r} such as np.float32 or (np.float32, [3]), found {describe(spec)}: {error}"
-        ) from error
-    if has_negative_sizes(result):
-        raise InvalidComputationError(
-            f"Expected dimensions of 0 or more in types for {name!r}, found {result}; write None for an unknown one"
-        )
-    if contains_federated(result) or contains_function(result):
-        raise InvalidComputationError(
-            f"Expected plain types for {name!r}, found {result}; a python_computation runs in one place: map it over "
-            "clients with federated_map inside a federated_computation"
-        )
-    return result
-
-
 def _find_result(function: Callable[..., object], name: str, parameter: Type | None) -> Type:
     advice = f"state it: @python_computation(parameter_types, result_type) for {name!r}"
     annotation = inspect.signature(function).return_annotation
     if annotation is not inspect.Signature.empty and not isinstance(annotation, str):
         try:
-            return _plain_type(annotation, name)
+            return plain_type(annotation, name)
         except InvalidComputationError:
             pass  # an annotation for readers or checkers, such as np.ndarray: evaluate instead
-    probe = PythonLeaf(function, name, parameter, cast(Type, None))
+    call = bind(function, parameter)
 
     def call_on_zeros(open_size: int) -> Type:
         # Dividing by a zero that nobody gave is nothing to warn of, or to fail for where warnings are errors.
         with np.errstate(all="ignore"):
-            value = probe.evaluate(None if parameter is None else zeros(parameter, open_size))
+            try:
+                value = call(None if parameter is None else zeros(parameter, open_size))
+            except BaseException as error:
+                raise_leaf_error(error, name, None)
         if value is None:
             raise InvalidComputationError("it returned None; a function without a return statement does")
-        return _plain_type(infer_type(_without_records(value)), name)
+        return plain_type(infer_type(_without_records(value)), name)
 
     try:
         found = call_on_zeros(1)

@@ -1,0 +1,82 @@
+"""Shows payloads to leaf functions: structs as the function wants them, sequences as what cannot be changed."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import cast, overload
+
+from fedstack.computations.types.language import SequenceType, StructType, Type
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.containers import Maker
+from fedstack.computations.values.values import in_lists
+
+Convert = Callable[[object], object]
+
+
+class SequenceArgument:
+    """A sequence as a leaf function sees it: it can be iterated over again and again, and not be changed."""
+
+    __slots__ = ("_convert", "_source")
+
+    def __init__(self, source: Iterable[object], convert: Convert | None) -> None:
+        self._source = source
+        self._convert = convert
+
+    def __iter__(self) -> Iterator[object]:
+        convert = self._convert
+        if convert is None:
+            return iter(self._source)
+        lists = in_lists(self._source)
+        if lists is None:
+            return map(convert, self._source)
+        return itertools.chain.from_iterable([convert(element) for element in some] for some in lists)
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._source))
+
+    @overload
+    def __getitem__(self, index: int) -> object: ...
+    @overload
+    def __getitem__(self, index: slice) -> "SequenceArgument": ...
+    def __getitem__(self, index: int | slice) -> object:
+        source = self._source
+        if isinstance(index, slice):
+            held = source if isinstance(source, Sequence) else list(itertools.islice(source, len(self)))
+            return SequenceArgument(held[index], self._convert)
+        if isinstance(source, Sequence):
+            item = source[index]
+        else:
+            item = next(itertools.islice(source, range(len(self))[index], None))
+        return item if self._convert is None else self._convert(item)
+
+    def __repr__(self) -> str:
+        return f"SequenceArgument({self._source!r})"
+
+
+def argument_converter(type_spec: Type, maker_of: Callable[[StructType], Maker] | None = None) -> Convert | None:
+    """Returns the function from a payload to what a leaf function sees, or `None` where they are the same.
+
+    Args:
+      type_spec: The type of the payload.
+      maker_of: Returns what builds the container of a struct out of its members; by default structs are tuples.
+    """
+    if isinstance(type_spec, SequenceType):
+        element = argument_converter(type_spec.element, maker_of)
+        return lambda payload: SequenceArgument(cast("Iterable[object]", payload), element)
+    if not isinstance(type_spec, StructType):
+        return None
+    make = None if maker_of is None else maker_of(type_spec)
+    members = [argument_converter(t, maker_of) for _, t in fields_of(type_spec)]
+    if not any(members):
+        return cast("Convert | None", make)
+    build = cast(Maker, make or tuple)
+
+    def convert(payload: object) -> object:
+        return build(converted(members, payload))
+
+    return convert
+
+
+def converted(converters: Sequence[Convert | None], payload: object) -> list[object]:
+    """Returns the members of the payload of a struct as a leaf function sees them."""
+    values = cast("tuple[object, ...]", payload)
+    return [value if convert is None else convert(value) for convert, value in zip(converters, values)]

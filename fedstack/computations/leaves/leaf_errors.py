@@ -1,0 +1,58 @@
+"""Words what a leaf function raised, with the computation, the client and the user's own lines."""
+
+import asyncio
+import inspect
+import signal
+import traceback
+from typing import NoReturn
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.error_text import text_of
+from fedstack.computations.types.language import RetryableError
+from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
+from fedstack.errors import FedstackError, LeafError
+
+
+def _interrupts(error: BaseException) -> bool:
+    """Tells whether an exception came over a function, and not out of it: Ctrl-C, or from the handler of a signal.
+
+    A cancellation that comes out of a function is its own (of a loop inside it): that of a caller never goes in.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(inspect.unwrap(handler), "__code__", None) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
+    """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
+    if isinstance(error, RetryableError):
+        raise error  # who asks for another attempt gets one
+    if isinstance(error, FedstackError):
+        # A computation called inside the function already says what went wrong, and where in its own run.
+        if client_index is None:
+            raise error
+        placed = with_place(error, f"in the computation {name!r} at client {client_index}")
+        if isinstance(placed, LeafError):
+            placed.client_index = client_index  # the caller knows the clients of the outer computation
+        raise placed from error.__cause__
+    if not current_scope().is_for_others and _interrupts(error):
+        raise error  # the caller's process is the one that is meant
+    error.__traceback__ = without_calling_frames(error.__traceback__)
+    where = "" if client_index is None else f"; at client {client_index}"
+    advice = ""
+    text = text_of(error)
+    if isinstance(error, ValueError) and "read-only" in text:
+        advice = "; arguments are read-only because they are shared: change a copy, x = x.copy()"
+    elif isinstance(error, RuntimeError) and "running event loop" in text:
+        advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
+    shown = type(error).__name__ + (f": {text}" if text else "")
+    raise LeafError(
+        f"Expected the computation {name!r} to return, found that it raised {shown}{where}{advice}{users_lines(error)}",
+        computation_name=name,
+        client_index=client_index,
+    ) from error

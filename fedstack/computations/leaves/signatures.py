@@ -1,0 +1,159 @@
+"""Checks the declared types of a leaf computation against the function that it is made of, for all decorators."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.types.language import StructType, Type, to_type
+from fedstack.computations.types.type_structure import (
+    contains_federated,
+    contains_function,
+    fields_of,
+    has_negative_sizes,
+)
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidComputationError
+
+ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
+
+
+def parameter_type(parameter_types: object, function: Callable[..., object], name: str) -> Type | None:
+    """Returns the parameter type of a leaf computation.
+
+    Args:
+      parameter_types: The declared types, as `fedstack.python_computation` takes them.
+      function: The function that it is made of.
+      name: What messages call it.
+
+    Raises:
+      InvalidComputationError: If the types do not fit the function's parameters, or are no plain types.
+    """
+    if parameter_types is not None and not isinstance(parameter_types, (Sequence, Mapping)):
+        parameter_types = [parameter_types]  # a single type, which the language's own decorators take as well
+    types = cast("Sequence[object] | Mapping[str, object]", parameter_types or ())
+    parameters = _signature(function, name).parameters
+    spread = [f"**{key}" for key, found in parameters.items() if found.kind is found.VAR_KEYWORD]
+    if spread:
+        raise InvalidComputationError(
+            f"Expected parameters that take one value each in {name!r}, found {spread[0]}; name them one by one"
+        )
+    if len(types) != len(parameters):
+        raise InvalidComputationError(
+            f"Expected one parameter type for each of the {len(parameters)} parameters of {name!r}, found "
+            f"{len(types)}; {_advice_on_number(parameters, len(types), name)}"
+        )
+    if not types:
+        return None
+    if isinstance(types, Mapping):
+        if set(types) != set(parameters):
+            raise InvalidComputationError(
+                f"Expected types for the parameters {list(parameters)} of {name!r}, found {list(types)}"
+            )
+        types = {parameter: types[parameter] for parameter in parameters}
+    if len(types) == 1:
+        _check_kinds(parameters, name, by_name=False)
+        (only,) = types.values() if isinstance(types, Mapping) else types
+        return plain_type(only, name)
+    struct = cast(StructType, plain_type(types if isinstance(types, Mapping) else list(types), name))
+    named = [member for member, _ in fields_of(struct) if member is not None]
+    if named and set(named) != set(parameters):
+        raise InvalidComputationError(
+            f"Expected types for the parameters {list(parameters)} of {name!r}, found types named {named}"
+        )
+    _check_kinds(parameters, name, by_name=calls_by_name(function, struct))
+    return struct
+
+
+def _advice_on_number(parameters: Mapping[str, inspect.Parameter], number: int, name: str) -> str:
+    """Says what to do about a number of types that is not that of the parameters."""
+    found = list(parameters.values())
+    several = next((parameter for parameter in found if parameter.kind is parameter.VAR_POSITIONAL), None)
+    if several is not None and number > len(found):
+        # A struct of several types is the same as one type that is a struct, which *args get as it is.
+        return f"{several} takes one value, as any other parameter does: name the parameters one by one"
+    given, rest = found[:number], found[number:]
+    if not rest or any(parameter.default is parameter.empty for parameter in rest):
+        return "give a list with one type per parameter"
+    advice = f"wrap it in a function without {rest[0].name!r} and what else has a default"
+    if not given or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in given):
+        return advice
+    names = ", ".join(parameter.name for parameter in given)
+    return f"{advice}: lambda {names}: {name if name.isidentifier() else 'function'}({names})"
+
+
+def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_name: bool) -> None:
+    """Checks that each parameter of a function can be given as it will be: by name or by position."""
+    for key, found in parameters.items():
+        if not by_name and found.kind is found.KEYWORD_ONLY:
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that can be given by position, found the keyword-only {key!r}; "
+                + ("leave out the *" if len(parameters) == 1 else f"name the types: {{{key!r}: ..., ...}}")
+            )
+        if by_name and found.kind in (found.POSITIONAL_ONLY, found.VAR_POSITIONAL):
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that can be given by name, as the types have names, found {found}; "
+                "give a list of types in the order of the parameters"
+            )
+
+
+def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
+    if inspect.iscoroutinefunction(function):
+        raise InvalidComputationError(
+            f"Expected a function that returns its result, found the coroutine function {name!r}; write it without "
+            "async"
+        )
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise InvalidComputationError(
+            f"Expected a Python function whose parameters are known, found {describe(function)}: {error}; wrap it in "
+            "one"
+        ) from error
+
+
+def plain_type(spec: object, name: str) -> Type:
+    """Returns the type that `spec` stands for.
+
+    Raises:
+      InvalidComputationError: If it stands for none, or for one that is federated or of a function.
+    """
+    try:
+        result = to_type(spec)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        raise InvalidComputationError(
+            f"Expected types for {name!r} such as np.float32 or (np.float32, [3]), found {describe(spec)}: {error}"
+        ) from error
+    if has_negative_sizes(result):
+        raise InvalidComputationError(
+            f"Expected dimensions of 0 or more in types for {name!r}, found {result}; write None for an unknown one"
+        )
+    if contains_federated(result) or contains_function(result):
+        raise InvalidComputationError(
+            f"Expected plain types for {name!r}, found {result}; a leaf computation runs in one place: map it over "
+            "clients with federated_map inside a federated_computation"
+        )
+    return result
+
+
+def unpacks(function: Callable[..., object], parameter: Type) -> bool:
+    """Tells whether a struct parameter is spread over the function's parameters.
+
+    A function of one parameter gets the struct as it is; one of several, those with a default counted, gets the
+    members, by name where the type has names.
+    """
+    return isinstance(parameter, StructType) and len(inspect.signature(function).parameters) > 1
+
+
+def calls_by_name(function: Callable[..., object], struct: StructType) -> bool:
+    """Tells whether the members of a struct that is spread are given by name: where it has names, unless in order."""
+    names = [name for name, _ in fields_of(struct)]
+    return None not in names and names != _positional_names(function)
+
+
+def _positional_names(function: Callable[..., object]) -> list[str] | None:
+    """Returns the names of a function's parameters if all of them can be given by position."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return [p.name for p in parameters] if positional else None
