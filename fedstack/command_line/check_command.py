@@ -1,24 +1,21 @@
 """The subcommand `fedstack check`."""
 
-import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, TypedDict
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
 
-from fedstack.command_line.command import SUCCESS
-from fedstack.command_line.peer_options import PLAIN, add_peer_options, ask, check_plain, failed, peer_of
+from fedstack.command_line.command import SUCCESS, subcommand
+from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
 from fedstack.errors import FedstackError
 
 if TYPE_CHECKING:
     from fedstack.transport.grpc.credentials import ClientCredentials
     from fedstack.transport.grpc.targets import Target
     from fedstack.transport.peers.executor_stub import ExecutorStub
-
-NAME = "check"
-SUMMARY = "Check that a server can be reached and used, and say what is wrong if not."
 
 _ROUND_TRIPS = 5
 # How long a server that has answered already has for another question at least.
@@ -45,13 +42,9 @@ class Details(TypedDict):
     max_value_bytes: int
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the check."""
-    add_peer_options(parser)
-
-
-def run(options: argparse.Namespace) -> int:
+def run(**given: Any) -> int:
     """Checks a server: what it is goes to standard output, what is wrong to standard error."""
+    options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
     end = time.monotonic() + options.timeout
@@ -145,3 +138,12 @@ def _print(answer: Answer, details: Details | None) -> None:
             f"Functions go there by reference only: by value they need one Python on both sides, and here is {mine}.",
             file=sys.stderr,
         )
+
+
+COMMAND = subcommand(
+    "check",
+    run,
+    "Check that a server can be reached and used, and say what is wrong if not.",
+    PEER_OPTIONS,
+    more=ABOUT_ADDRESS,
+)

@@ -1,93 +1,50 @@
-"""What a subcommand is, and how the command line runs one."""
+"""How the command line runs a subcommand, and what the options of several subcommands have in common.
 
-import argparse
+The module of a subcommand is imported whichever subcommand is called, so it imports what it needs when it runs. A
+subcommand writes results to standard output, all other text to standard error, and returns its exit code. The message
+of an error that it raises is all that the user sees.
+"""
+
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterable, Sequence
+
+import click
 
 from fedstack.errors import FedstackError
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
-class UsageError(Exception):
-    """An option has a value that does not fit; the message says what does."""
-
-
-class Command(Protocol):
-    """A subcommand: a module with these names.
-
-    A module of a subcommand is imported whichever subcommand is called, so it imports what it needs inside `run`.
-    """
-
-    @property
-    def NAME(self) -> str:
-        """What it is called by."""
-        ...
-
-    @property
-    def SUMMARY(self) -> str:
-        """What it does, in a sentence that starts with a verb."""
-        ...
-
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its options to its own parser."""
-        ...
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Runs it: results to standard output, all other text to standard error.
-
-        Returns:
-          The exit code.
-
-        Raises:
-          UsageError: If options do not fit each other or the data.
-          FedstackError, ImportError, OSError: If it cannot go on; the message is all that the user sees.
-        """
-        ...
-
-
-def run_command_line(commands: Sequence[Command], version: str, arguments: Sequence[str] | None) -> int:
-    """Runs the subcommand that the arguments name.
+def run_command_line(commands: Sequence[click.Command], version: str, arguments: Sequence[str] | None) -> int:
+    """Runs the subcommand that the arguments name, by default those of the process.
 
     Returns:
-      The exit code: 0 if all went well, 1 if not, 130 if interrupted.
-
-    Raises:
-      SystemExit: With code 2 for wrong usage, and with 0 once help or version is printed.
+      The exit code: 0 if all went well, 1 if not, 2 for wrong usage, 130 if interrupted.
     """
-    parser = _Parser(prog="fedstack", description="Runs federated computations.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"fedstack {version}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in commands:
-        own = subparsers.add_parser(
-            command.NAME,
-            help=command.SUMMARY,
-            description=command.SUMMARY,
-            formatter_class=_HelpFormatter,
-            allow_abbrev=False,
-        )
-        command.add_options(own)
-        own.set_defaults(command=command, parser=own)
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    chosen: Command = options.command
-    parser_of_chosen: argparse.ArgumentParser = options.parser
+    group = click.Group(
+        "fedstack",
+        commands,
+        help="Runs federated computations.",
+        no_args_is_help=False,
+        subcommand_metavar="COMMAND ...",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    click.version_option(version, message="%(prog)s %(version)s")(group)
+    context: click.Context | None = None
     try:
-        code = chosen.run(options)
-        sys.stdout.flush()
-        return code
-    except UsageError as error:
-        if getattr(options, "json", False):
-            target = getattr(options, "target", None)
-            print(json.dumps({"ok": False, "target": target, "error": str(error)}), flush=True)
-        parser_of_chosen.error(str(error))
+        with group.make_context("fedstack", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            code: int = group.invoke(context)
+            sys.stdout.flush()
+            return code
+    except click.exceptions.Exit as end:  # help or the version has been printed
+        return end.exit_code
+    except click.UsageError as error:
+        return _wrong_usage(error, _running(context))
     except KeyboardInterrupt:
-        print(f"\nfedstack {chosen.NAME}: interrupted", file=sys.stderr)
+        print(f"\n{_running(context)}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain about the rest of it when it exits.
@@ -96,22 +53,52 @@ def run_command_line(commands: Sequence[Command], version: str, arguments: Seque
     except (FedstackError, ImportError, OSError) as error:
         if isinstance(error, ImportError) and error.name is not None:
             raise  # not one of ours, which say what to install, but a broken installation
-        print(f"fedstack {chosen.NAME}: error: {error}", file=sys.stderr)
+        print(f"{_running(context)}: error: {error}", file=sys.stderr)
         return FAILURE
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Tells the defaults that there are, and not that there is none."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+def _running(context: click.Context | None) -> str:
+    chosen = None if context is None else context.invoked_subcommand
+    return f"fedstack {chosen}" if chosen else "fedstack"
 
 
-class _Parser(argparse.ArgumentParser):
+def _wrong_usage(error: click.UsageError, command: str) -> int:
     """Says in one line what is wrong with the arguments: the usage of a command with many options is long."""
+    message = error.format_message().rstrip(".").replace("\n", " ")
+    given = {} if error.ctx is None else error.ctx.params
+    if given.get("json"):
+        print(json.dumps({"ok": False, "target": given.get("target"), "error": message}), flush=True)
+    print(f"{command}: error: {message}; see '{command} --help'", file=sys.stderr)
+    return WRONG_USAGE
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG_USAGE, f"{self.prog}: error: {message}; see '{self.prog} --help'\n")
+
+def subcommand(
+    name: str, run: Callable[..., int], summary: str, parameters: Iterable[click.Parameter], more: str = ""
+) -> click.Command:
+    """Returns a subcommand.
+
+    Args:
+      name: What it is called by.
+      run: Runs it with the values of the parameters, and returns its exit code.
+      summary: What it does, in a sentence that starts with a verb.
+      parameters: Its options and arguments.
+      more: What else its help says.
+    """
+    text = f"{summary} {more}".rstrip()
+    return click.Command(name, callback=run, help=text, short_help=summary, params=list(parameters))
+
+
+def option(
+    name: str,
+    metavar: str,
+    description: str,
+    *,
+    type: Callable[[str], object] = str,
+    default: object = None,
+) -> click.Option:
+    """Returns an option with a value, whose help says the default if there is one."""
+    shows = default is not None
+    return click.Option([name], metavar=metavar, help=description, type=type, default=default, show_default=shows)
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -122,7 +109,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
         with contextlib.suppress(ValueError):
             if (number := int(text)) >= least and (most is None or number <= most):
                 return number
-        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, found {text!r}")
+        raise click.BadParameter(f"expected a whole number {bounds}, found {text!r}")
 
     return parse
 
@@ -137,6 +124,6 @@ def seconds(least: float, most: float | None = None) -> Callable[[str], float]:
         with contextlib.suppress(ValueError):
             if least <= (number := float(text)) < float("inf") and (most is None or number <= most):
                 return number
-        raise argparse.ArgumentTypeError(f"expected {bounds}, found {text!r}")
+        raise click.BadParameter(f"expected {bounds}, found {text!r}")
 
     return parse

@@ -1,177 +1,72 @@
-"""Lets options of the command line be given as environment variables too, as containers like it.
+"""Options that can be given as environment variables too, as containers like it.
 
 `--max-sessions` is `FEDSTACK_MAX_SESSIONS`. An option on the command line wins; an empty variable counts as absent.
 """
 
-import argparse
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
-PREFIX = "FEDSTACK_"
+import click
+from click.core import ParameterSource
+
 # To a pod beside a service that is called fedstack, Kubernetes says FEDSTACK_PORT=tcp://10.0.0.1:8000.
 _OF_KUBERNETES = ("tcp://", "udp://", "sctp://")
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
-class _FromEnvironment(str):
-    """A value that came from a variable, so that a complaint about it can name that."""
+class EnvironmentOption(click.Option):
+    """An option with a variable; its help shows that, with the default."""
 
-    variable: str
+    def __init__(self, name: str, metavar: str | None, description: str, **more: Any) -> None:
+        super().__init__([name], metavar=metavar, **more)
+        self.variable = self.envvar = f"FEDSTACK_{self.name.upper()}"
+        default = more.get("default")
+        self.help = f"{description} [{self.variable}{'' if default is None else f'={default}'}]"
 
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = (super().resolve_envvar_value(ctx) or "").strip()
+        return value if value and not value.startswith(_OF_KUBERNETES) else None
 
-class EnvironmentOptions:
-    """Adds options to a parser, each with its variable.
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, click.Parameter]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        ctx.set_parameter_source(self.name, source)  # some releases do so only once the value has been checked
+        return value, source
 
-    Args:
-      parser: Gets the options.
-      environment: Has the variables; the process's own by default.
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return repr(self.given_as(ctx)) if ctx is not None else super().get_error_hint(ctx)
 
-    The namespace of options tells what was given: in `given` on the command line, in `of_environment` by a variable.
-    """
-
-    def __init__(self, parser: argparse.ArgumentParser, environment: Mapping[str, str] | None = None) -> None:
-        self._parser = parser
-        self._environment = os.environ if environment is None else environment
-        self._found: frozenset[str] = frozenset()
-
-    def add(
-        self,
-        option: str,
-        metavar: str,
-        description: str,
-        *,
-        type: Callable[[str], object] = str,
-        default: object = None,
-    ) -> None:
-        """Adds an option with a value."""
-        variable, found = self._look_up(option)
-        self._parser.add_argument(
-            option,
-            action=_Given,
-            metavar=metavar,
-            type=_naming_the_variable(type),
-            default=default if found is None else found,
-            help=_help(description, variable, default if found is None else found),
-        )
-
-    def add_switch(self, option: str, description: str) -> None:
-        """Adds an option that is on or off, with a `--no-` form to turn off what the variable turned on."""
-        variable, found = self._look_up(option)
-        self._parser.add_argument(
-            option,
-            f"--no-{option.removeprefix('--')}",
-            action=_Switch,
-            type=_naming_the_variable(_yes_or_no),
-            default=False if found is None else found,
-            help=_help(description, variable, found),
-        )
-
-    def add_repeatable(self, option: str, metavar: str, description: str) -> None:
-        """Adds an option that may be given several times; in the variable, commas are between its values."""
-        variable, found = self._look_up(option)
-        self._parser.add_argument(
-            option,
-            action=_Repeated,
-            metavar=metavar,
-            type=_naming_the_variable(_parts),
-            default=() if found is None else found,
-            help=_help(f"{description}; may be repeated, or be several with commas", variable, found),
-        )
-
-    def _look_up(self, option: str) -> tuple[str, _FromEnvironment | None]:
-        variable = variable_of(option)
-        value = self._environment.get(variable, "").strip()
-        if not value or value.startswith(_OF_KUBERNETES):
-            return variable, None
-        found = _FromEnvironment(value)
-        found.variable = variable
-        self._found |= {option.removeprefix("--").replace("-", "_")}
-        self._parser.set_defaults(of_environment=self._found)
-        return variable, found
+    def given_as(self, context: click.Context) -> str:
+        """Returns what it was given as: the variable, or the option."""
+        from_variable = context.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
+        return self.variable if from_variable else self.opts[0]
 
 
-def variable_of(option: str) -> str:
-    """Returns the variable that stands for an option, as in `--max-sessions`."""
-    return PREFIX + option.removeprefix("--").replace("-", "_").upper()
+class Switch(EnvironmentOption):
+    """An option that is on or off, with a form to turn off what its variable turned on."""
+
+    def __init__(self, name: str, description: str) -> None:
+        super().__init__(f"{name}/--no-{name.removeprefix('--')}", None, description)
 
 
-class _Given(argparse.Action):
-    """An option with a value, which tells that it was given."""
+class RepeatableOption(EnvironmentOption):
+    """An option that may be given several times; commas are between several values, in the variable too."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.given = getattr(namespace, "given", frozenset[str]()) | {self.dest}
+    def __init__(self, name: str, metavar: str, description: str) -> None:
+        description = f"{description}; may be repeated, or be several with commas"
+        super().__init__(name, metavar, description, multiple=True, callback=_parts)
+
+    def value_from_envvar(self, ctx: click.Context) -> Sequence[str] | None:
+        value = self.resolve_envvar_value(ctx)
+        return None if value is None else [value]
 
 
-class _Switch(argparse.Action):
-    """An option without a value, which has two names."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: object) -> None:
-        super().__init__(option_strings, dest, nargs=0, **options)  # type: ignore[arg-type]
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, not (option_string or "").startswith("--no-"))
+def _parts(_: click.Context, option: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
-class _Repeated(argparse.Action):
-    """An option that adds its values to those that came before on the command line, not to the default."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, (*(() if before is self.default else before), *(values or ())))
-
-
-def _help(description: str, variable: str, default: object) -> str:
-    # argparse tells each default that the text does not. Of one that is nothing it tells nothing with this.
-    return f"{description} [{variable}]" + ("%(default).0s" if default is None else "")
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    """Returns the `type` of an option with a few possible values; argparse's own `choices` lets any default pass."""
-
-    def parse(text: str) -> str:
-        if text in choices:
-            return text
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, found {text!r}")
-
-    return parse
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() in _YES + _NO:
-        return text.lower() in _YES
-    raise argparse.ArgumentTypeError(f"expected one of {', '.join(_YES + _NO)}, found {text!r}")
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _naming_the_variable(parse: Callable[[str], object]) -> Callable[[str], object]:
-    def parse_and_say_where(text: str) -> object:
-        try:
-            return parse(text)
-        except argparse.ArgumentTypeError as error:
-            if isinstance(text, _FromEnvironment):
-                raise argparse.ArgumentTypeError(f"{error}; in the environment variable {text.variable}") from error
-            raise
-
-    return parse_and_say_where
+def options_of(context: click.Context) -> SimpleNamespace:
+    """Returns the values of the options; `given` has what each was given as that was given."""
+    options = [option for option in context.command.params if isinstance(option, EnvironmentOption)]
+    given = {o.name: o.given_as(context) for o in options if context.get_parameter_source(o.name) in _GIVEN}
+    return SimpleNamespace(**context.params, given=given)

@@ -1,12 +1,14 @@
 """What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
 
-import argparse
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedstack.command_line.command import FAILURE, UsageError, seconds
+import click
+
+from fedstack.command_line.command import FAILURE, option, seconds
 from fedstack.errors import DeadlineExceededError, FedstackError, InvalidValueError, RemoteError
 
 if TYPE_CHECKING:
@@ -21,29 +23,24 @@ _MOST_SECONDS = 86_400
 _FINISH_SECONDS = 0.5
 
 
-def add_peer_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the address of a server, and what it may want to see."""
-    parser.add_argument("target", metavar="ADDRESS", help="host:port, grpcs://host:port or unix:/path of the server")
-    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority that signed the server's (PEM)")
-    parser.add_argument("--tls-cert", metavar="FILE", help="our own certificate (PEM), for servers that ask for one")
-    parser.add_argument("--tls-key", metavar="FILE", help="the key of our own certificate (PEM)")
-    parser.add_argument("--server-name", metavar="NAME", help="name in the server's certificate, if it is another one")
-    parser.add_argument("--token-file", metavar="FILE", help="file with the token that the server asks for")
-    parser.add_argument(
-        "--timeout",
-        type=seconds(0.001, _MOST_SECONDS),
-        default=10.0,
-        metavar="SECONDS",
-        help="how long it may take in all",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+PEER_OPTIONS = (
+    click.Argument(["target"], metavar="ADDRESS"),
+    option("--tls-ca", "FILE", "certificate of the authority that signed the server's (PEM)"),
+    option("--tls-cert", "FILE", "our own certificate (PEM), for servers that ask for one"),
+    option("--tls-key", "FILE", "the key of our own certificate (PEM)"),
+    option("--server-name", "NAME", "name in the server's certificate, if it is another one"),
+    option("--token-file", "FILE", "file with the token that the server asks for"),
+    option("--timeout", "SECONDS", "how long it may take in all", type=seconds(0.001, _MOST_SECONDS), default=10.0),
+    click.Option(["--json"], is_flag=True, help="print JSON"),
+)
+ABOUT_ADDRESS = "ADDRESS is the server's: host:port, grpcs://host:port or unix:/path."
 
 
-def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
+def peer_of(options: SimpleNamespace) -> "tuple[Target, ClientCredentials]":
     """Returns the server and what to dial it with.
 
     Raises:
-      UsageError: If the options do not fit each other, or name files that cannot be read.
+      click.UsageError: If the options do not fit each other, or name files that cannot be read.
     """
     from fedstack.transport.grpc.channels import check_certificates
     from fedstack.transport.grpc.credentials import ClientCredentials
@@ -60,7 +57,7 @@ def peer_of(options: argparse.Namespace) -> "tuple[Target, ClientCredentials]":
         check_certificates(credentials, "give the right --tls-cert, --tls-key and --tls-ca")
         return parse_target(options.target), credentials
     except InvalidValueError as error:
-        raise UsageError(str(error)) from error
+        raise click.UsageError(str(error)) from error
 
 
 def ask(

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """
     folder, *options = argv
     try:
-        return run_command_line((serve_command,), __version__, [serve_command.NAME, "--exit-with-parent", *options])
+        return run_command_line([serve_command.COMMAND], __version__, ["serve", "--exit-with-parent", *options])
     finally:
         if _parent_is_gone():
             _remove(Path(folder))

@@ -1,6 +1,5 @@
 """The subcommand `fedstack serve`."""
 
-import argparse
 import contextlib
 import faulthandler
 import importlib.util
@@ -8,64 +7,49 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import attrs
+import click
 
 from fedstack._version import __version__
-from fedstack.command_line.command import SUCCESS, UsageError, seconds, whole_number
-from fedstack.command_line.environment_options import EnvironmentOptions, one_of, variable_of
+from fedstack.command_line.command import SUCCESS, seconds, subcommand, whole_number
+from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption, Switch, options_of
 from fedstack.command_line.forgiving_output import all_output_to_standard_error
 from fedstack.command_line.log_format import FORMATS, LEVELS, configure_logging
 from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
 from fedstack.command_line.standard_input import empty_standard_input
 from fedstack.errors import InvalidValueError
+from fedstack.service.server.limits import ServerLimits, ServiceLimits, option_of
 
 if TYPE_CHECKING:
     from fedstack.service.server.grpc_server import GrpcServer
     from fedstack.transport.grpc.credentials import ServerCredentials
 
 _Table = TypeVar("_Table", bound=attrs.AttrsInstance)
-NAME = "serve"
-SUMMARY = "Run computations of other processes: a worker for remote executors."
 
 _logger = logging.getLogger(__name__)
 # Threads that compute keep the interpreter for so long. The loop, which asks for it with each call, waits for each.
 _SWITCH_SECONDS = 0.001
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the server, each with its environment variable."""
-    parser.epilog = "Each option can be given as the environment variable in brackets; the command line wins."
-    options = EnvironmentOptions(parser)
-    add, switch = options.add, options.add_switch
-    add("--host", "HOST", "name or address to listen at; all but loopback need TLS", type=_host, default="127.0.0.1")
-    add("--port", "PORT", "port to listen at, 0 for any that is free", type=whole_number(0, 65_535), default=8000)
-    add("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path)
-    add("--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0)
-    add("--tls-cert", "FILE", "certificate of the server (PEM)")
-    add("--tls-key", "FILE", "key of the certificate (PEM)")
-    add("--tls-client-ca", "FILE", "authority (PEM) that must have signed the certificates of clients")
-    add("--token-file", "FILE", "file with tokens, one a line; clients must know one of them")
-    switch("--insecure", "let other machines in without TLS")
-    options.add_repeatable("--allow-module", "MODULE", "installed module whose functions clients may call, * for any")
-    switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca")
-    _add_limits(options)
-    switch("--compression", "take compressed messages, which may be small to send and large to unfold")
-    add("--threads", "N", "most threads that run functions", type=whole_number(1))
-    add("--log-format", "FORMAT", " or ".join(FORMATS), type=one_of(*FORMATS), default="text")
-    add("--log-level", "LEVEL", ", ".join(LEVELS), type=one_of(*LEVELS), default="warning")
-    add("--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds(0), default=30.0)
-    switch("--exit-with-parent", "stop when standard input ends")
+def _host(text: str) -> str:
+    if text.startswith("[") and text.endswith("]") and ":" in text:  # as in addresses with a port
+        return text[1:-1]
+    if text.strip():
+        return text
+    raise click.BadParameter(
+        f"expected a name or an address of this machine, found {text!r}; 127.0.0.1 is for this machine alone, 0.0.0.0 "
+        "for every network it is in"
+    )
 
 
-def _add_limits(options: EnvironmentOptions) -> None:
-    """Adds an option for each limit."""
-    from fedstack.service.server.limits import ServerLimits, ServiceLimits, option_of
-
+def _limit_options() -> Iterator[click.Option]:
+    """Yields an option for each limit."""
     for field in (*attrs.fields(ServiceLimits), *attrs.fields(ServerLimits)):
         if "most" in field.metadata:
             metavar = "BYTES" if field.name.endswith("_bytes") else "N"
@@ -74,17 +58,19 @@ def _add_limits(options: EnvironmentOptions) -> None:
             metavar, kind, description = "SECONDS", seconds(1), f"how long {field.metadata['what']}"
         else:
             continue
-        options.add(option_of(field.name), metavar, description, type=kind, default=field.default)
+        yield EnvironmentOption(option_of(field.name), metavar, description, type=kind, default=field.default)
 
 
-def _limits(table: type[_Table], options: argparse.Namespace) -> _Table:
+def _limits(table: type[_Table], options: SimpleNamespace) -> _Table:
     """Returns the limits of a table that the options ask for."""
     given = vars(options)
     return table(**{f.name: given[f.name] for f in attrs.fields(table) if f.name in given})
 
 
-def run(options: argparse.Namespace) -> int:
+@click.pass_context
+def run(context: click.Context, **_: Any) -> int:
     """Serves until told to stop: one line goes to standard output, once the server can be dialled, and no more."""
+    options = options_of(context)
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # there may be no standard error
         if not faulthandler.is_enabled():
             faulthandler.enable()  # a crash in a client's function says where, before the process ends
@@ -98,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         return _serve(options, standard_input, waiting)
 
 
-def _serve(options: argparse.Namespace, standard_input: int | None, waiting: TextIO) -> int:
+def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO) -> int:
     from fedstack.service.server.server_thread import ServerThread
 
     requests = ShutdownRequests()
@@ -116,21 +102,20 @@ def _serve(options: argparse.Namespace, standard_input: int | None, waiting: Tex
     return SUCCESS
 
 
-def make_server(options: argparse.Namespace) -> "GrpcServer":
+def make_server(options: SimpleNamespace) -> "GrpcServer":
     """Returns the server that the options ask for, not started yet.
 
     Raises:
-      UsageError: If the options do not fit each other, or name files that cannot be read.
+      click.UsageError: If the options do not fit each other, or name files that cannot be read.
     """
     from fedstack.computations.leaves.carrier_policy import CarrierPolicy
     from fedstack.executors.stacks.factories import local_executor_factory
     from fedstack.service.executor.executor_service import ExecutorService
     from fedstack.service.server.grpc_server import GrpcServer
-    from fedstack.service.server.limits import ServerLimits, ServiceLimits
 
     _check_address(options)
     if options.clients > options.max_clients:
-        raise UsageError(
+        raise click.UsageError(
             f"Expected at most {options.max_clients} clients where a request does not say (--max-clients), found "
             f"{options.clients}; give a smaller --clients or a larger --max-clients"
         )
@@ -139,7 +124,7 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
         credentials = _credentials(options)
         policy = CarrierPolicy(modules=options.allow_module, python_code=options.allow_python_code)
         if policy.runs_anything and not (_is_private(options) or credentials.client_root_certificates):
-            raise UsageError(
+            raise click.UsageError(
                 f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
                 "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code and --allow-module for '*' "
                 "and for modules of Python itself and of others that run code (see SECURITY.md)"
@@ -161,10 +146,10 @@ def make_server(options: argparse.Namespace) -> "GrpcServer":
             grace_seconds=options.grace_seconds,
         )
     except InvalidValueError as error:
-        raise UsageError(str(error)) from error
+        raise click.UsageError(str(error)) from error
 
 
-def ready_line(target: str, options: argparse.Namespace) -> str:
+def ready_line(target: str, options: SimpleNamespace) -> str:
     """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
     from fedstack.service.server.listening import TcpListener
 
@@ -184,7 +169,7 @@ def ready_line(target: str, options: argparse.Namespace) -> str:
     return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); python code {code}{modules}"
 
 
-def dialled_address(target: str, options: argparse.Namespace) -> str:
+def dialled_address(target: str, options: SimpleNamespace) -> str:
     """Returns what clients dial: for a server that listens at all addresses of this machine, by its name."""
     from fedstack.service.server.listening import TcpListener
 
@@ -193,32 +178,19 @@ def dialled_address(target: str, options: argparse.Namespace) -> str:
     return f"{socket.gethostname() or 'localhost'}:{target.rpartition(':')[2]}"
 
 
-def _host(text: str) -> str:
-    if text.startswith("[") and text.endswith("]") and ":" in text:  # as in addresses with a port
-        return text[1:-1]
-    if text.strip():
-        return text
-    raise argparse.ArgumentTypeError(
-        f"expected a name or an address of this machine, found {text!r}; 127.0.0.1 is for this machine alone, 0.0.0.0 "
-        "for every network it is in"
-    )
-
-
-def _check_address(options: argparse.Namespace) -> None:
+def _check_address(options: SimpleNamespace) -> None:
+    """Checks that there is one way to listen; of variables, only those clash that no option overrides."""
     if options.unix_socket is None:
         return
-    on_command_line: frozenset[str] = getattr(options, "given", frozenset[str]())
-    given = on_command_line
-    if "unix_socket" not in given:  # of variables, only those clash that the command line does not override
-        given |= getattr(options, "of_environment", frozenset[str]())
-    clashing = [name for name in ("host", "port") if name in given]
-    if clashing:
-        names = [
-            f"--{name.replace('_', '-')}" if name in on_command_line else variable_of(name)
-            for name in ("unix_socket", *clashing)
-        ]
-        raise UsageError(
-            f"Expected a socket or host and port to listen at, found {' and '.join(names)}; leave one or the other out"
+    given: Mapping[str, str] = options.given
+    socket_is = given["unix_socket"]
+    others = [given[name] for name in ("host", "port") if name in given]
+    if socket_is.startswith("--"):
+        others = [name for name in others if name.startswith("--")]
+    if others:
+        raise click.UsageError(
+            f"Expected a socket or host and port to listen at, found {' and '.join([socket_is, *others])}; leave one "
+            "or the other out"
         )
 
 
@@ -250,7 +222,7 @@ def _is_installed(module: str) -> bool:
     return True
 
 
-def _credentials(options: argparse.Namespace) -> "ServerCredentials":
+def _credentials(options: SimpleNamespace) -> "ServerCredentials":
     from fedstack.transport.grpc.credentials import ServerCredentials
 
     credentials = ServerCredentials.from_files(
@@ -263,11 +235,11 @@ def _credentials(options: argparse.Namespace) -> "ServerCredentials":
     return credentials
 
 
-def _warn_of_invalid_certificates(options: argparse.Namespace, credentials: "ServerCredentials") -> None:
+def _warn_of_invalid_certificates(options: SimpleNamespace, credentials: "ServerCredentials") -> None:
     """Warns of what no client will accept, or of what accepts none; it may be our clock that is wrong."""
     from fedstack.transport.grpc.certificate_checks import why_no_authority, why_not_valid
 
-    for option, file, why in (
+    for name, file, why in (
         ("--tls-cert", options.tls_cert, why_not_valid(credentials.certificate or b"")),
         ("--tls-client-ca", options.tls_client_ca, why_no_authority(credentials.client_root_certificates or b"")),
     ):
@@ -275,13 +247,49 @@ def _warn_of_invalid_certificates(options: argparse.Namespace, credentials: "Ser
             _logger.warning(
                 "Expected a certificate that is valid today in %s, found of %s that %s; give a new one, or set the "
                 "clock",
-                option,
+                name,
                 file,
                 why,
             )
 
 
-def _is_private(options: argparse.Namespace) -> bool:
+def _is_private(options: SimpleNamespace) -> bool:
     from fedstack.service.server.listening import TcpListener
 
     return options.unix_socket is not None or TcpListener(options.host, options.port).is_private
+
+
+COMMAND = subcommand(
+    "serve",
+    run,
+    "Run computations of other processes: a worker for remote executors.",
+    [
+        EnvironmentOption(
+            "--host", "HOST", "name or address to listen at; all but loopback need TLS", type=_host, default="127.0.0.1"
+        ),
+        EnvironmentOption(
+            "--port", "PORT", "port to listen at, 0 for any free one", type=whole_number(0, 65_535), default=8000
+        ),
+        EnvironmentOption("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path),
+        EnvironmentOption(
+            "--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0
+        ),
+        EnvironmentOption("--tls-cert", "FILE", "certificate of the server (PEM)"),
+        EnvironmentOption("--tls-key", "FILE", "key of the certificate (PEM)"),
+        EnvironmentOption("--tls-client-ca", "FILE", "authority (PEM) that must have signed certificates of clients"),
+        EnvironmentOption("--token-file", "FILE", "file with tokens, one a line; clients must know one of them"),
+        Switch("--insecure", "let other machines in without TLS"),
+        RepeatableOption("--allow-module", "MODULE", "installed module whose functions clients may call, * for any"),
+        Switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca"),
+        *_limit_options(),
+        Switch("--compression", "take compressed messages, which may be small to send and large to unfold"),
+        EnvironmentOption("--threads", "N", "most threads that run functions", type=whole_number(1)),
+        EnvironmentOption("--log-format", "FORMAT", " or ".join(FORMATS), type=click.Choice(FORMATS), default="text"),
+        EnvironmentOption("--log-level", "LEVEL", ", ".join(LEVELS), type=click.Choice(LEVELS), default="warning"),
+        EnvironmentOption(
+            "--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds(0), default=30.0
+        ),
+        Switch("--exit-with-parent", "stop when standard input ends"),
+    ],
+    more="In brackets are the variables that options can be given as, and the defaults; the command line wins.",
+)

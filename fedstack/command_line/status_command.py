@@ -1,12 +1,12 @@
 """The subcommand `fedstack status`."""
 
-import argparse
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from fedstack.command_line.command import SUCCESS
-from fedstack.command_line.peer_options import PLAIN, add_peer_options, ask, check_plain, failed, peer_of
+from fedstack.command_line.command import SUCCESS, subcommand
+from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
 from fedstack.computations.types.error_text import printable
 from fedstack.errors import FedstackError, RemoteError
 
@@ -14,17 +14,10 @@ if TYPE_CHECKING:
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
     from fedstack.transport.peers.executor_stub import ExecutorStub
 
-NAME = "status"
-SUMMARY = "Show what a server holds and has done."
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the status."""
-    add_peer_options(parser)
-
-
-def run(options: argparse.Namespace) -> int:
+def run(**given: Any) -> int:
     """Prints sessions and calls of a server, as tables or as JSON."""
+    options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
     async def look(stub: "ExecutorStub") -> "GetStatusResponse | None":
@@ -159,3 +152,6 @@ def _duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
     return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
+
+
+COMMAND = subcommand("status", run, "Show what a server holds and has done.", PEER_OPTIONS, more=ABOUT_ADDRESS)

@@ -1,27 +1,26 @@
 """The command line: exit codes, what goes where, and how light it is."""
 
-import argparse
 import subprocess
 import sys
-from types import SimpleNamespace
 
+import click
 import pytest
 
 import fedstack
 from fedstack.__main__ import COMMANDS, main
-from fedstack.command_line.command import Command, UsageError, run_command_line, whole_number
+from fedstack.command_line.command import run_command_line, subcommand, whole_number
 from fedstack.errors import InvalidValueError
 
 
-def command(outcome: int | BaseException) -> Command:
+def command(outcome: int | BaseException) -> click.Command:
     """A subcommand `try` with that outcome."""
 
-    def run(options: argparse.Namespace) -> int:
+    def run() -> int:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    return SimpleNamespace(NAME="try", SUMMARY="Try it.", add_options=lambda parser: None, run=run)  # type: ignore
+    return subcommand("try", run, "Try it.", [])
 
 
 def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,9 +28,7 @@ def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_version_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["--version"])
-    assert exit_info.value.code == 0
+    assert main(["--version"]) == 0
     assert capsys.readouterr() == (f"fedstack {fedstack.__version__}\n", "")
 
 
@@ -41,17 +38,16 @@ def test_the_module_runs_as_the_console_script_does() -> None:
 
 
 def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert [c.NAME for c in COMMANDS if f"\n    {c.NAME} " not in text] == []
+    assert [c.name for c in COMMANDS if f"\n  {c.name} " not in text] == []
+    assert main(["-h"]) == 0
+    assert capsys.readouterr().out == text
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["--dance"], ["demo", "--dance"], ["demo", "--rounds"]])
 def test_wrong_usage_has_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(arguments)
-    assert exit_info.value.code == 2
+    assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("fedstack")
@@ -65,9 +61,7 @@ def test_the_exit_code_is_that_of_the_subcommand() -> None:
 
 
 def test_options_that_do_not_fit_the_data_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        run_command_line([command(UsageError("expected fewer clients"))], "1", ["try"])
-    assert exit_info.value.code == 2
+    assert run_command_line([command(click.UsageError("expected fewer clients"))], "1", ["try"]) == 2
     assert capsys.readouterr().err == "fedstack try: error: expected fewer clients; see 'fedstack try --help'\n"
 
 
@@ -96,10 +90,9 @@ def test_an_unexpected_error_keeps_its_traceback(error: Exception) -> None:
 
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     program = (
-        "import sys; from types import SimpleNamespace as N; from fedstack.command_line import command as c;"
-        "run = lambda options: print('x' * 1_000_000) or 0;"
-        "t = N(NAME='try', SUMMARY='', add_options=lambda parser: None, run=run);"
-        "sys.exit(c.run_command_line([t], '1', ['try']))"
+        "import sys; from fedstack.command_line import command as c;"
+        "run = lambda: print('x' * 1_000_000) or 0;"
+        "sys.exit(c.run_command_line([c.subcommand('try', run, '', [])], '1', ['try']))"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -112,7 +105,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
 
 @pytest.mark.parametrize("text", ["-1", "0", "1.5", "many", ""])
 def test_a_number_out_of_range_is_refused_with_the_range(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="whole number of at least 1"):
+    with pytest.raises(click.BadParameter, match="whole number of at least 1"):
         whole_number(1)(text)
 
 
@@ -135,11 +128,21 @@ def test_a_local_run_does_not_import_grpc() -> None:
     assert run_process("-c", program).stdout.split() == ["False"]
 
 
-@pytest.mark.parametrize("command", ["serve", "check", "status", "certs", "demo"])
-def test_help_tells_no_default_where_there_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "(default: " in text
+@pytest.mark.parametrize("command", ["check", "status", "certs", "demo"])
+def test_help_tells_the_defaults_that_there_are(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "[default: " in text
     assert "None" not in text
-    assert ") (default" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"), [(["demo", "--round", "3"], "--rounds"), (["serve", "--tls_cert", "x"], "--tls-cert")]
+)
+def test_a_misspelt_option_is_told_what_may_be_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f" {meant}" in err.replace("'", "")

@@ -1,32 +1,60 @@
 """Options that can be environment variables too."""
 
-import argparse
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
+import click
 import pytest
 
-from fedstack.command_line.command import seconds, whole_number
-from fedstack.command_line.environment_options import EnvironmentOptions, one_of
+from fedstack.command_line.command import run_command_line, seconds, subcommand, whole_number
+from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption, Switch, options_of
+
+VARIABLES = ["MAX_SESSIONS", "GRACE_SECONDS", "LOG_FORMAT", "INSECURE", "ALLOW_MODULE"]
 
 
-def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="try", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    options = EnvironmentOptions(parser, environment)
-    options.add("--max-sessions", "N", "how many", type=whole_number(1), default=8)
-    options.add("--grace-seconds", "S", "how long", type=seconds(0), default=1.5)
-    options.add("--log-format", "F", "how it looks", type=one_of("text", "json"), default="text")
-    options.add_switch("--insecure", "do without")
-    options.add_repeatable("--allow-module", "M", "what goes")
-    return parser.parse_args(arguments)
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in VARIABLES:
+        monkeypatch.delenv(f"FEDSTACK_{name}", raising=False)
+    return monkeypatch
+
+
+def run(arguments: Sequence[str]) -> tuple[int, list[SimpleNamespace]]:
+    """Returns the exit code of a subcommand, and its options if it comes so far."""
+    found: list[SimpleNamespace] = []
+
+    @click.pass_context
+    def note(context: click.Context, **_: object) -> int:
+        found.append(options_of(context))
+        return 0
+
+    options = [
+        EnvironmentOption("--max-sessions", "N", "how many", type=whole_number(1), default=8),
+        EnvironmentOption("--grace-seconds", "S", "how long", type=seconds(0), default=1.5),
+        EnvironmentOption("--log-format", "F", "how it looks", type=click.Choice(["text", "json"]), default="text"),
+        Switch("--insecure", "do without"),
+        RepeatableOption("--allow-module", "M", "what goes"),
+    ]
+    return run_command_line([subcommand("try", note, "Try it.", options)], "1", ["try", *arguments]), found
+
+
+def parse(arguments: Sequence[str], variables: Mapping[str, str]) -> dict[str, object]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        code, [found] = run(arguments)
+    assert code == 0
+    return vars(found)
 
 
 def test_without_anything_the_defaults_hold() -> None:
-    assert vars(parse([], {})) == {
+    assert parse([], {}) == {
         "max_sessions": 8,
         "grace_seconds": 1.5,
         "log_format": "text",
         "insecure": False,
         "allow_module": (),
+        "given": {},
     }
 
 
@@ -38,13 +66,13 @@ def test_a_variable_stands_for_its_option() -> None:
         "FEDSTACK_INSECURE": "Yes",
         "FEDSTACK_ALLOW_MODULE": "a.b, c",
     }
-    assert vars(parse([], environment)) == {
+    assert parse([], environment) == {
         "max_sessions": 3,
         "grace_seconds": 2.0,
         "log_format": "json",
         "insecure": True,
         "allow_module": ("a.b", "c"),
-        "of_environment": {"max_sessions", "grace_seconds", "log_format", "insecure", "allow_module"},
+        "given": {name.lower(): f"FEDSTACK_{name}" for name in VARIABLES},
     }
 
 
@@ -52,7 +80,12 @@ def test_an_option_wins_over_its_variable() -> None:
     environment = {"FEDSTACK_MAX_SESSIONS": "3", "FEDSTACK_INSECURE": "1", "FEDSTACK_ALLOW_MODULE": "a"}
     arguments = ["--max-sessions", "4", "--no-insecure", "--allow-module", "b", "--allow-module", "c,d"]
     found = parse(arguments, environment)
-    assert (found.max_sessions, found.insecure, found.allow_module) == (4, False, ("b", "c", "d"))
+    assert [found[name] for name in ("max_sessions", "insecure", "allow_module")] == [4, False, ("b", "c", "d")]
+    assert found["given"] == {
+        "max_sessions": "--max-sessions",
+        "insecure": "--insecure",
+        "allow_module": "--allow-module",
+    }
 
 
 def test_an_empty_variable_counts_as_absent() -> None:
@@ -74,40 +107,36 @@ def test_what_kubernetes_says_of_a_service_is_no_option() -> None:
     ],
 )
 def test_a_wrong_value_of_a_variable_is_wrong_usage_that_names_it(
-    variable: str, value: str, capsys: pytest.CaptureFixture[str]
+    variable: str, value: str, environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        parse([], {variable: value})
-    assert exit_info.value.code == 2
-    assert f"found '{value}'; in the environment variable {variable}\n" in capsys.readouterr().err
+    environment.setenv(variable, value)
+    assert run([]) == (2, [])
+    err = capsys.readouterr().err
+    assert err.startswith(f"fedstack try: error: Invalid value for '{variable}': ")
+    assert f"'{value}'" in err
 
 
 @pytest.mark.parametrize("given", ["inf", "nan", "-1"])
 def test_a_length_of_time_is_said_to_be_finite(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse([f"--grace-seconds={given}"], {})
+    assert run([f"--grace-seconds={given}"]) == (2, [])
     assert f"expected a finite number of seconds of at least 0, found {given!r}" in capsys.readouterr().err
 
 
-def test_a_wrong_value_of_an_option_does_not_speak_of_variables(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--log-format", "xml"], {})
-    assert capsys.readouterr().err.endswith("expected one of text, json, found 'xml'\n")
+def test_a_wrong_value_of_an_option_names_the_option(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment.setenv("FEDSTACK_LOG_FORMAT", "json")
+    assert run(["--log-format", "xml"]) == (2, [])
+    assert capsys.readouterr().err == (
+        "fedstack try: error: Invalid value for '--log-format': 'xml' is not one of 'text', 'json'; see 'fedstack try "
+        "--help'\n"
+    )
 
 
-def test_help_tells_the_defaults_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"], {})
+def test_help_names_the_variables_with_the_defaults_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == (0, [])
     text = " ".join(capsys.readouterr().out.split())
-    assert "how many [FEDSTACK_MAX_SESSIONS] (default: 8)" in text
-    assert "what goes; may be repeated, or be several with commas [FEDSTACK_ALLOW_MODULE]" in text
-    assert text.count("(default") == 3
-
-
-def test_help_names_the_variables(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"], {})
-    text = capsys.readouterr().out
-    for name in ("MAX_SESSIONS", "GRACE_SECONDS", "LOG_FORMAT", "INSECURE", "ALLOW_MODULE"):
-        assert f"[FEDSTACK_{name}]" in text
-    assert "--insecure, --no-insecure" in text
+    assert "how many [FEDSTACK_MAX_SESSIONS=8] " in text
+    assert "what goes; may be repeated, or be several with commas [FEDSTACK_ALLOW_MODULE] " in text
+    assert "--insecure / --no-insecure do without [FEDSTACK_INSECURE] " in text
+    assert all(f"[FEDSTACK_{name}" in text for name in VARIABLES)

@@ -1,6 +1,5 @@
 """`fedstack serve`: what its options make, and a few real processes."""
 
-import argparse
 import contextlib
 import json
 import logging
@@ -15,9 +14,11 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import click
 import federated_language as fl
 import numpy as np
 import pytest
@@ -28,8 +29,7 @@ from grpc_health.v1 import health_pb2
 import fedstack
 from fedstack import errors
 from fedstack.__main__ import main
-from fedstack.command_line import serve_command
-from fedstack.command_line.command import UsageError
+from fedstack.command_line import environment_options, serve_command
 from fedstack.command_line.log_format import JsonFormatter
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServerLimits, ServiceLimits
@@ -44,10 +44,8 @@ HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
 SERVING, NOT_SERVING = 1, 2
 
 
-def options_of(*arguments: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    serve_command.add_options(parser)
-    return parser.parse_args([str(argument) for argument in arguments])
+def options_of(*arguments: object) -> SimpleNamespace:
+    return environment_options.options_of(serve_command.COMMAND.make_context("serve", list(map(str, arguments))))
 
 
 def tls_options(files: CertificateFiles) -> list[object]:
@@ -84,7 +82,7 @@ def test_a_server_at_every_address_is_dialled_by_the_name_of_its_machine() -> No
 @pytest.mark.parametrize("arguments", [["--host", "localhost"], ["--port", "0"], ["--host", "::1", "--port", "1"]])
 def test_a_socket_and_a_port_are_wrong_usage(arguments: list[str], tmp_path: Path) -> None:
     names = " and ".join(name for name in arguments if name.startswith("--"))
-    with pytest.raises(UsageError, match=f"found --unix-socket and {names}; leave one or the other out"):
+    with pytest.raises(click.UsageError, match=f"found --unix-socket and {names}; leave one or the other out"):
         serve_command.make_server(options_of("--unix-socket", tmp_path / "s", *arguments))
 
 
@@ -94,11 +92,11 @@ def test_a_socket_on_the_command_line_wins_over_a_port_in_the_environment(
     monkeypatch.setenv("FEDSTACK_PORT", "81")
     serve_command.make_server(options_of("--unix-socket", tmp_path / "s"))
     monkeypatch.setenv("FEDSTACK_UNIX_SOCKET", str(tmp_path / "s"))
-    with pytest.raises(UsageError, match="found FEDSTACK_UNIX_SOCKET and FEDSTACK_PORT; leave"):
+    with pytest.raises(click.UsageError, match="found FEDSTACK_UNIX_SOCKET and FEDSTACK_PORT; leave"):
         serve_command.make_server(options_of())
-    with pytest.raises(UsageError, match="found FEDSTACK_UNIX_SOCKET and --port; leave"):
+    with pytest.raises(click.UsageError, match="found FEDSTACK_UNIX_SOCKET and --port; leave"):
         serve_command.make_server(options_of("--port", "82"))
-    with pytest.raises(UsageError, match="found --unix-socket and --host; leave"):
+    with pytest.raises(click.UsageError, match="found --unix-socket and --host; leave"):
         serve_command.make_server(options_of("--unix-socket", tmp_path / "s", "--host", "::1"))
 
 
@@ -221,7 +219,7 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
         [*modules, "--insecure"],
         [*pythons, "--insecure"],
     ):
-        with pytest.raises(UsageError, match="Expected certificates of all who may run any code"):
+        with pytest.raises(click.UsageError, match="Expected certificates of all who may run any code"):
             serve_command.make_server(options_of(*arguments))
     serve_command.make_server(options_of(*code, *tls_options(files), "--tls-client-ca", files.ca))
     serve_command.make_server(options_of("--allow-python-code"))
@@ -236,7 +234,7 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
     ],
 )
 def test_options_that_make_no_server_are_wrong_usage(arguments: list[str], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(click.UsageError, match=complaint):
         serve_command.make_server(options_of(*arguments))
 
 
@@ -256,10 +254,8 @@ def test_options_that_make_no_server_are_wrong_usage(arguments: list[str], compl
     ],
 )
 def test_a_number_that_cannot_be_is_wrong_usage(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        options_of(option, value)
-    assert exit_info.value.code == 2
-    assert f"argument {option}: expected a" in capsys.readouterr().err
+    assert main(["serve", option, value]) == 2
+    assert f"Invalid value for '{option}': expected a" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -276,12 +272,11 @@ def test_a_number_that_cannot_be_is_wrong_usage(option: str, value: str, capsys:
     ids=str,
 )
 def test_an_option_with_which_no_call_would_go_well_is_wrong_usage(arguments: list[object]) -> None:
-    with pytest.raises(SystemExit):
-        options_of(*arguments)
+    assert main(["serve", *map(str, arguments)]) == 2
 
 
 def test_more_clients_by_default_than_there_may_be_are_wrong_usage() -> None:
-    with pytest.raises(UsageError, match=r"Expected at most 5 clients .*, found 6; "):
+    with pytest.raises(click.UsageError, match=r"Expected at most 5 clients .*, found 6; "):
         serve_command.make_server(options_of("--clients", 6, "--max-clients", 5))
 
 
