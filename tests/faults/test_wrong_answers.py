@@ -28,8 +28,9 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
-from fedstack.executors.fleet.workers import Worker, Workers
 from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.proto import executor_pb2, extensions_pb2
@@ -419,16 +420,17 @@ def test_silence_after_a_header_is_not_waited_out() -> None:
 
 
 def test_the_cause_of_a_loss_is_told_though_the_worker_was_found_well_again_meanwhile() -> None:
-    class WellAtOnce(Workers):
-        def failed(self, worker: Worker, error: Exception) -> None:
-            worker.cause, worker.ready = None, True
+    class WellAtOnce(FleetDriver):
+        def lost(self, worker: Worker, error: Exception) -> Exception:
+            worker.cause, worker.state = None, State.READY
+            return error
 
-    workers = WellAtOnce([ExecutorStub(GrpcConnection(parse_target("worker:1")))])
-    (worker,) = workers
-    sessions = WorkerSessions(workers, lambda worker: RemotePhases(SessionOpener(worker.stub)))
+    driver = WellAtOnce([ExecutorStub(GrpcConnection(parse_target("worker:1")))])
+    (worker,) = driver.workers
+    sessions = WorkerSessions(driver, lambda worker: RemotePhases(SessionOpener(worker.stub)))
     lost = sessions.lost(worker, DeadlineExceededError("Expected a sign of life, found none"))
     assert lost.causes == {"worker:1": "Expected a sign of life, found none"}
-    workers.close()
+    driver.close()
 
 
 def test_a_worker_that_answers_wrongly_does_not_spoil_what_another_one_does(fleet: Fleet) -> None:

@@ -17,7 +17,7 @@ from federated_language import CLIENTS, FederatedType, federated_computation, fe
 
 import fedstack
 from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, WorkerUnavailableError
-from fedstack.executors.fleet.workers import Workers
+from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -186,19 +186,22 @@ class _FoundByWaiting(InMemoryConnection):
 
 def test_a_worker_that_only_waiting_finds_is_given_the_time_that_it_was_left_alone():
     connection = _FoundByWaiting(ExecutorService(local_executor_factory()))
-    workers = Workers([ExecutorStub(connection)], connect_seconds=20.0)
+    seconds_later = 0.0
+    driver = FleetDriver(
+        [ExecutorStub(connection)], connect_seconds=20.0, clock=lambda: time.monotonic() + seconds_later
+    )
 
     async def ready_while_it_comes_back():
         timer = asyncio.get_running_loop().call_later(1.5, connection.back.set)
         try:
-            return await workers.ready()
+            return await driver.ready()
         finally:
             timer.cancel()
 
-    workers._gave_up = time.monotonic()
+    driver._fleet.waited(in_vain=True)
     with pytest.raises(NoWorkersError):
         asyncio.run(ready_while_it_comes_back())
     assert not connection.back.is_set()
-    workers._gave_up = time.monotonic() - 20.0
-    assert [worker.ready for worker in asyncio.run(ready_while_it_comes_back())] == [True]
-    workers.close()
+    seconds_later = 20.0
+    assert [worker.is_ready for worker in asyncio.run(ready_while_it_comes_back())] == [True]
+    driver.close()

@@ -1,39 +1,26 @@
 """Opens the sessions at workers before a phase begins, and does without workers that have no room for one."""
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from fedstack.errors import DeadlineExceededError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.fleet.workers import Worker, Workers
+from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.remote.remote_phases import RemotePhases
-
-_logger = logging.getLogger(__name__)
-# How long a worker that had no room is not asked again, as long as others have some.
-_FULL_SECONDS = 5.0
 
 
 class WorkerSessions:
     """One session at each worker, for all phases, whatever their numbers of clients.
 
     Args:
-      workers: The workers.
+      fleet: The workers.
       make_phases: Makes what runs phases at a worker.
-      clock: Tells the time in seconds.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        make_phases: Callable[[Worker], RemotePhases],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._workers = workers
+    def __init__(self, fleet: FleetDriver, make_phases: Callable[[Worker], RemotePhases]) -> None:
+        self._fleet = fleet
         self._make_phases = make_phases
-        self._clock = clock
         self._phases: dict[Worker, RemotePhases] = {}
-        self._full: dict[Worker, float] = {}  # when each was found so
 
     def __iter__(self) -> Iterator[RemotePhases]:
         return iter(list(self._phases.values()))
@@ -57,13 +44,14 @@ class WorkerSessions:
           ResourceLimitError: If none has room.
           WorkerUnavailableError: If one has gone away meanwhile.
         """
+        if len(self._phases) > len(self._fleet.workers):
+            for worker in [worker for worker in self._phases if worker.state is State.REMOVED]:
+                self._phases.pop(worker, None)  # its session ends with the last phase that runs there
         chosen = ready[:most]
-        if not self._full and all(map(self._is_open, chosen)):
+        if all(worker.refusal is None for worker in ready) and all(map(self._is_open, chosen)):
             return list(chosen)
-        now = self._clock()
-        lately = [worker for worker in ready if now - self._full.get(worker, -_FULL_SECONDS) < _FULL_SECONDS]
         refusals: list[ResourceLimitError] = []
-        for candidates in ([worker for worker in ready if worker not in lately], lately):
+        for candidates in self._fleet.by_room(ready):
             found = await self._opened(candidates, most, refusals)
             if found:
                 return found
@@ -87,25 +75,21 @@ class WorkerSessions:
         try:
             await self.at(worker).open()
         except ResourceLimitError as error:
-            if worker not in self._full and len(self._workers) > 1:  # else the caller gets it as an error
-                _logger.warning("Doing without the worker at %s: %s", worker.address, error)
-            self._full[worker] = self._clock()
+            self._fleet.full(worker, error)
             return error
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             raise self.lost(worker, error) from error
-        self._full.pop(worker, None)
+        self._fleet.has_room(worker)
         return None
 
     def _is_open(self, worker: Worker) -> bool:
         # Of a peer that knows no phases each executor has a session of its own.
-        return not worker.runs_phases or self.at(worker).has_session
+        return not worker.features.phases or self.at(worker).has_session
 
     def lost(self, worker: Worker, error: Exception) -> WorkerUnavailableError:
-        """Takes note that a worker has failed; returns what to raise for that."""
-        found = worker.stub.loss() or error
-        self._workers.failed(worker, found)
-        # Not asked of the worker: the transport's loop looks after it from here on, and may have found it well again.
-        address, cause = worker.address, worker.line_of(found)
+        """Records that a worker has failed; returns what to raise for that."""
+        # The cause is not the worker's: the fleet looks after it from here on, and may have found it well again.
+        address, cause = worker.address, worker.line_of(self._fleet.lost(worker, error))
         lost = WorkerUnavailableError(f"Expected the worker at {address} to finish its part, found it gone: {cause}")
         lost.causes = {address: cause}
         return lost

@@ -25,8 +25,9 @@ from fedstack.executors.base.placed_executor import (
 from fedstack.executors.composing_executor import ComposingExecutor
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
-from fedstack.executors.fleet.workers import Worker, Workers
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.remote.lost_ranges import Suspects
@@ -64,7 +65,7 @@ class WorkersExecutor(PlacedExecutor):
 
     Args:
       server: The executor of unplaced work and of work at the server. It is closed with this one.
-      workers: The workers. They are not closed with this executor.
+      fleet: The workers. They are not closed with this executor.
       num_clients: The number of clients.
       max_fanout: The most children of one composing executor.
       sessions: The sessions of phases at the workers; they stay open.
@@ -74,7 +75,7 @@ class WorkersExecutor(PlacedExecutor):
     def __init__(
         self,
         server: Executor,
-        workers: Workers,
+        fleet: FleetDriver,
         num_clients: int,
         *,
         max_fanout: int,
@@ -82,7 +83,7 @@ class WorkersExecutor(PlacedExecutor):
         make_remote: Callable[[Worker], RemoteExecutor],
     ) -> None:
         super().__init__(server)
-        self._workers = workers
+        self._fleet = fleet
         self._num_clients = num_clients
         self._max_fanout = max_fanout
         self._sessions = sessions
@@ -102,9 +103,10 @@ class WorkersExecutor(PlacedExecutor):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         await need_event_loop()
-        ready = await self._workers.ready()
+        ready = await self._fleet.ready()
         losses = current_scope().losses
-        able = [worker for worker in ready if worker.searches] if losses else []  # others are of older releases
+        # Others are of older releases.
+        able = [worker for worker in ready if worker.features.searches] if losses else []
         if losses and able and (suspects := losses.suspects(phase)):
             for some in suspects:
                 offset = some.clients.start - clients.start
@@ -117,7 +119,7 @@ class WorkersExecutor(PlacedExecutor):
                     found = f"it ended {ended} workers before it was found; mend the function"
                     raise with_place(error, found) from error.__cause__
             losses.forget(phase)
-            ready = await self._workers.ready()
+            ready = await self._fleet.ready()
         spread = self._spread_over(await self._sessions.with_room(ready, max(self._num_clients, 1)))
         spread.running += 1
         try:
@@ -187,7 +189,7 @@ class WorkersExecutor(PlacedExecutor):
             self._spread = None  # its children know this executor
 
     def __repr__(self) -> str:
-        return f"<WorkersExecutor with {self._num_clients} clients over {len(self._workers)} workers>"
+        return f"<WorkersExecutor with {self._num_clients} clients over {len(self._fleet.workers)} workers>"
 
 
 def _even(clients: int, parts: int) -> list[int]:
@@ -208,7 +210,6 @@ class _WorkerSlice:
     ) -> None:
         self._worker = worker
         self._sessions = sessions
-        self._phases = sessions.at(worker)
         self._make_remote = make_remote
         self._remote: RemoteExecutor | None = None
         self._new_state = new_state
@@ -218,9 +219,10 @@ class _WorkerSlice:
     ) -> PhaseResult:
         is_served = False
         try:
-            if self._worker.runs_phases and await self._phases.open():
+            phases = self._sessions.at(self._worker)  # kept there, to end when the worker is removed
+            if self._worker.features.phases and await phases.open():
                 is_served = True
-                return await self._phases.run_phase(phase, inputs, arguments, clients)
+                return await phases.run_phase(phase, inputs, arguments, clients)
             remote = self._remote = self._remote or self._make_remote()
             await remote.open()  # what fails from here on fails at work
             is_served = True

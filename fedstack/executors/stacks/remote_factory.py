@@ -9,8 +9,9 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.federating_executor import FederatingExecutor
+from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
-from fedstack.executors.fleet.workers import Worker, Workers
 from fedstack.executors.fleet.workers_executor import WorkersExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
@@ -57,7 +58,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
 
     def __init__(
         self,
-        workers: Workers,
+        fleet: FleetDriver,
         default_num_clients: int,
         *,
         max_fanout: int,
@@ -69,7 +70,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         def make_remote(worker: Worker) -> RemoteExecutor:
             return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
 
-        sessions = WorkerSessions(workers, lambda worker: RemotePhases(SessionOpener(worker.stub, dispose_batch_size)))
+        sessions = WorkerSessions(fleet, lambda worker: RemotePhases(SessionOpener(worker.stub, dispose_batch_size)))
 
         def stack(cardinalities: CardinalitiesType) -> Executor:
             server = unplaced_stack(LeafExecutor(), data_backend)
@@ -78,25 +79,25 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
                 return ReferenceResolvingExecutor(FederatingExecutor(server, 0))
             return ReferenceResolvingExecutor(
                 WorkersExecutor(
-                    server, workers, clients, max_fanout=max_fanout, sessions=sessions, make_remote=make_remote
+                    server, fleet, clients, max_fanout=max_fanout, sessions=sessions, make_remote=make_remote
                 )
             )
 
         super().__init__(stack, default_num_clients=default_num_clients)
         self._sessions = sessions
-        self._workers = workers
+        self._fleet = fleet
         self._source = source  # a pool ends its processes when nobody refers to it
 
     @property
-    def workers(self) -> Workers:
+    def fleet(self) -> FleetDriver:
         """The workers."""
-        return self._workers
+        return self._fleet
 
     def end(self) -> None:
-        self._workers.close([phases.end for phases in self._sessions])
+        self._fleet.close([phases.end for phases in self._sessions])
 
     def __repr__(self) -> str:
-        return f"<RemoteExecutorFactory over {self._workers!r}>"
+        return f"<RemoteExecutorFactory over {self._fleet!r}>"
 
 
 def remote_executor_factory(
@@ -142,8 +143,10 @@ def remote_executor_factory(
             "fedstack.ClientCredentials(token=...)"
         )
     stubs = make_stubs(targets, credentials)
+    if not stubs:
+        raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
     return RemoteExecutorFactory(
-        Workers(stubs, connect_seconds),
+        FleetDriver(stubs, connect_seconds),
         default_num_clients,
         max_fanout=max_fanout,
         dispose_batch_size=dispose_batch_size,

@@ -1,0 +1,155 @@
+"""Finds out whether workers are there: all that a fleet asks of stubs and their connections."""
+
+import asyncio
+import contextvars
+import weakref
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from fedstack.errors import FedstackError
+from fedstack.executors.fleet.fleet import FIRST_PAUSE, LONGEST_PAUSE, Fleet
+from fedstack.executors.fleet.worker import Features, State, Worker
+from fedstack.transport.peers.executor_stub import ISOLATE, ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop, start_apart
+
+# How long it may take to find out whether a worker that was away listens now.
+_REDIAL_SECONDS = 0.5
+
+
+@attrs.frozen
+class Loss:
+    """What is known of a worker that is away.
+
+    Attributes:
+      error: The error to raise for it.
+      for_good: Whether it does not come back.
+    """
+
+    error: FedstackError
+    for_good: bool
+
+
+class Asker:
+    """Asks the workers of a fleet if they are there, when the fleet says so. Used on the transport's loop.
+
+    Args:
+      fleet: The workers. It hears what they answer.
+      changed: A method to call when it has heard something, or a worker is to be asked. Once nobody refers to what has
+        that method, nobody is asked any more.
+    """
+
+    def __init__(self, fleet: Fleet, changed: Callable[[], None]) -> None:
+        self._fleet = fleet
+        self._changed = weakref.WeakMethod(changed)
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        weakref.finalize(self, _abandon, self._tasks).atexit = False
+
+    def step(self) -> None:
+        """Asks those who are to be asked now, and no others."""
+        for worker in [worker for worker in self._tasks if not worker.asking]:
+            self._tasks.pop(worker).cancel()
+        for worker in self._fleet.due():
+            self._tasks[worker] = start_apart(_ask(worker, weakref.WeakMethod(self.heard)))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        seconds = self._fleet.seconds_to_due()
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds, _call, self._changed, context=contextvars.Context())
+
+    def look(self) -> None:
+        """Finds out, without asking them, which workers are known to have ended."""
+        for worker in self._fleet.workers:
+            loss = loss_of(worker)
+            # Of one that was found again this may be old; its answer will tell.
+            if loss is not None and (loss.for_good or worker.state is not State.BACK):
+                self._fleet.lost(worker, loss.error, for_good=loss.for_good)
+
+    def heard(self, worker: Worker, answer: Features | Exception) -> None:
+        """A worker that was being asked has answered or failed; called by the task that has asked it."""
+        if self._tasks.get(worker) is not asyncio.current_task():
+            return  # cancelled: asyncio.wait_for may swallow that where what it waits for ends at the same time
+        del self._tasks[worker]
+        loss = loss_of(worker)
+        if isinstance(answer, Features):
+            self._fleet.answered(worker, answer)
+        elif loss is not None and loss.for_good:
+            self._fleet.lost(worker, loss.error, for_good=True)
+        else:
+            self._fleet.failed(worker, answer if loss is None else loss.error)
+        _call(self._changed)
+
+    async def end(self) -> None:
+        """Returns when nobody is being asked any more; the fleet is closed."""
+        tasks = list(self._tasks.values())
+        self.step()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask(worker: Worker, heard: "weakref.WeakMethod[Callable[[Worker, Features | Exception], None]]") -> None:
+    """Asks a worker if it is there. It knows no more than that worker, and so keeps nothing else alive."""
+    answer: Features | Exception
+    try:
+        answer = await _answer_of(worker)
+    except Exception as error:
+        answer = error.with_traceback(None)  # its frames would be kept as long as the worker is away
+    hear = heard()
+    if hear is not None:
+        hear(worker, answer)
+
+
+def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    """Calls a method of something if that is still there."""
+    found = method()
+    if found is not None:
+        found()
+
+
+def _abandon(tasks: dict[Worker, "asyncio.Task[None]"]) -> None:
+    """Asks no more for a fleet that is gone; a finalizer."""
+
+    def end() -> None:
+        for task in tasks.values():
+            task.cancel()
+
+    io_loop.call_soon(end)
+
+
+def worker_of(stub: ExecutorStub, capacity: int, *, supervised: bool) -> Worker:
+    """Returns a worker that a stub calls."""
+    return Worker(stub, capacity, supervised, redials=stub.connection.redials)
+
+
+async def _answer_of(worker: Worker) -> Features:
+    """Returns what a worker says of itself, once it can be reached.
+
+    Raises:
+      FedstackError: If it cannot be, or is of no use.
+    """
+    while True:
+        await worker.stub.connection.wait_ready(LONGEST_PAUSE)
+        peer = await worker.stub.handshake()
+        loss = loss_of(worker)
+        if loss is None:
+            break
+        if loss.for_good:
+            raise loss.error
+        await asyncio.sleep(FIRST_PAUSE)  # it was started anew, which is not known everywhere yet
+    if peer is None:
+        return Features()
+    return Features(peer.phases, searches=ISOLATE in peer.features and not peer.same_process)
+
+
+def loss_of(worker: Worker) -> Loss | None:
+    """Returns what is known of a worker's end without asking it; `None` if nothing is."""
+    error = worker.stub.loss()
+    return None if error is None else Loss(error, worker.stub.is_gone)
+
+
+async def listening(workers: Sequence[Worker]) -> list[Worker]:
+    """Returns those of some workers that can be reached now, whatever was so before."""
+    found = await asyncio.gather(*(worker.stub.connection.redial(_REDIAL_SECONDS) for worker in workers))
+    return [worker for worker, listens in zip(workers, found) if listens]

@@ -1,0 +1,262 @@
+"""Does what a fleet decides: asks workers on the transport's loop, lets callers wait, and tells of losses."""
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from fedstack.computations.values.number_checks import check_number, check_whole_number
+from fedstack.errors import ResourceLimitError
+from fedstack.executors.fleet.asking import Asker, listening, loss_of, worker_of
+from fedstack.executors.fleet.fleet import Fleet
+from fedstack.executors.fleet.fleet_observer import FleetObserver, FleetObservers
+from fedstack.executors.fleet.tickets import Lease, Ticket, TicketQueue
+from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
+from fedstack.executors.fleet.worker import State, Worker
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop, start_apart
+
+_logger = logging.getLogger(__name__)
+
+
+class FleetDriver:
+    """A set of workers that come and go, for callers on any loop. Only this speaks to their connections.
+
+    Workers are asked from the first use on. Once nobody refers to this any more, nobody looks after the workers either;
+    connections end with their stubs then.
+
+    Args:
+      stubs: Calls each of them. They are closed with this.
+      connect_seconds: How long to wait for the first that is ready.
+      capacity: How many callers of `acquire` have one worker at the same time.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        stubs: Sequence[ExecutorStub],
+        connect_seconds: float = 10.0,
+        *,
+        capacity: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_number("connect_seconds", connect_seconds, endless=True)
+        check_whole_number("capacity", capacity, 1)
+        self._fleet = Fleet(connect_seconds, clock)
+        self._queue = TicketQueue(self._fleet)
+        self._capacity = capacity
+        self._asker = Asker(self._fleet, self._step)
+        self._granted: dict[Ticket, asyncio.Future[None]] = {}
+        self._serving: asyncio.Task[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._observers = FleetObservers()
+        self._closed = False
+        for stub in stubs:
+            self._fleet.add(worker_of(stub, capacity, supervised=False))
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All workers that there are."""
+        return self._fleet.workers
+
+    # For callers.
+
+    async def ready(self) -> list[Worker]:
+        """Returns the workers that are ready, one at least; waits for it if need be.
+
+        Raises:
+          NoWorkersError: If none is, within the time to connect; the message has all addresses and causes.
+          FedstackError: If none will be, however long one waits: a wrong token will not become right.
+        """
+        return await io_loop.run(self._ready())
+
+    async def acquire(self, preferred: Collection[Worker] = ()) -> Lease:
+        """Returns the next free worker: the least loaded one that is ready, to callers in the order of their calls.
+
+        Args:
+          preferred: Workers to be taken rather than others if one of them is free, such as those that hold what the
+            call needs.
+
+        Raises:
+          NoWorkersError: If none is ready within the time to connect.
+          ResourceLimitError: If none of those that are ready has room.
+          FedstackError: If none will be ready, however long one waits.
+        """
+        ticket = Ticket(preferred)
+        try:
+            await io_loop.run(self._turn(ticket))
+        except BaseException:
+            self._release(ticket)  # it may have been granted while the caller was cancelled
+            raise
+        assert ticket.worker is not None
+        return Lease(ticket.worker, lambda: self._release(ticket))
+
+    def by_room(self, workers: Sequence[Worker]) -> tuple[list[Worker], list[Worker]]:
+        """Returns those workers that may have room for a session, and those that lately had none."""
+        full = [worker for worker in workers if self._fleet.is_full(worker)]
+        return [worker for worker in workers if worker not in full], full
+
+    # For those who learn of workers. From any thread; what they say holds for all calls that follow.
+
+    def add(self, stub: ExecutorStub, *, supervised: bool = False) -> Worker:
+        """Adds a worker, which is asked at once.
+
+        Args:
+          stub: Calls it.
+          supervised: Whether the caller says when it is `lost` and when it has `returned`, so that it is not searched
+            for.
+        """
+        if self._closed:
+            raise closed_error()
+        worker = worker_of(stub, self._capacity, supervised=supervised)
+        self._post(lambda: self._fleet.add(worker))
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Gives a worker to nobody any more. What runs there goes on; its connection ends with its stub."""
+        self._post(lambda: self._fleet.remove(worker))
+
+    def lost(self, worker: Worker, error: Exception) -> Exception:
+        """Records that a worker was found away; it is looked after until it is back. Returns the best cause known."""
+        loss = loss_of(worker)
+        found, for_good = (error, False) if loss is None else (loss.error, loss.for_good)
+        self._post(lambda: self._fleet.lost(worker, found, for_good=for_good))
+        return found
+
+    def returned(self, worker: Worker) -> None:
+        """Records that a worker is said to be there again."""
+        self._post(lambda: self._fleet.returned(worker))
+
+    def full(self, worker: Worker, refusal: ResourceLimitError) -> None:
+        """Records that a worker has no room for a session."""
+
+        def note() -> None:
+            if self._fleet.full(worker, refusal) and len(self.workers) > 1:  # else the caller gets it as an error
+                _logger.warning("Doing without the worker at %s: %s", worker.address, refusal)
+
+        self._post(note)
+
+    def has_room(self, worker: Worker) -> None:
+        """Records that a worker has made room for a session."""
+        if worker.refusal is not None:
+            self._post(lambda: self._fleet.has_room(worker))
+
+    def subscribe(self, observer: FleetObserver) -> Callable[[], None]:
+        """Tells an observer what becomes of workers from now on; returns what ends that.
+
+        One that raises is told nothing more.
+        """
+        return self._observers.add(observer)
+
+    def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Closes the connections. Idempotent; waits for it where that blocks no event loop.
+
+        Args:
+          users: End what uses the connections, on the transport's loop. Calls may go on: they end with their sessions,
+            which the workers would keep for a while if the connections were closed first.
+        """
+        if not self._closed:
+            self._closed = True
+            io_loop.finish(self._close(users))
+
+    def _release(self, ticket: Ticket) -> None:
+        self._post(lambda: self._queue.release(ticket))
+
+    def _post(self, event: Callable[[], object]) -> None:
+        """Lets an event happen on the transport's loop, in the order in which this is called."""
+
+        def happen() -> None:
+            event()
+            self._step()
+
+        io_loop.loop.call_soon_threadsafe(happen, context=contextvars.Context())
+
+    # On the transport's loop, from here on.
+
+    async def _ready(self) -> list[Worker]:
+        self._look()
+        return await self._decided(Wait(self._fleet))
+
+    async def _turn(self, ticket: Ticket) -> None:
+        """Returns when a ticket has got a worker."""
+        granted = self._granted[ticket] = asyncio.get_running_loop().create_future()
+        self._queue.add(ticket)
+        try:
+            self._look()
+            if not granted.done() and (self._serving is None or self._serving.done()):
+                self._serving = start_apart(self._serve())
+            await granted
+        except BaseException:
+            self._queue.release(ticket)
+            self._step()
+            raise
+        finally:
+            del self._granted[ticket]
+
+    async def _serve(self) -> None:
+        """Looks after workers for as long as callers wait for one of their own."""
+        while self._queue:
+            try:
+                await self._decided(self._queue)
+            except Exception as error:
+                for ticket in self._queue.take_all():
+                    if not self._granted[ticket].done():
+                        self._granted[ticket].set_exception(error)
+
+    async def _decided(self, wait: Wait | TicketQueue) -> list[Worker]:
+        while True:
+            match wait.decide():
+                case Use(workers):
+                    return workers
+                case GiveUp(error):
+                    try:
+                        raise error
+                    finally:
+                        del error  # its frames have this one
+                case LookFor(workers):
+                    for worker in await listening(workers):
+                        self._fleet.returned(worker)
+                case Pause(seconds):
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._waiters.add(waiter)
+                    try:
+                        await asyncio.wait([waiter], timeout=seconds)
+                    finally:
+                        self._waiters.discard(waiter)
+            self._look()
+
+    def _look(self) -> None:
+        self._asker.look()
+        self._step()
+
+    def _step(self) -> None:
+        """Does what the fleet has decided after events."""
+        self._asker.step()
+        for ticket in self._queue.grant():
+            if not self._granted[ticket].done():  # else its caller is cancelled, and about to release it
+                self._granted[ticket].set_result(None)
+        changes = self._fleet.take_changes()
+        for change in changes:
+            if change.after is State.READY:
+                _logger.debug("The worker at %s is ready", change.worker.address)
+            elif change.after is State.WRONG and len(self.workers) > 1:  # else the caller gets it as an error
+                _logger.warning("Doing without the worker at %s: %s", change.worker.address, change.cause)
+            self._observers.tell(change)
+        if changes:
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _close(self, users: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        self._fleet.close()
+        self._wake()
+        await asyncio.gather(self._asker.end(), *(end() for end in users), return_exceptions=True)
+        for worker in self.workers:
+            await worker.stub.close()
+
+    def __repr__(self) -> str:
+        return f"<FleetDriver over {self._fleet!r}>"

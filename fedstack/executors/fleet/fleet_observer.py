@@ -1,0 +1,55 @@
+"""Defines who is told what becomes of the workers of a fleet."""
+
+import logging
+from collections.abc import Callable
+
+from fedstack.executors.fleet.fleet import Change
+from fedstack.executors.fleet.worker import State, Worker
+
+_logger = logging.getLogger(__name__)
+
+
+class FleetObserver:
+    """Is told what becomes of workers, on the transport's loop. Override what you want to know; it must not block."""
+
+    def ready(self, worker: Worker) -> None:
+        """A worker is ready, for the first time or again."""
+
+    def lost(self, worker: Worker, error: Exception) -> None:
+        """A worker that was ready is not any more; called once, however that was found out."""
+
+    def removed(self, worker: Worker) -> None:
+        """A worker does not belong to the fleet any more."""
+
+
+class FleetObservers:
+    """The observers of one fleet. They may come and go on any thread."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[FleetObserver, ...] = ()
+
+    def add(self, observer: FleetObserver) -> Callable[[], None]:
+        """Adds one; returns what removes it."""
+        self._observers = (*self._observers, observer)
+        return lambda: self._remove(observer)
+
+    def _remove(self, observer: FleetObserver) -> None:
+        self._observers = tuple(other for other in self._observers if other is not observer)
+
+    def tell(self, change: Change) -> None:
+        """Tells all of them; one that raises is told nothing more."""
+        for observer in self._observers:
+            try:
+                _tell(observer, change)
+            except Exception:
+                _logger.exception("%r raised, and is told nothing more of workers", observer)
+                self._remove(observer)
+
+
+def _tell(observer: FleetObserver, change: Change) -> None:
+    if change.after is State.READY:
+        observer.ready(change.worker)
+    elif change.after is State.REMOVED:
+        observer.removed(change.worker)
+    elif change.before is State.READY and change.cause is not None:
+        observer.lost(change.worker, change.cause)

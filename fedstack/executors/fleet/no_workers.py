@@ -1,0 +1,49 @@
+"""Words the error for a fleet in which no worker is ready."""
+
+from collections.abc import Sequence
+
+from fedstack.computations.types.language import RetryableError
+from fedstack.errors import AuthenticationError, FedstackError, NoWorkersError
+from fedstack.executors.fleet.worker import State, Worker
+from fedstack.transport.wire.connection_errors import listed
+
+
+def none_ready(workers: Sequence[Worker], seconds: float) -> Exception:
+    """Returns the error to raise where none of the workers is ready.
+
+    Args:
+      workers: All that there are.
+      seconds: How long the caller has waited.
+    """
+    if not workers:
+        return NoWorkersError(f"Expected a worker within {seconds:g} s, found that the fleet has none; add one")
+    causes = {worker.address: worker.cause_after(seconds) for worker in workers}
+    is_single = len(causes) == 1  # the same address may have been given twice
+    mistakes = [w.cause for w in workers if w.cause and not isinstance(w.cause, RetryableError)]
+    error: FedstackError
+    if not mistakes and all(worker.state is State.GONE for worker in workers):
+        found = f"at least one of {len(causes)} worker processes to run, found that all have ended"
+        if is_single:
+            found = "the worker process to run, found that it has ended"
+        error = NoWorkersError(
+            f"Expected {found}, likely from a client function (os._exit, a crash, too much memory); mend that, "
+            "and start a new pool:"
+            f"{listed(causes)}"
+        )
+        error.is_final = True
+    elif len(mistakes) < len(workers):
+        found = f"at least one of {len(causes)} workers to be ready, found none; start them"
+        if is_single:
+            found = "the worker to be ready, found that it is not; start it"
+        error = NoWorkersError(
+            f"Expected {found} with `fedstack serve`, and ask {'it' if is_single else 'one'} with `fedstack check`:"
+            f"{listed(causes)}"
+        )
+    elif len(set(map(str, mistakes))) == 1 or not isinstance(mistakes[0], AuthenticationError):
+        return mistakes[0]
+    else:
+        error = AuthenticationError(
+            f"Expected at least one of {len(causes)} workers to let us in, found none:{listed(causes)}"
+        )
+    error.causes = causes
+    return error

@@ -1,0 +1,103 @@
+"""Defines what a fleet knows of one worker."""
+
+import enum
+
+import attrs
+
+from fedstack.errors import FedstackError, ResourceLimitError
+from fedstack.transport.peers.executor_stub import ExecutorStub
+
+
+class State(enum.Enum):
+    """What is known of a worker. It is in exactly one of these states; values are words for people."""
+
+    NEW = "not asked yet"
+    """Nothing has been heard of it."""
+    READY = "ready"
+    AWAY = "away"
+    """It was lost or does not answer, and may be back at any time."""
+    BACK = "back"
+    """It was away and was found, or said, to be there again. It has not answered since."""
+    WRONG = "of no use"
+    """What is wrong with it does not become right by waiting, such as a token that it refuses."""
+    GONE = "gone"
+    """It has ended for good."""
+    REMOVED = "removed"
+
+
+HOPELESS = frozenset({State.WRONG, State.GONE, State.REMOVED})
+"""In these states waiting does not help."""
+
+
+@attrs.frozen
+class Features:
+    """What a worker can do, as it has said itself.
+
+    Attributes:
+      phases: Whether it runs whole client phases.
+      searches: Whether it looks for clients that end its process, in processes of its own.
+    """
+
+    phases: bool = False
+    searches: bool = False
+
+
+@attrs.define(eq=False, repr=False)
+class Worker:
+    """One worker. Only its `Fleet` changes what is here, on the transport's loop; any thread may read it.
+
+    Attributes:
+      stub: Calls it. A fleet uses its address only.
+      capacity: How many callers it is given to at the same time; see `TicketQueue`.
+      supervised: Whether something else says when it is lost and when it is back, so that it is not searched for.
+      redials: Whether it can be looked for at any time; if not, only waiting shows that it is back.
+      state: What is known of it.
+      cause: Why it is not ready, where that is known.
+      features: What it can do, as it said when it last answered.
+      asking: Whether it is being asked now if it is there.
+      ask_at: When to ask it next; `None` if it is being asked or need not be.
+      pause: How long to wait after the next attempt in vain, in seconds.
+      refusal: What it said when it had no room for a session; `None` if it has, as far as is known.
+      refused_at: When it said so.
+      load: How many callers it is given to.
+      last_given: The number of the ticket that it was last given to.
+    """
+
+    stub: ExecutorStub
+    capacity: int = 1
+    supervised: bool = False
+    redials: bool = True
+    state: State = State.NEW
+    cause: Exception | None = None
+    features: Features = Features()
+    asking: bool = False
+    ask_at: float | None = None
+    pause: float = 0.0
+    refusal: ResourceLimitError | None = None
+    refused_at: float = 0.0
+    load: int = 0
+    last_given: int = -1
+
+    @property
+    def address(self) -> str:
+        """Its address."""
+        return self.stub.address
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known to be there."""
+        return self.state is State.READY
+
+    def cause_after(self, seconds: float) -> str:
+        """Returns why it is not there, in a line, for a caller who has waited that long."""
+        return f"no answer within {seconds:g} s" if self.cause is None else self.line_of(self.cause)
+
+    def line_of(self, error: Exception) -> str:
+        """Returns what an error of this worker says, in a line."""
+        known = error.causes.get(self.address) if isinstance(error, FedstackError) else None
+        found = str(error).removeprefix(f"Expected an answer from {self.address}, found ")
+        return known or found.partition("\n")[0]
+
+    def __repr__(self) -> str:
+        cause = "" if self.cause is None else f": {self.cause}"
+        return f"<Worker {self.address} {self.state.value}{cause}>"

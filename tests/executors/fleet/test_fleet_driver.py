@@ -1,0 +1,414 @@
+"""Real workers on loopback that come and go: who gets the next free one, and who is told of losses."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import attrs
+import federated_language as fl
+import numpy as np
+import pytest
+from fake_fleet import AWAY
+
+import fedstack
+from fedstack.errors import ClosedError, NoWorkersError, ResourceLimitError, WorkerUnavailableError
+from fedstack.executors import RemoteExecutor
+from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.fleet.fleet_observer import FleetObserver
+from fedstack.executors.fleet.tickets import Lease
+from fedstack.executors.fleet.worker import State, Worker
+from fedstack.executors.stacks.remote_factory import make_stubs, remote_executor_factory
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.pool.worker_pool import local_worker_pool
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+
+pytestmark = pytest.mark.slow
+
+WALL = 20.0
+
+
+def serving(port: int = 0) -> ServerThread:
+    return ServerThread(GrpcServer([ExecutorService(fedstack.local_executor_factory())], port=port))
+
+
+@pytest.fixture
+def targets() -> Iterator[list[str]]:
+    """Two workers."""
+    with serving() as first, serving() as second:
+        yield [first.target, second.target]
+
+
+@contextlib.contextmanager
+def driver_over(*targets: str, **options: object) -> Iterator[FleetDriver]:
+    driver = FleetDriver(make_stubs(targets, None), **options)
+    try:
+        yield driver
+    finally:
+        driver.close()
+
+
+@attrs.define(eq=False)
+class Diary(FleetObserver):
+    """Writes down what it is told."""
+
+    entries: list[tuple[str, str]] = attrs.field(factory=list)
+    errors: list[Exception] = attrs.field(factory=list)
+    news: threading.Condition = attrs.field(factory=threading.Condition)
+
+    def _note(self, what: str, worker: Worker) -> None:
+        with self.news:
+            self.entries.append((what, worker.address))
+            self.news.notify_all()
+
+    def ready(self, worker: Worker) -> None:
+        self._note("ready", worker)
+
+    def lost(self, worker: Worker, error: Exception) -> None:
+        self.errors.append(error)
+        self._note("lost", worker)
+
+    def removed(self, worker: Worker) -> None:
+        self._note("removed", worker)
+
+    async def until(self, what: str, worker: Worker) -> None:
+        def wait() -> bool:
+            with self.news:
+                return self.news.wait_for(lambda: (what, worker.address) in self.entries, WALL)
+
+        assert await asyncio.to_thread(wait)
+
+
+@fedstack.python_computation(np.int64, np.int64)
+def square(number: int) -> int:
+    return number * number
+
+
+async def squared(worker: Worker, number: int) -> object:
+    """A single call at a worker, as a coordinator makes them."""
+    with contextlib.closing(RemoteExecutor(worker.stub)) as remote:
+        remote.set_cardinalities({})
+        function, argument = await remote.create_value(square), await remote.create_value(number, np.int64)
+        return await (await remote.create_call(function, argument)).compute()
+
+
+async def begun(work: "asyncio.Task[Lease]") -> "asyncio.Task[Lease]":
+    """Returns a call of `acquire` that waits."""
+    done, _ = await asyncio.wait([work], timeout=0.05)
+    assert not done
+    return work
+
+
+async def waiting(driver: FleetDriver, *preferred: Worker) -> "asyncio.Task[Lease]":
+    return await begun(asyncio.ensure_future(driver.acquire(preferred)))
+
+
+async def test_single_calls_go_to_the_workers_that_are_free(targets: list[str]) -> None:
+    with driver_over(*targets) as driver:
+        used = set()
+
+        async def call(number: int) -> object:
+            with await driver.acquire() as worker:
+                used.add(worker.address)
+                return await squared(worker, number)
+
+        assert await asyncio.gather(*map(call, range(8))) == [number * number for number in range(8)]
+        assert used == set(targets)
+        assert [worker.load for worker in await driver.ready()] == [0, 0]
+
+
+async def test_callers_get_workers_in_the_order_in_which_they_came(targets: list[str]) -> None:
+    with driver_over(targets[0]) as driver:
+        lease = await driver.acquire()
+        order: list[int] = []
+
+        async def call(number: int) -> None:
+            with await driver.acquire():
+                order.append(number)
+
+        calls = []
+        for number in range(5):
+            calls.append(asyncio.ensure_future(call(number)))
+            await asyncio.sleep(0)
+        cancelled = calls.pop(2)
+        cancelled.cancel()
+        lease.release()
+        lease.release()
+        await asyncio.gather(*calls)
+        assert order == [0, 1, 3, 4]
+        await driver.ready()
+        assert driver.workers[0].load == 0
+
+
+async def test_callers_on_many_loops_never_have_more_of_a_worker_than_it_has_room_for(targets: list[str]) -> None:
+    with driver_over(*targets, capacity=2) as driver:
+        lock, now, most = threading.Lock(), dict.fromkeys(targets, 0), 0
+
+        async def call() -> None:
+            nonlocal most
+            with await driver.acquire() as worker:
+                with lock:
+                    now[worker.address] += 1
+                    most = max(most, *now.values())
+                await asyncio.sleep(0)
+                with lock:
+                    now[worker.address] -= 1
+
+        async def calls() -> None:
+            await asyncio.gather(*(call() for _ in range(20)))
+
+        await asyncio.gather(*(asyncio.to_thread(asyncio.run, calls()) for _ in range(4)))
+        assert most == 2
+
+
+async def test_a_preferred_worker_is_given_while_it_is_free(targets: list[str]) -> None:
+    with driver_over(*targets) as driver:
+        first, second = await driver.ready()
+        for _ in range(3):
+            with await driver.acquire([second]) as worker:
+                assert worker is second
+        with await driver.acquire([second]), await driver.acquire([second]) as worker:
+            assert worker is first
+
+
+async def test_a_caller_that_is_cancelled_when_its_turn_comes_keeps_no_worker(targets: list[str]) -> None:
+    with driver_over(targets[0]) as driver:
+        for _ in range(20):
+            lease = await driver.acquire()
+            late = await waiting(driver)
+            lease.release()
+            late.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await late).release()
+        with await asyncio.wait_for(driver.acquire(), WALL) as worker:
+            assert worker.load == 1
+
+
+async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return() -> None:
+    diary = Diary()
+    with serving() as thread:
+        port = int(thread.target.rpartition(":")[2])
+        driver = FleetDriver(make_stubs([thread.target], None), connect_seconds=0.5)
+        driver.subscribe(diary)
+        (worker,) = await driver.ready()
+        assert diary.entries == [("ready", worker.address)]
+    try:
+        with pytest.raises(WorkerUnavailableError) as caught:
+            with await driver.acquire():
+                await squared(worker, 3)
+        driver.lost(worker, caught.value)
+        driver.lost(worker, AWAY)
+        with pytest.raises(NoWorkersError, match="nobody listens there"):
+            await driver.acquire()
+        assert diary.entries == [("ready", worker.address), ("lost", worker.address)]
+        assert diary.errors == [caught.value]
+        diary.entries.clear()
+        with serving(port):
+            await diary.until("ready", worker)
+            with await driver.acquire() as again:
+                assert again is worker
+                assert await squared(worker, 4) == 16
+        assert diary.entries == [("ready", worker.address)]
+    finally:
+        driver.close()
+
+
+async def test_a_caller_who_waits_gets_the_worker_that_comes_back() -> None:
+    with serving() as thread:
+        port = int(thread.target.rpartition(":")[2])
+        driver = FleetDriver(make_stubs([thread.target], None), connect_seconds=WALL)
+        (worker,) = await driver.ready()
+    try:
+        driver.lost(worker, AWAY)
+        late = await waiting(driver)
+        with serving(port):
+            with await asyncio.wait_for(late, WALL) as again:
+                assert await squared(again, 5) == 25
+    finally:
+        driver.close()
+
+
+async def test_workers_come_and_go_while_callers_wait(targets: list[str]) -> None:
+    diary = Diary()
+    with driver_over(targets[0]) as driver:
+        driver.subscribe(diary)
+        lease = await driver.acquire()
+        late = await waiting(driver)
+        (stub,) = make_stubs(targets[1], None)
+        added = driver.add(stub)
+        with await asyncio.wait_for(late, WALL) as worker:
+            assert worker is added
+            driver.remove(added)
+            assert await squared(worker, 6) == 36  # what runs there goes on
+        assert await driver.ready() == [lease.worker]
+        assert added.state is State.REMOVED
+        assert added.load == 0
+        late = await waiting(driver)
+        lease.release()
+        assert (await late).worker is lease.worker
+        assert diary.entries == [("ready", targets[0]), ("ready", targets[1]), ("removed", targets[1])]
+
+
+async def test_a_fleet_may_begin_without_workers(targets: list[str]) -> None:
+    with driver_over() as driver:
+        late = await waiting(driver)
+        (stub,) = make_stubs(targets[0], None)
+        driver.add(stub)
+        assert (await asyncio.wait_for(late, WALL)).worker.address == targets[0]
+    with driver_over(connect_seconds=0.1) as driver, pytest.raises(NoWorkersError, match="the fleet has none"):
+        await driver.acquire()
+
+
+@pytest.fixture
+def in_memory_stub() -> ExecutorStub:
+    service = ExecutorService(fedstack.local_executor_factory())
+    return ExecutorStub(InMemoryConnection(service))
+
+
+async def test_a_supervisor_says_of_its_workers_when_they_are_lost_and_when_they_are_back(
+    in_memory_stub: ExecutorStub,
+) -> None:
+    with driver_over(connect_seconds=0.1) as driver:
+        diary = Diary()
+        driver.subscribe(diary)
+        worker = driver.add(in_memory_stub, supervised=True)
+        assert await driver.ready() == [worker]
+        driver.lost(worker, WorkerUnavailableError("the actor has died"))
+        with pytest.raises(NoWorkersError, match="the actor has died"):
+            await driver.ready()  # though it would answer if it were asked
+        driver.returned(worker)
+        assert await driver.ready() == [worker]
+        assert [what for what, _ in diary.entries] == ["ready", "lost", "ready"]
+
+
+async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
+    diary = Diary()
+    with local_worker_pool(1, respawn=False) as pool, driver_over() as driver:
+        driver.subscribe(diary)
+        (stub,) = make_stubs(pool, None)
+        worker = driver.add(stub)
+        lease = await driver.acquire()
+        late = await waiting(driver)
+        pool._workers[0].process.kill()
+        with pytest.raises(NoWorkersError, match="found that it has ended") as caught:
+            await late
+        assert caught.value.is_final
+        await diary.until("lost", worker)
+        assert [str(error).partition("; ")[0] for error in diary.errors] == [
+            f"Expected the worker at {worker.address} to run, found that the worker process with pid {pool.pids[0]} "
+            "ended with signal 9 (SIGKILL)"
+        ]
+        lease.release()
+
+
+async def test_a_worker_without_room_is_given_to_nobody(targets: list[str]) -> None:
+    with driver_over(*targets) as driver:
+        first, second = await driver.ready()
+        driver.full(first, ResourceLimitError("no room"))
+        for _ in range(3):
+            with await driver.acquire([first]) as worker:
+                assert worker is second
+        driver.full(second, ResourceLimitError("no room either"))
+        with pytest.raises(ResourceLimitError, match="no room$"):
+            await driver.acquire()
+        driver.has_room(first)
+        await driver.ready()
+        with await driver.acquire() as worker:
+            assert worker is first
+
+
+async def test_an_observer_that_raises_is_told_nothing_more(
+    targets: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raising(Diary):
+        def ready(self, worker: Worker) -> None:
+            super().ready(worker)
+            raise ValueError("not today")
+
+    with driver_over(*targets) as driver:
+        raising, diary = Raising(), Diary()
+        driver.subscribe(raising)
+        end = driver.subscribe(diary)
+        await driver.ready()
+        assert len(raising.entries) == 1
+        assert len(diary.entries) == 2
+        assert [record.getMessage().partition(" raised")[2] for record in caplog.records] == [
+            ", and is told nothing more of workers"
+        ]
+        end()
+        driver.remove(driver.workers[0])
+        await driver.ready()
+        assert len(diary.entries) == 2
+
+
+async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
+    driver = FleetDriver(make_stubs(targets[0], None))
+    lease = await driver.acquire()
+    late = await waiting(driver)
+    driver.close()
+    with pytest.raises(ClosedError, match="Expected open workers, found them closed"):
+        await late
+    with pytest.raises(ClosedError):
+        await driver.ready()
+    with pytest.raises(ClosedError):
+        driver.add(make_stubs(targets[1], None)[0])
+    lease.release()
+
+
+async def test_a_fleet_that_nobody_refers_to_asks_nobody() -> None:
+    class Silent(InMemoryConnection):
+        asked = threading.Event()
+        cancelled = threading.Event()
+
+        async def wait_ready(self, timeout: float) -> None:
+            self.asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+
+    connection = Silent(ExecutorService(fedstack.local_executor_factory()))
+    driver = FleetDriver([])
+    driver.add(ExecutorStub(connection))
+    assert await asyncio.to_thread(connection.asked.wait, WALL)
+    found = weakref.ref(driver)
+    del driver
+    gc.collect()
+    assert found() is None
+    assert await asyncio.to_thread(connection.cancelled.wait, WALL)
+
+
+def test_phases_are_spread_over_the_workers_that_there_are_now(targets: list[str]) -> None:
+    with serving() as third:
+        every = [*targets, third.target]
+        stubs = dict(zip(every, make_stubs(every, None)))
+        factory = remote_executor_factory([stubs[targets[0]]])
+        context = fedstack.contexts.SyncExecutionContext(factory)
+
+        @fl.federated_computation(fl.FederatedType(np.int64, fl.CLIENTS))
+        def squares(values):
+            return fl.federated_sum(fl.federated_map(square, values))
+
+        def clients_at(target: str) -> list[int]:
+            status = io_loop.run_sync(stubs[target].get_status())
+            return [session.clients for session in status.session]
+
+        with context, fedstack.use_context(context):
+            assert squares(list(range(6))) == 55
+            assert clients_at(targets[0]) == [6]
+            added = [factory.fleet.add(stubs[target]) for target in every[1:]]
+            assert squares(list(range(6))) == 55
+            assert list(map(clients_at, every)) == [[2], [2], [2]]
+            factory.fleet.remove(added[0])
+            assert squares(list(range(6))) == 55
+            assert [clients_at(target) for target in (every[0], every[2])] == [[3], [3]]
+            gc.collect()
+            while clients_at(targets[1]):  # its session ends when nothing runs there any more
+                time.sleep(0.01)

@@ -1,0 +1,254 @@
+"""Whatever happens to workers and callers in whatever order, a fleet keeps its promises."""
+
+import math
+
+from fake_fleet import ABLE, AWAY, WRONG, FakeFleet
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fedstack.errors import ResourceLimitError
+from fedstack.executors.fleet.fleet import AGAIN_SECONDS, LONGEST_PAUSE
+from fedstack.executors.fleet.tickets import Ticket, TicketQueue
+from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait
+from fedstack.executors.fleet.worker import HOPELESS, State, Worker
+
+CONNECT_SECONDS = 10.0
+# What a wait may add to that: for workers that are found again, and since pauses end late here.
+MORE_SECONDS = 4.0
+ERRORS = st.sampled_from([AWAY, WRONG])
+PICKS = st.integers(0, 2**16)
+
+
+class FleetPromises(RuleBasedStateMachine):
+    """A driver without workers: it does what the fleet decides, and a test says what comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = FakeFleet(CONNECT_SECONDS)
+        self.queue = TicketQueue(self.fleet)
+        self.waits: dict[Wait, float] = {}
+        self.waiting: list[Ticket] = []  # in the order in which they came
+        self.granted: list[Ticket] = []
+        self.removed: set[Worker] = set()
+        self.told: dict[Worker, State] = {}
+        self.queue_since = math.inf  # since when callers wait while no worker is ready
+
+    @initialize(count=st.integers(0, 3))
+    def begin(self, count: int) -> None:
+        for _ in range(count):
+            self.add(1, False)
+
+    def pick(self, number: int, state: State | None = None) -> Worker | None:
+        among = [worker for worker in self.fleet.workers if state is None or worker.state is state]
+        return among[number % len(among)] if among else None
+
+    def after(self) -> None:
+        """Does what a driver does after each event, but for the waiting."""
+        self.fleet.due()
+        for ticket in self.queue.grant():
+            assert ticket is self.waiting.pop(0)
+            assert ticket.worker.state is State.READY
+            assert ticket.worker not in self.removed
+            self.granted.append(ticket)
+        for change in self.fleet.take_changes():
+            assert self.told.get(change.worker, State.NEW) is change.before is not change.after
+            self.told[change.worker] = change.after
+
+    # What happens to workers.
+
+    @rule(capacity=st.integers(1, 2), supervised=st.booleans())
+    def add(self, capacity: int, supervised: bool) -> None:
+        self.fleet.join(f"w{len(self.told)}", capacity=capacity, supervised=supervised)
+        self.after()
+
+    @rule(number=PICKS)
+    def remove(self, number: int) -> None:
+        worker = self.pick(number)
+        if worker is not None:
+            self.fleet.remove(worker)
+            self.removed.add(worker)
+            self.after()
+
+    @rule(number=PICKS, error=st.none() | ERRORS)
+    def hear(self, number: int, error: Exception | None) -> None:
+        """One that is being asked answers, or does not."""
+        asking = [worker for worker in self.fleet.workers if worker.asking]
+        if asking:
+            worker = asking[number % len(asking)]
+            if error is None:
+                self.fleet.answered(worker, ABLE)
+            else:
+                self.fleet.failed(worker, error)
+            self.after()
+
+    @rule(number=PICKS, error=ERRORS, for_good=st.booleans())
+    def lose(self, number: int, error: Exception, for_good: bool) -> None:
+        worker = self.pick(number)
+        if worker is not None:
+            self.fleet.lost(worker, error, for_good=for_good)
+            assert not worker.is_ready
+            self.after()
+
+    @rule(number=PICKS)
+    def come_back(self, number: int) -> None:
+        worker = self.pick(number)
+        if worker is not None:
+            self.fleet.returned(worker)
+            self.after()
+
+    @rule(number=PICKS, is_full=st.booleans())
+    def be_full(self, number: int, is_full: bool) -> None:
+        worker = self.pick(number, State.READY)
+        if worker is not None:
+            if is_full:
+                self.fleet.full(worker, ResourceLimitError("no room"))
+            else:
+                self.fleet.has_room(worker)
+            self.after()
+
+    @precondition(lambda self: self.removed)
+    @rule(error=ERRORS)
+    def late_news(self, error: Exception) -> None:
+        """What is heard of a removed worker does not count."""
+        for worker in self.removed:
+            self.fleet.answered(worker, ABLE)
+            self.fleet.failed(worker, error)
+            self.fleet.lost(worker, error)
+            self.fleet.returned(worker)
+        self.after()
+
+    # What callers do.
+
+    @rule()
+    def want_all(self) -> None:
+        wait = Wait(self.fleet)
+        self.waits[wait] = self.fleet.time.now
+        self.go_on(wait, 0)
+
+    @rule(preferred=st.lists(PICKS, max_size=2))
+    def want_one(self, preferred: list[int]) -> None:
+        picked = [worker for number in preferred if (worker := self.pick(number)) is not None]
+        ticket = Ticket(picked)
+        if not self.waiting:
+            self.queue_since = math.inf
+        self.waiting.append(ticket)
+        self.queue.add(ticket)
+        free = [w for w in picked if w.is_ready and w.load < w.capacity and not self.fleet.is_full(w)]
+        is_first = self.waiting == [ticket]
+        self.after()
+        if is_first and free:
+            assert ticket.worker in free
+
+    @rule(number=PICKS)
+    def release(self, number: int) -> None:
+        tickets = [*self.granted, *self.waiting]
+        if tickets:
+            ticket = tickets[number % len(tickets)]
+            self.granted = [other for other in self.granted if other is not ticket]
+            self.waiting = [other for other in self.waiting if other is not ticket]
+            self.queue.release(ticket)
+            self.queue.release(ticket)
+            self.after()
+
+    # What a driver does.
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0]), listening=PICKS)
+    def pass_time(self, seconds: float, listening: int) -> None:
+        until = self.fleet.time.now + seconds
+        while self.fleet.time.now < until:
+            self.fleet.time.now += min(AGAIN_SECONDS, until - self.fleet.time.now)
+            self.after()
+            for wait in list(self.waits):
+                self.go_on(wait, listening)
+            self.serve(listening)
+
+    def go_on(self, wait: Wait, listening: int) -> None:
+        decision = wait.decide()
+        while isinstance(decision, LookFor):
+            self.look_for(decision, listening)
+            decision = wait.decide()
+        if isinstance(decision, Use):
+            assert decision.workers == [w for w in self.fleet.workers if w.state is State.READY] != []
+        elif isinstance(decision, GiveUp):
+            assert not any(worker.is_ready for worker in self.fleet.workers)
+        else:
+            assert 0 < decision.seconds <= AGAIN_SECONDS
+            assert not self.fleet.workers or any(w.state not in HOPELESS for w in self.fleet.workers)
+            assert self.fleet.time.now - self.waits[wait] <= CONNECT_SECONDS + MORE_SECONDS
+            return
+        del self.waits[wait]
+
+    def serve(self, listening: int) -> None:
+        """Goes on for the callers who wait for one worker each."""
+        decision = self.queue.decide()
+        while isinstance(decision, LookFor):
+            self.look_for(decision, listening)
+            decision = self.queue.decide()
+        if isinstance(decision, Use):
+            assert not self.waiting
+        elif isinstance(decision, GiveUp):
+            assert all(self.fleet.is_full(worker) for worker in self.fleet.ready)
+            assert self.queue.take_all() == self.waiting
+            self.waiting = []
+        else:
+            assert isinstance(decision, Pause)
+            if not self.fleet.ready:
+                self.queue_since = min(self.queue_since, self.fleet.time.now)
+                assert self.fleet.time.now - self.queue_since <= CONNECT_SECONDS + MORE_SECONDS
+                return
+            # All that are to be had are taken.
+            for worker in self.fleet.ready:
+                assert worker.load == worker.capacity or self.fleet.is_full(worker)
+        self.queue_since = math.inf
+
+    def look_for(self, decision: LookFor, listening: int) -> None:
+        for index, worker in enumerate(decision.workers):
+            assert worker.state not in HOPELESS
+            assert worker not in self.removed
+            if listening >> index & 1:
+                self.fleet.returned(worker)
+        self.after()
+
+    # What holds at any time.
+
+    @invariant()
+    def a_worker_is_in_exactly_one_state(self) -> None:
+        for worker in self.fleet.workers:
+            assert worker.state is self.told.get(worker, State.NEW)
+            assert worker.state is not State.REMOVED
+            assert (worker.cause is None) or not worker.is_ready
+            assert (worker.cause is not None) or worker.state not in (State.AWAY, State.WRONG, State.GONE)
+        for worker in self.removed:
+            assert worker.state is State.REMOVED
+            assert worker not in self.fleet.workers
+
+    @invariant()
+    def exactly_those_are_asked_of_whom_that_tells_something(self) -> None:
+        for worker in [*self.fleet.workers, *self.removed]:
+            is_asked = worker.asking or worker.ask_at is not None
+            assert not (worker.asking and worker.ask_at is not None)
+            if worker.state in (State.READY, State.GONE, State.REMOVED):
+                assert not is_asked
+            elif not worker.supervised or worker.state in (State.NEW, State.BACK):
+                assert is_asked
+        seconds = self.fleet.seconds_to_due()
+        assert seconds is None or 0 <= seconds <= LONGEST_PAUSE
+
+    @invariant()
+    def a_worker_is_given_to_as_many_callers_as_it_has_room_for(self) -> None:
+        for worker in [*self.fleet.workers, *self.removed]:
+            holders = [ticket for ticket in self.granted if ticket.worker is worker]
+            assert len(holders) == worker.load <= worker.capacity
+
+    @invariant()
+    def nobody_waits_while_a_worker_is_free(self) -> None:
+        if self.waiting:
+            assert not [w for w in self.fleet.ready if w.load < w.capacity and not self.fleet.is_full(w)], (
+                "a worker is free"
+            )
+        assert len(self.queue) == len(self.waiting)
+
+
+TestFleetPromises = FleetPromises.TestCase
+TestFleetPromises.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
