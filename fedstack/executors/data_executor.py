@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.plan.program import DataSource, Operation, Program
+from fedstack.computations.plan.program import DataSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.values import normalize
@@ -29,6 +29,9 @@ class DataBackend(Protocol):
           Exception: If there is no such data; the caller of the computation gets it.
         """
         ...
+
+
+_DATA = Linking("data blocks")
 
 
 class _Resolved(BoundOperation):
@@ -56,7 +59,7 @@ class DataExecutor(WrapperExecutor):
         self._backend = backend
 
     def link(self, program: Program) -> Program:
-        return self.target.link(program.with_operations("data", _mark))
+        return self.target.link(program.with_operations(_DATA, _mark))
 
     async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
         return await self.target.run_once(await self._resolve(program), inputs)

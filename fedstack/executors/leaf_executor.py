@@ -11,6 +11,7 @@ from fedstack.computations.plan.program import (
     DataSource,
     IntrinsicSource,
     LeafSource,
+    Linking,
     Operation,
     Program,
 )
@@ -23,9 +24,10 @@ from fedstack.executors.base.bulk import LoadNeeded, holds_up_a_loop
 from fedstack.executors.base.client_blocks import ClientBlocks, Sink
 from fedstack.executors.base.unplaced_executor import UnplacedExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
-from fedstack.executors.concurrency.timed_run import timed_run
+from fedstack.executors.concurrency.measurements import timed_run
 
 _T = TypeVar("_T")
+_LEAVES = Linking("leaf computations")
 
 
 class LeafExecutor(UnplacedExecutor):
@@ -67,7 +69,7 @@ class LeafExecutor(UnplacedExecutor):
         return uri.startswith("generic_")
 
     def link(self, program: Program) -> Program:
-        return program.with_operations("leaf", self._operation)
+        return program.with_operations(_LEAVES, self._operation)
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):

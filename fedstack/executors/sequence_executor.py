@@ -7,7 +7,7 @@ import numpy as np
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.interpreter import ProgramRunner
-from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Operation, Program
+from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column
@@ -20,6 +20,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.folds.fold_states import zero_of
 
 _T = TypeVar("_T")
+_SEQUENCES = Linking("sequence intrinsics")
 
 
 class MappedSequence:
@@ -149,11 +150,11 @@ class SequenceExecutor(UnplacedExecutor):
         return uri in _OPERATIONS or runs_intrinsic(self._target, uri)
 
     def link(self, program: Program) -> Program:
-        return self._target.link(program.with_operations("sequence", self._operation))
+        return self._target.link(program.with_operations(_SEQUENCES, self._operation))
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, IntrinsicSource) and operation.uri in _OPERATIONS:
-            inner = tuple(program.with_operations("sequence", self._operation) for program in operation.functions)
+            inner = tuple(program.with_operations(_SEQUENCES, self._operation) for program in operation.functions)
             return _OPERATIONS[operation.uri](operation, inner)
         return operation
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import attrs
 
+from fedstack.computations.plan.made_once import Made
 from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.tensor_values import shorten
@@ -170,13 +171,14 @@ class Function:
       nodes: The nodes of its own that the result needs, in an order in which they can run; the parameter is not
         among them.
       captures: Nodes of enclosing functions that it uses.
+      made: What `made_once` keeps here.
     """
 
     def __init__(self, scope: Scope, parameter: Parameter | None, result: Symbol) -> None:
         self.parameter = parameter
         self.result = result
         self.nodes, self.captures = _needed(scope, parameter, result)
-        self.memo: dict[str, object] = {}
+        self.made: Made = {}
 
     @property
     def type(self) -> FunctionType:

@@ -2,6 +2,7 @@
 
 from fedstack.computations.leaves.leaf_runtimes import digest_of
 from fedstack.computations.plan.graph import Function, IntrinsicCall
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import computation_pb2
@@ -58,13 +59,11 @@ class PlanCache:
         return len(self._by_content)
 
 
+@made_once
 def _bytes_of(function: Function) -> int:
     """Returns about how much a plan takes beside its message: calls that are unfolded make much of a little."""
-    found = function.memo.get("bytes")
-    if not isinstance(found, int):
-        inner = [called for node in function.nodes if isinstance(node, IntrinsicCall) for called in node.functions]
-        found = function.memo["bytes"] = len(function.nodes) * _NODE_BYTES + sum(map(_bytes_of, inner))
-    return found
+    inner = [called for node in function.nodes if isinstance(node, IntrinsicCall) for called in node.functions]
+    return len(function.nodes) * _NODE_BYTES + sum(map(_bytes_of, inner))
 
 
 plans = PlanCache()

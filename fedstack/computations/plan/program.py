@@ -8,6 +8,7 @@ computation, an intrinsic, a data block); executors replace sources by operation
 import abc
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -25,6 +26,7 @@ from fedstack.computations.plan.graph import (
     Selection,
     Symbol,
 )
+from fedstack.computations.plan.made_once import Made, made_once
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.errors import InvalidComputationError
@@ -118,7 +120,7 @@ class Step:
     target: int
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class Program:
     """Steps over slots.
 
@@ -128,11 +130,7 @@ class Program:
       steps: What runs, in order.
       results: What comes out.
       slots: The number of slots.
-      seconds_per_call: What one run took on one thread when last measured; executors plan with it. `None` before the
-        first.
-      result_bytes: The size of the arrays that one client yields, when last measured.
-      runs: How often it has been run for many clients.
-      runs_without_helpers: For how many more runs a second thread is not tried, because it did not pay.
+      made: What `made_once` keeps here.
     """
 
     inputs: tuple[int, ...]
@@ -140,20 +138,33 @@ class Program:
     steps: tuple[Step, ...]
     results: tuple[Expression, ...]
     slots: int
-    seconds_per_call: float | None = None
-    result_bytes: int = 0
-    runs: int = 0
-    runs_without_helpers: int = 0
-    memo: dict[object, "Program"] = attrs.field(factory=cast("Callable[[], dict[object, Program]]", dict))
+    made: Made = attrs.field(factory=cast("Callable[[], Made]", dict), init=False, repr=False)
 
-    def with_operations(self, key: object, replace: Callable[[Operation], Operation]) -> "Program":
-        """Returns the program with each operation replaced, made once per `key` and kept."""
-        found = self.memo.get(key)
+    def with_operations(self, linking: "Linking", replace: Callable[[Operation], Operation]) -> "Program":
+        """Returns the program with each operation replaced, made once per linking and kept."""
+        made = _linked(self)
+        found = made.get(linking)
         if found is None:
             steps = tuple(attrs.evolve(step, operation=replace(step.operation)) for step in self.steps)
-            found = Program(self.inputs, self.constants, steps, self.results, self.slots)
-            self.memo[key] = found
+            found = made[linking] = Program(self.inputs, self.constants, steps, self.results, self.slots)
         return found
+
+
+@attrs.frozen(eq=False)
+class Linking:
+    """A way to replace the operations of programs by what runs them; executors for which it is the same share one.
+
+    Attributes:
+      name: Says which, for people.
+    """
+
+    name: str
+
+
+@made_once
+def _linked(program: Program) -> "WeakKeyDictionary[Linking, Program]":
+    """Returns what a program has become in each linking."""
+    return WeakKeyDictionary()
 
 
 class ProgramBuilder:
@@ -248,15 +259,11 @@ def _shown(node: Node) -> str:
     return node.uri if isinstance(node, IntrinsicCall) else repr(node)
 
 
+@made_once
 def closed_program(function: Function) -> Program:
     """Returns the program of an unplaced function: its inputs are the parameter, if any, then the captures."""
-    found = function.memo.get("program")
-    if isinstance(found, Program):
-        return found
     builder = ProgramBuilder()
     argument = builder.input() if function.parameter is not None else None
     for capture in function.captures:
         builder.bind(capture, builder.input())
-    program = builder.finish([builder.inline(function, argument)])
-    function.memo["program"] = program
-    return program
+    return builder.finish([builder.inline(function, argument)])

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedstack.computations.plan.graph import Function, type_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import (
     DataSource,
     Expression,
@@ -63,22 +64,23 @@ def program_from_ir(function: Function, inputs: int) -> Program:
       InvalidComputationError: If the function does not take so many inputs, takes federated ones, or does not return a
         struct.
     """
-    found = function.memo.get("program of inputs")
-    if isinstance(found, Program) and len(found.inputs) == inputs:
-        return found
+    program = _program_of(function)
+    if len(program.inputs) != inputs:
+        raise InvalidComputationError(f"Expected a function of {inputs} inputs, found one of {len(program.inputs)}")
+    return program
+
+
+@made_once
+def _program_of(function: Function) -> Program:
     parameter = function.parameter
-    takes = 0 if parameter is None else len(_struct_fields(parameter.type, "a function of a struct of its inputs"))
+    inputs = 0 if parameter is None else len(_struct_fields(parameter.type, "a function of a struct of its inputs"))
     if parameter is not None and contains_federated(parameter.type):
         raise InvalidComputationError(f"Expected a function of local values, found one of {parameter.type}")
     results = len(_struct_fields(type_of(function.result), "a function that returns a struct of its results"))
-    if takes != inputs:
-        raise InvalidComputationError(f"Expected a function of {inputs} inputs, found one of {takes}")
     builder = ProgramBuilder()
     argument = Join(tuple([builder.input() for _ in range(inputs)])) if parameter is not None else None
     whole = builder.inline(function, argument)
-    program = builder.finish([pick(whole, position) for position in range(results)])
-    function.memo["program of inputs"] = program
-    return program
+    return builder.finish([pick(whole, position) for position in range(results)])
 
 
 def _struct_fields(type_spec: Type, wanted: str) -> Sequence[tuple[str | None, Type]]:

@@ -13,6 +13,7 @@ import attrs
 
 from fedstack.computations.plan.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Expression, Join, Pick, ProgramBuilder, Slot, closed_program
 from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.plan.tasks import (
@@ -47,11 +48,17 @@ def schedule(function: Function, *, fuse: bool = True) -> Schedule:
       fuse: Whether client work is put together into phases. Without it every node is a task of its own whose result
         is kept, for a caller that pulls parts of the result one by one.
     """
-    key = f"schedule {fuse}"
-    found = function.memo.get(key)
-    if not isinstance(found, Schedule):
-        found = function.memo[key] = _Cutter(function, fuse).cut()
-    return found
+    return _fused(function) if fuse else _unfused(function)
+
+
+@made_once
+def _fused(function: Function) -> Schedule:
+    return _Cutter(function, fuse=True).cut()
+
+
+@made_once
+def _unfused(function: Function) -> Schedule:
+    return _Cutter(function, fuse=False).cut()
 
 
 class _Cutter:

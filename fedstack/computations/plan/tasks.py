@@ -8,6 +8,7 @@ from typing import TypeAlias, cast
 
 import attrs
 
+from fedstack.computations.plan.made_once import Made
 from fedstack.computations.plan.program import Expression, Program
 from fedstack.computations.types.language import Type
 
@@ -69,14 +70,14 @@ class Phase:
       input_types: The types of the inputs, as one client sees them.
       folds: The aggregations.
       held: Positions of the results that are kept as columns, with their member types.
-      memo: What executors make of the phase and want to make only once.
+      made: What `made_once` keeps here.
     """
 
     program: Program
     input_types: tuple[Type, ...]
     folds: tuple[Fold, ...]
     held: tuple[tuple[int, Type], ...]
-    memo: dict[object, object] = attrs.field(factory=cast("Callable[[], dict[object, object]]", dict))
+    made: Made = attrs.field(factory=cast("Callable[[], Made]", dict), init=False, repr=False)
 
     @property
     def result_types(self) -> tuple[Type, ...]:

@@ -1,9 +1,4 @@
-"""Runs a program for many clients, block by block, on one thread or on as many as pay.
-
-A block is an aligned range of clients, a node of the folds' tree. Blocks start with one client, which is timed, and
-grow until one takes a few milliseconds. The calling thread works through them;
-helpers join only when the work lasts, so that a cheap function never pays for a thread.
-"""
+"""Runs a program for many clients, block by block, on one thread or on as many as pay."""
 
 import threading
 import time
@@ -20,6 +15,7 @@ from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
+from fedstack.executors.concurrency.measurements import measurements_of
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.transport.wire.frames import Work
 
@@ -50,7 +46,7 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Says that this were all."""
+        """Signals the end of the stream."""
         ...
 
 
@@ -95,7 +91,39 @@ class _Block:
 
 
 class ClientBlocks:
-    """One run of a program over a range of clients."""
+    """One run of a program over a range of clients.
+
+    A block is an aligned range of clients: a node of the folds' tree. The calling thread takes blocks until none is
+    left. Helpers are threads that do the same beside it; a cheap function never pays for one. What decides:
+
+      May helpers come?     If there are threads, two clients or more, `max_threads` above 1, and the run takes more
+                            than 10 ms as far as is known.
+      When does the first   At once if a client is known to take 0.2 ms; otherwise after 5 ms. Two of 32 runs wait
+      come?                 5 ms in any case, to measure what one thread needs alone.
+      And the next?         5 ms after the one before it has joined.
+      Does it join?         If a client takes 0.2 ms. Or if the workers only wait: they used less than 15 % of a core in
+                            those 5 ms, and a client yields at most 1 MiB.
+      How many work?        One thread per core; up to `max_threads` while the workers only wait.
+      When does it leave?   After a block, once 8 clients and 5 ms show that a client still takes 90 % of the time that
+                            one thread needs or more: the function holds the interpreter lock, then. For 50 runs no
+                            helper joins unless the workers only wait.
+      How large is a        A power of two that takes about 4 ms; `smallest_block` while nothing is known. At most 8
+      block?                times the clients that are done. Beside other workers, half of its share of the rest.
+      How do results get    By blocks, as columns. But client by client, in blocks of 30 ms, if a client yields more
+      into the folds?       than 64 KiB and no step prefers columns: each result is in the cache then.
+      How far ahead may     Any distance; about four blocks if the sink needs them in order.
+      blocks be?
+
+    Later runs plan with the program's `Measurements`, which this one updates.
+
+    Args:
+      program: The linked program.
+      inputs: A column of exactly those clients for each of its inputs.
+      clients: The clients, counted over the whole federation.
+      sink: Takes what the program yields.
+      smallest_block: The fewest clients that a thread takes at a time; by default one.
+      max_threads: The most threads, the calling one included; by default 32, or one per core if that is more.
+    """
 
     def __init__(
         self,
@@ -108,6 +136,7 @@ class ClientBlocks:
         max_threads: int | None = None,
     ) -> None:
         self.program = program
+        self.measured = measurements_of(program)
         self.inputs = inputs
         self.clients = clients
         self.sink = sink
@@ -142,7 +171,7 @@ class ClientBlocks:
         """
         if self.progress is not None:
             self.progress.watch(self)
-        known = self.program.seconds_per_call
+        known = self.measured.seconds_per_call
         size = len(self.clients)
         if (
             threads is not None
@@ -151,12 +180,12 @@ class ClientBlocks:
             and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
         ):
             # What is known to last gets its first helper at once; what is not known has to last a moment first.
-            pays = self.program.runs_without_helpers == 0
+            pays = self.measured.runs_without_helpers == 0
             lasts = known is not None and known >= _HELPER_MIN_SECONDS
-            is_measured = self.program.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
+            is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
             delay = 0.0 if pays and lasts and not is_measured else _HELPER_DELAY_SECONDS
-            self.program.runs += 1
-            self.program.runs_without_helpers = max(0, self.program.runs_without_helpers - 1)
+            self.measured.runs += 1
+            self.measured.runs_without_helpers = max(0, self.measured.runs_without_helpers - 1)
             self._finished = threading.Event()
             self._call_helper(threads, self._finished, delay, pays)
         try:
@@ -176,7 +205,7 @@ class ClientBlocks:
             finally:
                 self._error = None  # its frames have this object
         if self._done:
-            self.program.seconds_per_call = self._alone or self._seconds / self._done
+            self.measured.seconds_per_call = self._alone or self._seconds / self._done
 
     def _is_decided(self) -> bool:
         """Tells whether what still runs cannot change the outcome: it ends by itself, and nobody waits for it."""
@@ -201,8 +230,8 @@ class ClientBlocks:
                 return
             cheap = done > 0 and self._seconds / done < _HELPER_MIN_SECONDS
             if workers <= 1 and self._alone is None:
-                self._alone = self._seconds / done if done else self.program.seconds_per_call
-        waits = delay > 0 and busy < _WAITING_CPU_SHARE and self.program.result_bytes <= _TOO_LARGE_TO_WAIT
+                self._alone = self._seconds / done if done else self.measured.seconds_per_call
+        waits = delay > 0 and busy < _WAITING_CPU_SHARE and self.measured.result_bytes <= _TOO_LARGE_TO_WAIT
         if (cheap or not pays) and not waits:
             return
         if workers >= self.max_threads or (workers >= CORES and not waits):
@@ -229,7 +258,7 @@ class ClientBlocks:
             return False
         if seconds / done < _HELPER_MIN_GAIN * self._alone:
             return False
-        self.program.runs_without_helpers = _RUNS_UNTIL_TRIED_AGAIN
+        self.measured.runs_without_helpers = _RUNS_UNTIL_TRIED_AGAIN
         return True
 
     def _work(self, leave: Callable[[], bool] | None = None) -> None:
@@ -263,7 +292,7 @@ class ClientBlocks:
 
     def _block_size(self) -> int:
         """Returns a power of two: blocks of that size at multiples of it are nodes of the folds' tree."""
-        per_client = self._seconds / self._done if self._done else self.program.seconds_per_call
+        per_client = self._seconds / self._done if self._done else self.measured.seconds_per_call
         if per_client is None:
             return self.smallest_block
         seconds = _STREAMED_SECONDS if self._is_streamed() else _BLOCK_SECONDS
@@ -279,7 +308,7 @@ class ClientBlocks:
 
     def _is_streamed(self) -> bool:
         """Tells whether results go into the sink one by one."""
-        return self._streams and self.program.result_bytes > _LARGE_BYTES
+        return self._streams and self.measured.result_bytes > _LARGE_BYTES
 
     def _run_block(self, block: _Block) -> None:
         first, size = block.start, block.stop - block.start
@@ -300,7 +329,7 @@ class ClientBlocks:
             else:
                 results = run_columns(self.program, columns, first, size)
                 if not self._done:
-                    self.program.result_bytes = sum(map(_bytes_per_client, results))
+                    self.measured.result_bytes = sum(map(_bytes_per_client, results))
                 self.sink.feed(first, results)
         except BaseException as error:
             if self.progress is not None:

@@ -15,6 +15,7 @@ from fedstack.computations.plan.program import (
     DataSource,
     IntrinsicSource,
     LeafSource,
+    Linking,
     Operation,
     Program,
 )
@@ -77,6 +78,7 @@ class OneByOneExecutor(UnplacedExecutor):
         super().__init__()
         self._target = target
         self._threads = LeafThreads()
+        self._linking = Linking("one by one")
 
     @property
     def drives_inline(self) -> bool:
@@ -86,7 +88,7 @@ class OneByOneExecutor(UnplacedExecutor):
         return uri.startswith("generic_")
 
     def link(self, program: Program) -> Program:
-        return program.with_operations(("one by one", self), self._operation)
+        return program.with_operations(self._linking, self._operation)
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, (LeafSource, DataSource)):

@@ -13,8 +13,6 @@ from fedstack.executors.concurrency.leaf_threads import runs_inline
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
-_CHEAP_SECONDS = 0.001
-
 
 class TaskRunner(Protocol):
     """Knows how to run each kind of task; a placed executor."""
@@ -83,7 +81,7 @@ class ScheduleRun:
         waiting = self._unfinished(slots)
         if waiting and runs_inline():
             in_order, forks = self._needed(slots)
-            if forks and not self._all_cheap():
+            if forks and self._runs_functions():
                 await need_event_loop()
             if runs_inline():
                 # From the first to the last, so that each finds what it needs: a long chain does not nest.
@@ -115,16 +113,10 @@ class ScheduleRun:
         needed.reverse()
         return needed, forks
 
-    def _all_cheap(self) -> bool:
-        """Tells whether running everything one after the other costs less than handing over to other threads."""
-        for task in self.schedule.tasks:
-            if isinstance(task, SelectTask):
-                continue
-            program = task.program if isinstance(task, ServerTask) else task.phase.program
-            runs = 1 if isinstance(task, ServerTask) else self.clients
-            if program.steps and (program.seconds_per_call is None or program.seconds_per_call * runs > _CHEAP_SECONDS):
-                return False
-        return True
+    def _runs_functions(self) -> bool:
+        """Returns whether server work or client work runs functions: these may take any time."""
+        tasks = [task for task in self.schedule.tasks if not isinstance(task, SelectTask)]
+        return any((task.program if isinstance(task, ServerTask) else task.phase.program).steps for task in tasks)
 
     async def _run_task(self, task: Task) -> None:
         await self._make(sorted(task.reads))

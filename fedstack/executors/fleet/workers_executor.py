@@ -7,6 +7,7 @@ from typing import cast
 import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program_ir import program_to_ir
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.plan.tasks import Fold, Phase
@@ -263,19 +264,14 @@ class _WorkerSlice:
         return f"<_WorkerSlice at {self._worker.address}>"
 
 
+@made_once
 def _mapping(phase: Phase) -> computation_pb2.Computation:
     """Returns the function of the inputs at all clients that maps the program over them; made once per phase."""
-    found = phase.memo.get("mapping")
-    if isinstance(found, computation_pb2.Computation):
-        return found
     program = program_to_ir(phase.program, phase.input_types, phase.result_types)
     result = FederatedType(StructType(list(phase.result_types)), CLIENTS)
     if phase.input_types:
         types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
         zipped_type = FederatedType(StructType(list(phase.input_types)), CLIENTS)
         zipped = call_intrinsic("federated_zip_at_clients", [reference("inputs", types)], zipped_type)
-        mapping = function_of("inputs", types, call_intrinsic("federated_map", [program, zipped], result))
-    else:
-        mapping = function_of("", None, call_intrinsic("federated_eval_at_clients", [program], result))
-    phase.memo["mapping"] = mapping
-    return mapping
+        return function_of("inputs", types, call_intrinsic("federated_map", [program, zipped], result))
+    return function_of("", None, call_intrinsic("federated_eval_at_clients", [program], result))

@@ -13,6 +13,7 @@ from google.protobuf import any_pb2
 
 from fedstack.computations.leaves.python.carriers import code_version
 from fedstack.computations.plan.intrinsics import find_intrinsic
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import IntrinsicSource, LeafSource, Program
 from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
@@ -142,10 +143,10 @@ def _name_of(index: int) -> str:
 
 def _kept_template(phase: Phase, portable: Portable, portable_key: object, versions: tuple[bytes, ...]) -> PhaseRequest:
     """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
-    name = ("request", portable_key)
-    kept = phase.memo.get(name)
+    templates = _templates_of(phase)
+    kept = templates.get(portable_key)
     found: object = None
-    if isinstance(kept, _Kept) and kept.versions == versions:
+    if kept is not None and kept.versions == versions:
         found = kept.template
         if not isinstance(found, PhaseRequest):
             found = _large_templates.get(found)
@@ -154,23 +155,32 @@ def _kept_template(phase: Phase, portable: Portable, portable_key: object, versi
     template = _template(phase, portable)
     size = template.ByteSize()
     if size < _LARGE_TEMPLATE_BYTES:
-        phase.memo[name] = _Kept(versions, template)
+        templates[portable_key] = _Kept(versions, template)
     else:
         key = object()
-        phase.memo[name] = _Kept(versions, key)
+        templates[portable_key] = _Kept(versions, key)
         _large_templates.put(key, template, size)
     return template
 
 
+@made_once
+def _templates_of(phase: Phase) -> dict[object, _Kept]:
+    """Returns the requests without values that are kept with a phase, by their `portable_key`."""
+    return {}
+
+
 def code_versions(phase: Phase) -> tuple[bytes, ...]:
     """Returns what tells whether functions of a phase that go by value are as they were when it was last sent."""
-    contents = phase.memo.get("contents")
-    if not isinstance(contents, list):
-        programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
-        leaves = [leaf for program in programs for leaf in _leaves_of(program)]
-        contents = phase.memo["contents"] = [leaf.data.content for leaf in leaves if leaf.HasField("data")]
-    versions = map(code_version, cast("list[any_pb2.Any]", contents))
+    versions = map(code_version, _contents_of(phase))
     return tuple(version for version in versions if version is not None)
+
+
+@made_once
+def _contents_of(phase: Phase) -> list[any_pb2.Any]:
+    """Lists what the leaf functions of a phase are made of."""
+    programs = [phase.program, *(program for fold in phase.folds for program in fold.functions)]
+    leaves = [leaf for program in programs for leaf in _leaves_of(program)]
+    return [leaf.data.content for leaf in leaves if leaf.HasField("data")]
 
 
 def _leaves_of(program: Program) -> Iterator[Computation]:

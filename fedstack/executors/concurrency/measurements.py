@@ -1,0 +1,59 @@
+"""Remembers how fast programs were, so that later runs know whether threads pay and how many clients fit a block."""
+
+import time
+from collections.abc import Sequence
+
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.plan.interpreter import run_once
+from fedstack.computations.plan.made_once import made_once
+from fedstack.computations.plan.program import Program
+from fedstack.executors.concurrency.progress import name_of
+from fedstack.transport.wire.frames import Work
+
+
+@attrs.define(eq=False)
+class Measurements:
+    """How fast a linked program was. Several threads write; what gets lost between them is measured again.
+
+    Attributes:
+      seconds_per_call: What one run took on one thread when last measured; `None` before the first.
+      result_bytes: The size of the arrays that one client yields, when last measured.
+      runs: How often the program has been run for many clients with threads at hand.
+      runs_without_helpers: For how many more runs no second thread is tried, because it did not pay.
+    """
+
+    seconds_per_call: float | None = None
+    result_bytes: int = 0
+    runs: int = 0
+    runs_without_helpers: int = 0
+
+
+@made_once
+def measurements_of(program: Program) -> Measurements:
+    """Returns how fast a linked program was: one object for all executors that run it."""
+    return Measurements()
+
+
+class _OneRun:
+    """One run of a program, for whoever shows what runs."""
+
+    def __init__(self, program: Program, begin: float) -> None:
+        self._program = program
+        self._begin = begin
+
+    def work(self) -> list[Work]:
+        return [Work(0, 0, name_of(self._program), time.perf_counter() - self._begin)]
+
+
+def timed_run(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+    """Runs a linked program once and measures it."""
+    begin = time.perf_counter()
+    progress = current_scope().progress
+    run = None if progress is None else _OneRun(program, begin)
+    if progress is not None and run is not None:
+        progress.watch(run)  # which lets go of it when this has returned
+    results = run_once(program, inputs)
+    measurements_of(program).seconds_per_call = time.perf_counter() - begin
+    return results
