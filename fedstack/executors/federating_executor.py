@@ -18,7 +18,7 @@ from fedstack.executors.base.one_by_one import as_bulk
 from fedstack.executors.base.placed_executor import FoldArguments, PlacedExecutor
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.folds.resident_fold import fold_held_columns
+from fedstack.executors.folds.resident_fold import fold_resident_columns
 
 
 class FederatingExecutor(PlacedExecutor):
@@ -88,7 +88,7 @@ class FederatingExecutor(PlacedExecutor):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
             if column is not None and _is_long(column, fold):
                 threads, first = self._client_target.leaf_threads, clients.start
-                if await fold_held_columns(threads, state, column, fold, first, all_clients=all_clients):
+                if await fold_resident_columns(threads, state, column, fold, first, all_clients=all_clients):
                     done.add(index)
         return frozenset(done)
 

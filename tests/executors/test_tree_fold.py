@@ -3,20 +3,24 @@
 import itertools
 import random
 
+import federated_language as fl
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.executors.folds.tree_fold import (
-    SpareBuffers,
-    TreeFold,
-    aligned_blocks,
-    fold_arrays,
-    fold_held,
-    fold_small_arrays,
-    fold_vector,
-)
+from fedstack.computations.values.columns import ListColumn
+from fedstack.executors.folds.leaf_fold import LeafFold
+from fedstack.executors.folds.resident_fold import fold_elements
+from fedstack.executors.folds.tree_fold import BlockFold, SpareBuffers, TreeFold, aligned_blocks, fold_rows
+
+
+def fold_arrays(operation, rows, start, spare):
+    """The fold of consecutive clients: pairs of an array and whether it may be written into."""
+    block = BlockFold(operation, start, spare)
+    for array, owned in rows:
+        block.add(array, owned)
+    return block.partials()
 
 
 def fold_strangers(arrays, start):
@@ -84,8 +88,8 @@ def test_scalars_fold_level_by_level_along_the_same_tree(count, seed):
     values = np.array([array[0] for array in arrays])
     fold = TreeFold(np.add)
     cut = seed % (count + 1)
-    fold.add(fold_vector(np.add, values[cut:], cut))
-    fold.add(fold_vector(np.add, values[:cut], 0))
+    fold.add(fold_rows(np.add, values[cut:], cut))
+    fold.add(fold_rows(np.add, values[:cut], 0))
     assert fold.result() == expected_sum(arrays)[0]
 
 
@@ -102,14 +106,14 @@ def test_small_arrays_fold_many_at_a_time_along_the_same_tree(count, shape, oper
     factors = rng.normal(size=count).astype(np.float32) if weighted else None
     products = arrays if factors is None else [array * factor for array, factor in zip(arrays, factors, strict=True)]
     cut = seed % (count + 1)
-    fold, expected = TreeFold(operation), TreeFold(operation)
+    fold, expected = LeafFold(operation, fl.TensorType(np.float32, shape), ""), TreeFold(operation)
     for start, stop in ((cut, count), (0, cut)):
         given_factors = None if factors is None else factors[start:stop]
-        for partials in fold_small_arrays(operation, arrays[start:stop], start, np.dtype(np.float32), given_factors):
-            fold.add(partials)
+        fold.feed(start, ListColumn(arrays[start:stop]), given_factors)
         rows = ((array, False) for array in products[start:stop])
         expected.add(fold_arrays(operation, rows, start, SpareBuffers()))
-    result = fold.result()
+    result = fold.total()
+    assert result is not None
     assert result.shape == shape
     assert np.array_equal(result, expected.result())
 
@@ -118,8 +122,8 @@ def test_small_arrays_fold_many_at_a_time_along_the_same_tree(count, shape, oper
 def test_held_arrays_fold_by_ranges_of_elements_along_the_same_tree(count):
     arrays = uneven_arrays(count, count)
     out = np.empty(7, np.float32)
-    fold_held(np.add, arrays, out, 0, 3)
-    fold_held(np.add, arrays, out, 3, 7)
+    fold_elements(np.add, arrays, out, 0, 3)
+    fold_elements(np.add, arrays, out, 3, 7)
     assert np.array_equal(out, expected_sum(arrays))
     assert all(np.array_equal(array, same) for array, same in zip(arrays, uneven_arrays(count, count), strict=True))
 
@@ -127,7 +131,7 @@ def test_held_arrays_fold_by_ranges_of_elements_along_the_same_tree(count):
 @given(start=st.integers(0, 10**6), count=st.integers(0, 1000))
 def test_consecutive_clients_make_up_the_blocks_that_a_fold_of_them_is_left_with(start, count):
     scalars = np.zeros(count, np.float32)
-    left = sorted((partial.position << partial.level, partial.level) for partial in fold_vector(np.add, scalars, start))
+    left = sorted((partial.position << partial.level, partial.level) for partial in fold_rows(np.add, scalars, start))
     assert [(position << level, level) for level, position in aligned_blocks(range(start, start + count))] == left
 
 
@@ -149,7 +153,7 @@ def test_the_result_of_a_single_client_is_a_copy():
 
 def test_a_slice_is_left_with_at_most_two_partials_per_level():
     fold = TreeFold(np.add)
-    fold.add(fold_vector(np.add, np.ones(1000 - 37, np.float32), 37))
+    fold.add(fold_rows(np.add, np.ones(1000 - 37, np.float32), 37))
     levels = [partial.level for partial in fold.partials()]
     assert max(map(levels.count, levels)) <= 2
 

@@ -8,7 +8,7 @@ In the order in which a computation meets them:
 2. Schedule. `schedule.py` cuts a graph into *tasks* (`tasks.py`): work at the server, phases of work at clients with
    the folds that consume their results, selections.
 3. Program. What a task does in one place is a *program* (`program.py`): steps over numbered slots that name what they
-   run. `sole_ownership.py` finds which results only a fold reads. `render.py` writes graphs, `program_ir.py` writes and
+   run. `sole_readers.py` finds which results only a fold reads. `render.py` writes graphs, `program_ir.py` writes and
    reads programs as computations of the language, to be shown, tested and sent.
 4. Link. Executors replace what steps name by operations that can be called (`Program.with_operations`).
 5. Run. `interpreter.py` runs a linked program, once or for a column of clients.

@@ -25,15 +25,13 @@ from fedstack.executors.folds.aggregate_state import AggregateState
 from fedstack.executors.folds.fold_states import (
     FoldState,
     MeanState,
-    SecureSumState,
     TreeState,
-    bounds_of,
     largest_of,
     lowest_of,
-    negative_bound,
     zero_of,
 )
 from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.folds.secure_sum import SecureSumState, bounds_of, negative_bound
 
 _T = TypeVar("_T")
 

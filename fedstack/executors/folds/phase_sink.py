@@ -9,8 +9,7 @@ from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, column_from_payloads, concatenate, empty_column
 from fedstack.executors.folds.aggregate_state import AggregateState
-from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.fold_streams import FoldStream, open_stream
+from fedstack.executors.folds.fold_states import FoldState, FoldStream
 
 
 @attrs.define
@@ -50,7 +49,7 @@ class PhaseSink:
         if len(folded) == 1 and not self._kept:
             (fold, state), results = folded[0], len(self.phase.program.results)
             if fold.results == tuple(range(results)):
-                return open_stream(state, start)  # all that a client yields, as it is
+                return state.stream(start)  # all that a client yields, as it is
         return PhaseStream(self, start)
 
     def folded(self) -> Iterator[tuple[Fold, FoldState]]:
@@ -81,7 +80,7 @@ class PhaseStream:
         self._sink = sink
         self._start = start
         self._folds: list[tuple[tuple[int, ...], FoldStream]] = [
-            (fold.results, open_stream(state, start)) for fold, state in sink.folded()
+            (fold.results, state.stream(start)) for fold, state in sink.folded()
         ]
         self._kept: list[tuple[int, Type, list[object]]] = [(p, member, []) for p, member in sink.phase.held]
 

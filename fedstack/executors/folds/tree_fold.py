@@ -4,21 +4,18 @@ The tree is a binary counter over client indices. A node (level, position) stand
 position·2^level up to, not including, (position+1)·2^level. Two siblings are combined as soon as both are there, always
 the left one with the right one; what remains in the end is combined from the smallest block up. So a float sum has the
 same bits for every way of cutting the clients into slices, and its error grows with log n instead of n.
+
+Three walks: `fold_rows` goes level by level over what is stacked, `BlockFold` client by client with a partial result
+per level, and `TreeFold` puts together what these are left with.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-# A row and the partial results of two or three levels fit the second-level cache then. Measured: a fold of 1,000 arrays
-# of 400 KB takes 1.18 times an in-place sum, one of 40 MB arrays 1.02; with half of this it is 1.26, for the calls.
-_SCRATCH_BYTES = 200 * 1024
 _MAX_SPARE = 8
-# Arrays up to this size are folded many at a time.
-SMALL_BYTES = 4096
-_ROWS_AT_A_TIME = 256
 
 
 class Partial(NamedTuple):
@@ -42,11 +39,15 @@ class SpareBuffers:
 
     To use one again costs less than fresh pages. Nothing is kept before somebody has asked for a buffer: where leaf
     functions bring their own, those that are done with go back to the allocator, from which leaf functions get theirs.
+
+    Args:
+      free: Buffers to begin with, in a list that is used from its end. All of them come back to it.
     """
 
-    def __init__(self) -> None:
-        self._free: list[np.ndarray] = []
-        self._wanted = False
+    def __init__(self, free: list[np.ndarray] | None = None) -> None:
+        self._free = [] if free is None else free
+        self._wanted = bool(free)
+        self._most = max(_MAX_SPARE, len(self._free))
 
     def take(self, like: np.ndarray) -> np.ndarray:
         """Returns a buffer for the result of an operation on an array like `like`."""
@@ -58,7 +59,7 @@ class SpareBuffers:
 
     def put(self, buffer: np.ndarray) -> None:
         """Takes in a buffer that nobody reads any more: another thread may write into it at once."""
-        if self._wanted and len(self._free) < _MAX_SPARE:
+        if self._wanted and len(self._free) < self._most:
             self._free.append(buffer)
 
 
@@ -127,8 +128,8 @@ def combine(
     return right
 
 
-def fold_vector(operation: np.ufunc, values: np.ndarray, start: int) -> list[Partial]:
-    """Folds scalars, or rows, level by level.
+def fold_rows(operation: np.ufunc, values: np.ndarray, start: int) -> list[Partial]:
+    """Folds scalars, or small arrays that are stacked, level by level.
 
     Args:
       operation: The associative operation.
@@ -153,32 +154,6 @@ def fold_vector(operation: np.ufunc, values: np.ndarray, start: int) -> list[Par
         start >>= 1
         level += 1
     return partials
-
-
-def fold_small_arrays(
-    operation: np.ufunc, arrays: Sequence[np.ndarray], start: int, dtype: np.dtype, factors: np.ndarray | None
-) -> Iterator[list[Partial]]:
-    """Folds small arrays, many at a time: a call per array costs more than a copy of it.
-
-    Args:
-      operation: The associative operation.
-      arrays: The arrays of consecutive clients, all of one shape of at least one dimension.
-      start: The index of the first client.
-      dtype: What to compute in.
-      factors: If given, what to multiply each array by first, shape [clients].
-
-    Yields:
-      The folds of the aligned blocks of some clients.
-    """
-    done = 0
-    while done < len(arrays):
-        stop = min(((start + done) // _ROWS_AT_A_TIME + 1) * _ROWS_AT_A_TIME - start, len(arrays))
-        shape = arrays[done].shape
-        rows = np.concatenate(arrays[done:stop]).reshape(stop - done, *shape).astype(dtype, copy=False)
-        if factors is not None:
-            np.multiply(rows, factors[done:stop].reshape(-1, *[1] * len(shape)), out=rows)
-        yield fold_vector(operation, rows, start + done)
-        done = stop
 
 
 def aligned_blocks(clients: range) -> Iterator[tuple[int, int]]:
@@ -220,8 +195,12 @@ class BlockFold:
         waiting = self._waiting
         while position & 1 and position > first:
             left, left_owned = waiting.pop()
-            array = combine(self._operation, left, left_owned, array, owned, self._spare)
-            owned = True
+            if owned and left_owned:  # as in `combine`, without the call
+                self._operation(left, array, out=array)
+                self._spare.put(left)
+            else:
+                array = combine(self._operation, left, left_owned, array, owned, self._spare)
+                owned = True
             position >>= 1
             first = (first + 1) >> 1
         waiting.append((array, owned))
@@ -231,73 +210,17 @@ class BlockFold:
         blocks = aligned_blocks(range(self._start, self._next))
         return [Partial(*block, *folded) for block, folded in zip(blocks, self._waiting, strict=True)]
 
+    def total(self) -> np.ndarray:
+        """Combines the folds of all clients so far, at least one, from the smallest block up, and uses them up.
 
-def fold_arrays(
-    operation: np.ufunc, arrays: Iterable[tuple[np.ndarray, bool]], start: int, spare: SpareBuffers
-) -> list[Partial]:
-    """Folds arrays with a `BlockFold` and returns its partials.
-
-    Args:
-      operation: The associative operation.
-      arrays: The arrays of consecutive clients, and whether each is ours to write into.
-      start: The index of the first client.
-      spare: Buffers of the arrays' shape.
-    """
-    block = BlockFold(operation, start, spare)
-    for array, owned in arrays:
-        block.add(array, owned)
-    return block.partials()
-
-
-def fold_held(operation: np.ufunc, arrays: Sequence[np.ndarray], out: np.ndarray, low: int, high: int) -> None:
-    """Folds arrays that are all there into `out`, for the elements from `low` to `high`.
-
-    The tree is that of clients 0 to n-1. It is walked once for each block of elements that fits a cache, so that
-    partial results never leave it and the scratch space does not grow with the arrays. Threads may do ranges of
-    elements side by side.
-
-    Args:
-      operation: The associative operation.
-      arrays: Flat arrays of one length, one per client; at least one.
-      out: A flat array of that length that takes the result.
-      low: The first element.
-      high: The element after the last.
-    """
-    count = len(arrays)
-    blocks = max(1, -(-(high - low) * out.itemsize // _SCRATCH_BYTES))
-    width = max(1, -(-(high - low) // blocks))
-    # One partial result per level above the lowest; `out` is the buffer of one of them.
-    scratch = [np.empty(width, out.dtype) for _ in range(count.bit_length() - 2)]
-    for begin in range(low, high, width):
-        end = min(begin + width, high)
-        _fold_block(operation, arrays, slice(begin, end), [s[: end - begin] for s in scratch], out[begin:end])
-
-
-def _fold_block(
-    operation: np.ufunc, arrays: Sequence[np.ndarray], block: slice, scratch: list[np.ndarray], out: np.ndarray
-) -> None:
-    """Walks the tree over one block of elements.
-
-    Results go into the buffer that became free last, and into the newer one of two: those are the likeliest to be in
-    the cache still.
-    """
-    count = len(arrays)
-    free, waiting = [out, *scratch], list[np.ndarray]()
-    for index in range(1, count, 2):
-        carry = free.pop()
-        operation(arrays[index - 1][block], arrays[index][block], out=carry)
-        # A binary counter: each level at which the bit of the count overflows has a left sibling waiting.
-        position = (index + 1) >> 1
-        while not position & 1:
-            left = waiting.pop()
-            operation(left, carry, out=carry)
-            free.append(left)
-            position >>= 1
-        waiting.append(carry)
-    # What remains, from the smallest block up.
-    total = arrays[-1][block] if count & 1 else waiting.pop()
-    for left in reversed(waiting):
-        operation(left, total, out=left)
-        total = left
-    if total is not out:
-        out[...] = total
+        The result is in the buffer of the largest block, if that is ours.
+        """
+        total, owned = self._waiting.pop()
+        while self._waiting:
+            left, left_owned = self._waiting.pop()
+            if left_owned:
+                total = self._operation(left, total, out=left)
+            else:
+                total = combine(self._operation, left, left_owned, total, owned, self._spare)
+            owned = True
+        return total

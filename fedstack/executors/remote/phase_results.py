@@ -10,7 +10,8 @@ from fedstack.computations.types.language import CLIENTS, FederatedType, TensorT
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
-from fedstack.executors.folds.fold_states import FoldState, LeafFold, MeanState, TreeState
+from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
+from fedstack.executors.folds.leaf_fold import LeafFold
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.folds.tree_fold import Partial
 from fedstack.proto.extensions_pb2 import PhaseResponse
