@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.number_checks import check_number, check_whole_number
+from fedstack.computations.values.number_checks import check_number, number_validator, whole_number_validator
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.base.bulk import BulkExecutor
@@ -51,14 +51,6 @@ def _rate(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
     check_number(attribute.name, value)
     if value > 1:
         raise InvalidValueError(f"Expected {attribute.name} from 0 to 1, found {value}")
-
-
-def _length(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-    check_number(attribute.name, value)
-
-
-def _whole(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-    check_whole_number(attribute.name, value, 0)
 
 
 def _makes_errors(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
@@ -98,11 +90,11 @@ class FaultPlan:
       InvalidValueError: If a value is out of its range, or the two rates are more than 1 together.
     """
 
-    seed: int = attrs.field(default=0, validator=_whole)
-    latency: float = attrs.field(default=0.0, validator=_length)
+    seed: int = attrs.field(default=0, validator=whole_number_validator(0))
+    latency: float = attrs.field(default=0.0, validator=number_validator())
     error_rate: float = attrs.field(default=0.0, validator=_rate)
     drop_rate: float = attrs.field(default=0.0, validator=_rate)
-    failures_in_a_row: int = attrs.field(default=3, validator=_whole)
+    failures_in_a_row: int = attrs.field(default=3, validator=whole_number_validator(0))
     error: Callable[[str], Exception] = attrs.field(default=WorkerUnavailableError, validator=_makes_errors)
     injected: list[Fault] = attrs.field(factory=list[Fault], init=False, eq=False, repr=False)
     _progress: _Progress = attrs.field(factory=_Progress, init=False, eq=False, repr=False)

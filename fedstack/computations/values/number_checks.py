@@ -2,9 +2,10 @@
 
 import math
 import operator
-from collections.abc import Mapping
-from typing import SupportsIndex, cast
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsIndex, TypeAlias, cast
 
+import attrs
 import numpy as np
 
 from fedstack.computations.types.language import PlacementLiteral
@@ -15,6 +16,8 @@ from fedstack.errors import CardinalityError, InvalidValueError
 MOST_CLIENTS = (1 << 31) - 1
 MOST_BYTES = (1 << 63) - 1
 MOST_MESSAGE_BYTES = (1 << 31) - 1
+
+Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", object], None]
 
 
 def check_whole_number(name: str, value: object, least: int, most: int | None = None) -> int:
@@ -71,6 +74,24 @@ def check_number(name: str, value: object, *, positive: bool = False, endless: b
     if not (number > 0 if positive else number >= 0) or (math.isinf(number) and not endless):
         bounds += "" if endless else ", and finite" if math.isinf(number) else ""
         raise InvalidValueError(f"Expected {name} {bounds}, found {value}")
+
+
+def whole_number_validator(least: int, most: int | None = None) -> Validator:
+    """Returns the validator of a field of attrs with a whole number; see `check_whole_number`."""
+
+    def validate(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+        check_whole_number(attribute.name, value, least, most)
+
+    return validate
+
+
+def number_validator(*, positive: bool = False, endless: bool = False) -> Validator:
+    """Returns the validator of a field of attrs with a number; see `check_number`."""
+
+    def validate(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
+        check_number(attribute.name, value, positive=positive, endless=endless)
+
+    return validate
 
 
 def check_bool(name: str, value: object) -> bool:

@@ -12,8 +12,8 @@ from fedstack.computations.values.number_checks import (
     MOST_BYTES,
     MOST_CLIENTS,
     MOST_MESSAGE_BYTES,
-    check_number,
-    check_whole_number,
+    number_validator,
+    whole_number_validator,
 )
 from fedstack.errors import ResourceLimitError
 from fedstack.transport.wire.frames import Chunking
@@ -27,20 +27,14 @@ def _count(default: int, what: str, most: int = MOST_BYTES) -> Any:
       what: What is counted, as in "at most 5 sessions at a time".
       most: The most that it may be set to.
     """
-
-    def check(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-        check_whole_number(attribute.name, value, 1, most)
-
-    return attrs.field(default=default, validator=check, metadata={"what": what, "most": most})
+    return attrs.field(
+        default=default, validator=whole_number_validator(1, most), metadata={"what": what, "most": most}
+    )
 
 
 def _seconds(default: float, what: str) -> Any:
     """A field with a length of time."""
-
-    def check(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-        check_number(attribute.name, value, positive=True)
-
-    return attrs.field(default=default, validator=check, metadata={"what": what})
+    return attrs.field(default=default, validator=number_validator(positive=True), metadata={"what": what})
 
 
 @attrs.frozen(kw_only=True)

@@ -7,25 +7,21 @@ import tempfile
 from pathlib import Path
 
 
-def why_no_pair(certificate: bytes, private_key: bytes) -> str | None:
-    """Returns the reason why a certificate and a key are of no use together, or `None` if they look right.
+def why_unusable(certificate: bytes | None, private_key: bytes | None, roots: bytes | None) -> str | None:
+    """Returns what is wrong with a certificate and its key, or with authorities, all in PEM; `None` if nothing is.
 
-    Python's TLS reads them from files only, so they are in a folder of this user's for a moment.
+    Python's TLS reads the first two from files only, so they are in a folder of this user's for a moment.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        load_pair(context, certificate, private_key)
+        if certificate is not None and private_key is not None:
+            load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, private_key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             return "Expected a certificate and its own key, found the key of another certificate"
         return "Expected a certificate and a key in PEM, the key without a password, found that they cannot be read"
-    return None
-
-
-def why_no_roots(certificates: bytes) -> str | None:
-    """Returns the reason why certificates of authorities are of no use, or `None` if they look right."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificates.decode("ascii", "replace"))
+        if roots is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode("ascii", "replace"))
     except ssl.SSLError:
         return "Expected certificates of authorities in PEM, found that they cannot be read"
     return None

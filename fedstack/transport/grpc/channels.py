@@ -17,7 +17,7 @@ our own, heartbeats tell more. Servers ping as clients do, to notice clients tha
 from typing import TYPE_CHECKING, TypeAlias
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.grpc.certificate_checks import why_no_pair, why_no_roots
+from fedstack.transport.grpc.certificate_checks import why_unusable
 from fedstack.transport.grpc.credentials import ClientCredentials, channel_credentials
 from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.fork_guard import fork_guard
@@ -126,11 +126,7 @@ def check_certificates(credentials: ClientCredentials, where: str) -> None:
     Raises:
       InvalidValueError: If certificates or keys cannot be read, or do not fit each other; the message ends in `where`.
     """
-    reason = None
-    if credentials.certificate is not None and credentials.private_key is not None:
-        reason = why_no_pair(credentials.certificate, credentials.private_key)
-    if reason is None and credentials.root_certificates is not None:
-        reason = why_no_roots(credentials.root_certificates)
+    reason = why_unusable(credentials.certificate, credentials.private_key, credentials.root_certificates)
     if reason is not None:
         raise InvalidValueError(f"{reason}; {where}")
 

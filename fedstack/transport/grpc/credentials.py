@@ -16,7 +16,7 @@ import attrs
 
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
-from fedstack.transport.grpc.certificate_checks import why_no_pair, why_no_roots
+from fedstack.transport.grpc.certificate_checks import why_unusable
 from fedstack.transport.grpc.file_watch import FileWatch, Renewed
 
 if TYPE_CHECKING:
@@ -227,10 +227,7 @@ class ServerCredentials:
 
     def why_unusable(self) -> str | None:
         """Returns what is wrong with certificates or keys, which gRPC refuses without a reason."""
-        if self.certificate is None or self.private_key is None:
-            return None
-        roots = self.client_root_certificates
-        return why_no_pair(self.certificate, self.private_key) or (roots and why_no_roots(roots)) or None
+        return why_unusable(self.certificate, self.private_key, self.client_root_certificates)
 
     @property
     def uses_tls(self) -> bool:

@@ -5,21 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import attrs
+from attrs.validators import optional
 
-from fedstack.computations.values.number_checks import check_number, check_whole_number
-
-
-def _not_negative(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
-    check_number(attribute.name, value)
-
-
-def _none_or_not_negative(_: object, attribute: "attrs.Attribute[float | None]", value: float | None) -> None:
-    if value is not None:
-        check_number(attribute.name, value, endless=True)
-
-
-def _at_least_one(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-    check_whole_number(attribute.name, value, 1)
+from fedstack.computations.values.number_checks import number_validator, whole_number_validator
 
 
 @attrs.frozen(kw_only=True)
@@ -38,11 +26,11 @@ class RetryPolicy:
         time.
     """
 
-    attempts: int = attrs.field(default=5, validator=_at_least_one)
-    first_pause: float = attrs.field(default=0.05, validator=_not_negative)
-    longest_pause: float = attrs.field(default=10.0, validator=_not_negative)
-    multiplier: float = attrs.field(default=2.0, validator=_not_negative)
-    longest_total: float | None = attrs.field(default=None, validator=_none_or_not_negative)
+    attempts: int = attrs.field(default=5, validator=whole_number_validator(1))
+    first_pause: float = attrs.field(default=0.05, validator=number_validator())
+    longest_pause: float = attrs.field(default=10.0, validator=number_validator())
+    multiplier: float = attrs.field(default=2.0, validator=number_validator())
+    longest_total: float | None = attrs.field(default=None, validator=optional(number_validator(endless=True)))
 
     @classmethod
     def none(cls) -> "RetryPolicy":

@@ -5,14 +5,14 @@ they are copied once, into the message that gRPC gets, and on the way in once, f
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import attrs
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.types.error_text import printable, shortened
-from fedstack.computations.values.number_checks import check_whole_number
+from fedstack.computations.values.number_checks import whole_number_validator
 from fedstack.errors import InvalidValueError
 from fedstack.proto import extensions_pb2
 from fedstack.transport.wire.segments import Rows, Segment
@@ -24,13 +24,6 @@ _MAX_NAME_BYTES = 200
 _MOST_WORK = 100  # of a peer that tells more than it should
 
 
-def _at_least(least: int) -> Callable[[object, "attrs.Attribute[int]", int], None]:
-    def check(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
-        check_whole_number(attribute.name, value, least, _MOST_BYTES)
-
-    return check
-
-
 @attrs.frozen
 class Chunking:
     """What travels in chunks, and how large they are.
@@ -40,8 +33,8 @@ class Chunking:
       chunk_bytes: The most bytes of arrays in one frame.
     """
 
-    large_bytes: int = attrs.field(default=16 * 1024, validator=_at_least(0))
-    chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=_at_least(1))
+    large_bytes: int = attrs.field(default=16 * 1024, validator=whole_number_validator(0, _MOST_BYTES))
+    chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=whole_number_validator(1, _MOST_BYTES))
 
 
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
