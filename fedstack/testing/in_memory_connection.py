@@ -1,7 +1,7 @@
 """Connects a stub to a service in this process without a network between them."""
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import ClosedError, RemoteError
@@ -14,7 +14,7 @@ from fedstack.transport.peers.methods import (
     UnaryMethod,
     UploadMethod,
 )
-from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, pieces_of
+from fedstack.transport.wire.parcels import Parcel, Piece, incoming_of, pieces_of
 from fedstack.transport.wire.status import code_of, details_of, error_from_status, message_of
 
 
@@ -60,7 +60,7 @@ class InMemoryConnection:
         method = self._find(path)
         assert isinstance(method, UploadMethod)
         with self._errors():
-            return await method.handle(_incoming(parcel))
+            return await method.handle(incoming_of(parcel))
 
     def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
         method = self._find(path)
@@ -70,7 +70,7 @@ class InMemoryConnection:
     def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
         method = self._find(path)
         assert isinstance(method, ExchangeMethod)
-        return self._answer(method.handle(_incoming(parcel)))
+        return self._answer(method.handle(incoming_of(parcel)))
 
     async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
         try:
@@ -114,11 +114,3 @@ class InMemoryConnection:
 
     async def close(self) -> None:
         self._closed = True
-
-
-def _incoming(parcel: Parcel) -> Incoming:
-    async def pieces() -> AsyncIterator[Piece]:
-        for piece in pieces_of(parcel):
-            yield piece
-
-    return Incoming(pieces())

@@ -13,8 +13,10 @@ from fedstack.computations.values.columns import ListColumn, ScalarColumn
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import RemoteError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.worker.phase_pipeline import PhaseHost
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.executor.phase_service import SessionHost
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
@@ -152,7 +154,7 @@ def test_where_there_is_no_room_to_keep_it_it_is_sent_again() -> None:
 def test_a_peer_that_keeps_nothing_is_sent_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     values = vectors(6)
     expected = locally(spread, values)
-    monkeypatch.setattr("fedstack.service.executor.phase_service._keep", lambda *_: [])
+    monkeypatch.setattr(SessionHost, "keep", PhaseHost.keep)
     with remote_context(2):
         assert spread(values) == expected
 

@@ -32,6 +32,7 @@ ROOMS = (
     "executors/folds",
     "executors/base",
     "executors/remote",
+    "executors/worker",
     "executors",
     "executors/fleet",
     "executors/stacks",

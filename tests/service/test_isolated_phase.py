@@ -20,16 +20,18 @@ from fedstack.computations.values.columns import Column, ScalarColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors.base.placed_executor import FoldArgument
 from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.worker.received import receive
 from fedstack.leaves import Destination
 from fedstack.proto.extensions_pb2 import HandshakeRequest, PhaseRequest
 from fedstack.service.executor import isolated_phase
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.isolated_phase import search_phase
 from fedstack.service.executor.isolation import Death
+from fedstack.service.executor.phase_service import SessionHost
 from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
+from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 FIRST, COUNT = 100, 40
 EVERYONE = range(FIRST, FIRST + COUNT)
@@ -58,16 +60,13 @@ def request_for(phase: Phase, suspects: Sequence[int] = ()) -> PhaseRequest:
     return request
 
 
-async def nothing_follows(unpacker: Unpacker) -> None:
-    assert not unpacker.buffers
-
-
 def search(request: PhaseRequest, policy: CarrierPolicy = ANY_CODE, **limits: Any) -> None:
     async def run() -> None:
         core = ServiceCore(fedstack.local_executor_factory(), ServiceLimits(**limits), policy)
         try:
             session = core.open({}, None)
-            await core.run(session, search_phase(core, session, request, nothing_follows))
+            received = await receive(incoming_of(Parcel(request.SerializeToString())), PhaseRequest)
+            await core.run(session, search_phase(core, SessionHost(core, session), received))
         finally:
             await core.close()
 
@@ -182,7 +181,7 @@ def test_inputs_that_are_kept_are_refused(starts: Callable[..., Children]) -> No
     request = request_for(phase_of(body))
     request.input[0].ClearField("value")
     request.input[0].kept = "earlier"
-    with pytest.raises(InvalidValueError, match="found kept ones"):
+    with pytest.raises(InvalidValueError, match="found one that was kept"):
         search(request)
     assert children.started == []
 

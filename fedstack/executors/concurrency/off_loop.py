@@ -8,8 +8,12 @@ keep for as long as it likes.
 from collections.abc import Callable
 from typing import TypeVar
 
+from google.protobuf.message import DecodeError, Message
+
+from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 
+_M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 # Messages up to this size are worked on where they come in: at the worst a byte costs a microsecond.
@@ -34,3 +38,24 @@ async def sized(size: int, work: Callable[[], _T], most: int = LOOP_BYTES) -> _T
     if size <= most:
         return work()
     return await (_light_threads if size <= _LIGHT_BYTES else _threads).run(work)
+
+
+async def read_message(message: type[_M], content: bytes) -> _M:
+    """Returns a message from its bytes.
+
+    Raises:
+      InvalidValueError: If they are none.
+    """
+    if len(content) <= LOOP_BYTES:
+        return _parsed(message, content)
+    return await sized(len(content), lambda: _parsed(message, content))
+
+
+def _parsed(message: type[_M], content: bytes) -> _M:
+    try:
+        return message.FromString(content)
+    except DecodeError as error:
+        raise InvalidValueError(
+            f"Expected a {message.DESCRIPTOR.name}, found {len(content)} bytes that are none, or are nested too deep: "
+            f"{error}"
+        ) from error

@@ -22,14 +22,15 @@ from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
+from fedstack.executors.worker.received import receive
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor import held_values
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
-from fedstack.service.executor.received_frames import receive_value
 from fedstack.service.executor.requests import control, in_turns, read, unary_sized
-from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, FUNCTION_SPARE_BYTES, ServiceCore
+from fedstack.service.executor.service_core import FUNCTION_SPARE_BYTES, ServiceCore
 from fedstack.service.executor.sessions import Session, check_new_id
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
@@ -132,10 +133,10 @@ class ExecutorExtensions:
             size = 0
             if creation.HasField("value"):
                 size = await sized(request_bytes, creation.value.value.ByteSize)
-                self._core.check_size(size, ARRAY_SPARE_BYTES)
+                self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
             elif creation.HasField("computation"):
                 size = await sized(request_bytes, creation.computation.ByteSize)
-                self._core.check_size(size, FUNCTION_SPARE_BYTES)
+                self._core.admission.check_size(size, FUNCTION_SPARE_BYTES)
             session.check_room(size)
             created = await self._created(session, creation, size)
             if not session.has(creation.id):  # the same call may have come twice
@@ -150,7 +151,7 @@ class ExecutorExtensions:
             known = await sized(weight, lambda: self._known(creation.value, held_values.clients_of(executor)))
             return await held_values.create_known(executor, *known)
         if kind == "computation":
-            await self._core.admit(creation.computation, size)
+            await self._core.admission.admit(creation.computation, size)
             return await held_values.create_computation(executor, creation.computation)
         if kind == "call":
             call = creation.call
@@ -174,33 +175,34 @@ class ExecutorExtensions:
         return payload, type_spec
 
     def _unpacked(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type, Unpacker]:
-        type_spec = self._core.read_type(value.type)
+        type_spec = self._core.admission.read_type(value.type)
         if contains_function(type_spec):
             raise InvalidValueError(
                 f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "
                 "functions as computations, and put them and the rest into a struct"
             )
-        unpacker = self._core.unpacker(clients)
+        unpacker = Unpacker(max_bytes=self._core.admission.max_bytes, clients=clients)
         return with_columns(unpacker.unpack(value.value, type_spec), type_spec), type_spec, unpacker
 
     async def upload_value(self, incoming: Incoming) -> bytes:
         """Creates a value of any size."""
-        upload, header_bytes, read_all = await receive_value(incoming, messages.Upload)
+        received = await receive(incoming, messages.Upload)
+        upload = received.message
         session = self._core.find(upload.executor)
         check_new_id(upload.id)
         clients = held_values.clients_of(session.executor)
 
-        async def receive() -> None:
-            payload, type_spec, unpacker = await sized(header_bytes, lambda: self._unpacked(upload.value, clients))
-            size = await sized(header_bytes, upload.value.value.ByteSize) + sum(map(len, unpacker.buffers))
-            self._core.check_size(size, ARRAY_SPARE_BYTES)
+        async def create() -> None:
+            payload, type_spec, unpacker = await sized(received.size, lambda: self._unpacked(upload.value, clients))
+            size = await sized(received.size, upload.value.value.ByteSize) + sum(map(len, unpacker.buffers))
+            self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
             session.check_room(size)
-            await read_all(unpacker)
+            await received.fill(unpacker)
             if not session.has(upload.id):
                 created = await held_values.create_known(session.executor, payload, type_spec)
                 session.add(created, size, upload.id)
 
-        await self._core.run(session, receive())
+        await self._core.run(session, create())
         return messages.CreateResponse().SerializeToString()
 
     async def compute_now(self, request: messages.ComputeNowRequest, request_bytes: int) -> messages.ComputeNowResponse:
@@ -266,17 +268,17 @@ class ExecutorExtensions:
         """Runs a client phase."""
         progress = ProgressCounts()
 
-        async def receive_and_run() -> tuple[bytes, Packer]:
+        async def receive_and_run() -> Parcel:
             set_scope(attrs.evolve(current_scope(), progress=progress))  # of this task only
-            request, header_bytes, read_all = await receive_value(incoming, messages.PhaseRequest)
-            session = self._core.find(request.executor)
+            received = await receive(incoming, messages.PhaseRequest)
+            session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
-            return await self._core.run(session, run_phase(self._core, session, request, header_bytes, read_all))
+            return await self._core.run(session, run_phase(self._core, session, received))
 
         work = asyncio.ensure_future(receive_and_run())
         async for beat in self._beats(work, progress):
             yield beat
-        yield self._parcel(*work.result())
+        yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:
         return Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)

@@ -60,14 +60,14 @@ class ExecutorGroup:
         """Creates a value."""
         session = self._core.find(request.executor)
         size = await sized(request_bytes, request.value.ByteSize)
-        self._core.check_size(size)
+        self._core.admission.check_size(size)
         session.check_room(size)
         created = await self._created(session.executor, request.value, size)
         return messages.CreateValueResponse(value_ref=_ref(session.add(created, size)))
 
     async def _created(self, executor: Executor, value: messages.Value, size: int) -> ExecutorValue:
         if value.WhichOneof("kind") == "computation":
-            await self._core.admit(value.computation, size)
+            await self._core.admission.admit(value.computation, size)
             return await held_values.create_computation(executor, value.computation)
         weight = size if value.WhichOneof("kind") == "array" else PIECES_WEIGHT * size
         known = await sized(weight, lambda: self._known(value))
@@ -85,7 +85,7 @@ class ExecutorGroup:
         type_spec = type_of_value(value)
         if contains_function(type_spec):
             return None
-        self._core.check_type(type_spec)
+        self._core.admission.check_type(type_spec)
         return with_columns(value_from_proto(value, type_spec), type_spec), type_spec
 
     async def create_call(self, request: messages.CreateCallRequest) -> messages.CreateCallResponse:

@@ -19,20 +19,16 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
-from fedstack.computations.leaves.portability import check_received
-from fedstack.errors import InvalidValueError, LeafError
+from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
+from fedstack.executors.worker.received import Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.service.executor.held_values import phase_executor
 from fedstack.service.executor.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation_child import LENGTH
-from fedstack.service.executor.received_frames import ReadAll
-from fedstack.service.executor.service_core import ARRAY_SPARE_BYTES, ServiceCore
-from fedstack.service.executor.sessions import Session
+from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.processes.process_endings import ending_of, users_lines_in
 from fedstack.transport.wire.unpacking import Unpacker
 
@@ -49,42 +45,37 @@ class _AsItCame(Unpacker):
         """Leaves it to them."""
 
 
-async def search_phase(core: ServiceCore, session: Session, request: PhaseRequest, read_all: ReadAll) -> None:
+class _ForChildren(PhaseHost):
+    """Admits phases that are run elsewhere, by processes that have nothing but what they are sent."""
+
+    def unpacker(self, clients: int) -> Unpacker:
+        return _AsItCame(max_bytes=self.admission.max_bytes, clients=clients)
+
+
+async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest]) -> None:
     """Looks for the clients of a phase that end their process.
 
     Args:
-      core: The rules.
-      session: The session.
-      request: The phase.
-      read_all: Reads the bytes that belong to it.
+      core: The service.
+      host: Where the phase would run.
+      received: The phase.
 
     Raises:
       LeafError: If there are such clients.
     """
-    core.check_clients(request.clients)
-    check_first_client(request)
-    unpacker = _AsItCame(max_bytes=core.limits.max_value_bytes, clients=request.clients)
-
-    def receive() -> tuple[ReceivedPhase, bytes]:
-        for computation in computations_of(request):
-            check_received(computation, core.policy)
-        received = read_phase(request, unpacker, _nothing_is_kept)
-        core.check_size(
-            sum(message.value.ByteSize() for message in request.input) + sum(map(len, unpacker.buffers)),
-            len(request.input) * ARRAY_SPARE_BYTES,
-        )
-        return received, request.SerializeToString()
-
-    received, header = await off_loop(receive)
-    await read_all(unpacker)
-    with core.sessions.executor_for(session, request.clients) as stack:
-        threads = phase_executor(stack).server.leaf_threads
+    request = received.message
+    admitted = await admit(received, _ForChildren(host.admission, host.lend))
+    header = await off_loop(request.SerializeToString)
+    await received.fill(admitted.unpacker)
+    with host.lend(request.clients) as engine:
+        threads = engine.server.leaf_threads
+    clients = admitted.phase.clients
     search = _Search(
-        core, [LENGTH.pack(len(header)), header, *unpacker.buffers], threads.max_threads if threads else CORES
+        core, [LENGTH.pack(len(header)), header, *admitted.unpacker.buffers], threads.max_threads if threads else CORES
     )
     try:
         await asyncio.wait_for(
-            search.find(received.clients, sorted(set(request.suspect) & set(received.clients))[:_MOST_SUSPECTS]),
+            search.find(clients, sorted(set(request.suspect) & set(clients))[:_MOST_SUSPECTS]),
             core.limits.isolation_seconds,
         )
     except asyncio.TimeoutError:
@@ -92,15 +83,11 @@ async def search_phase(core: ServiceCore, session: Session, request: PhaseReques
             "Expected to find within %g s which of the clients %d to %d ends its process, found none; for longer "
             "searches start the worker with a larger --isolation-seconds",
             core.limits.isolation_seconds,
-            received.clients.start,
-            received.clients.stop - 1,
+            clients.start,
+            clients.stop - 1,
         )
     finally:
         search.close()
-
-
-def _nothing_is_kept(value_id: str) -> Any:
-    raise InvalidValueError("Expected a phase with all of its inputs to be run in child processes, found kept ones")
 
 
 class _Search:

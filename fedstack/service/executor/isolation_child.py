@@ -8,7 +8,6 @@ It has no gRPC and no socket. It lets in only what the worker that started it do
 """
 
 import asyncio
-import contextlib
 import faulthandler
 import json
 import os
@@ -16,24 +15,27 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 import attrs
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
-from fedstack.computations.types.language import computation_pb2
+from fedstack.computations.types.language import CLIENTS, computation_pb2, get_context_stack
+from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.placed_executor import slice_inputs
-from fedstack.executors.remote.phase_messages import ReceivedPhase, computations_of, read_phase
+from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
+from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.held_values import phase_executor
-from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.executor.sessions import Session
+from fedstack.service.executor.limited_admission import LimitedAdmission
 from fedstack.service.server.limits import ServiceLimits
+from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 LENGTH = struct.Struct("<Q")
 # How much later than its parent it gives up, for when that is no more.
@@ -122,7 +124,7 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     told = Told(os.dup(1))
     os.dup2(2, 1)  # what functions print is not for who reads that
     faulthandler.dump_traceback_later(options.seconds + _SPARE_SECONDS, exit=True)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         # Where memory runs out the system ends this process and not the worker.
         Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM, encoding="ascii")
     try:
@@ -135,52 +137,44 @@ def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
 
 async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[..., None]) -> None:
     (length,) = LENGTH.unpack(standard_input.read(LENGTH.size))
-    request = PhaseRequest.FromString(standard_input.read(length))
+    received = await receive(incoming_of(Parcel(standard_input.read(length))), PhaseRequest)
     limits = ServiceLimits(
         max_value_bytes=options.max_value_bytes, max_clients=options.max_clients, max_steps=options.max_steps
     )
-    policy = CarrierPolicy(modules=options.modules, python_code=options.python_code)
-    core = ServiceCore(local_executor_factory(max_threads=options.threads), limits, policy)
-    unpacker = core.unpacker(request.clients)
-    received = read_phase(request, unpacker, _nothing_is_kept)
-    for buffer in unpacker.buffers:
-        buffer[:] = standard_input.read(len(buffer))
-    unpacker.finish()
-    threading.Thread(target=_end_with_parent, args=(standard_input,), daemon=True).start()
-    session = core.open({}, None)
-    await core.run(session, _run_clients(core, session, request, received, options, tell))
+    admission = LimitedAdmission(CarrierPolicy(modules=options.modules, python_code=options.python_code), limits)
+    factory = local_executor_factory(max_threads=options.threads)
+    inside = SyncExecutionContext(factory)  # for computations called in leaf functions
+    scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))
+    host = PhaseHost(
+        admission, lambda clients: nullcontext(phase_executor(factory.create_executor({CLIENTS: clients})))
+    )
+    with scope.entered():
+        admitted = await admit(received, host)
+        for buffer in admitted.unpacker.buffers:
+            buffer[:] = standard_input.read(len(buffer))
+        admitted.unpacker.finish()
+        threading.Thread(target=_end_with_parent, args=(standard_input,), daemon=True).start()
+        await admission.load(admitted.leaves)
+    with attrs.evolve(scope, leaves=_TellingLeaves(admission.leaves, tell)).entered():
+        await _run_clients(admitted.phase, host, options, tell)
 
 
 async def _run_clients(
-    core: ServiceCore,
-    session: Session,
-    request: PhaseRequest,
-    received: ReceivedPhase,
-    options: ChildOptions,
-    tell: Callable[..., None],
+    received: ReceivedPhase, host: PhaseHost, options: ChildOptions, tell: Callable[..., None]
 ) -> None:
-    for computation in computations_of(request):
-        await core.admit(computation, computation.ByteSize())
-    scope = current_scope()
-    assert scope.leaves is not None, "work of a session has some"
-    set_scope(attrs.evolve(scope, leaves=_TellingLeaves(scope.leaves, tell)))  # of this task only
     everyone = options.clients
     for clients in [everyone] if options.together else [range(client, client + 1) for client in everyone]:
         offset = clients.start - received.clients.start
         inputs = slice_inputs(received.inputs, offset, offset + len(clients))
         tell(client=clients.start, function="")
         # An error of a client's is found where the phase runs; here only those count that leave none.
-        with contextlib.suppress(Exception), core.sessions.executor_for(session, len(clients)) as stack:
-            await phase_executor(stack).run_phase(received.phase, inputs, received.arguments, clients)
-
-
-def _nothing_is_kept(value_id: str) -> Any:
-    raise AssertionError(f"{value_id!r} is in a session of another process")
+        with suppress(Exception), host.lend(len(clients)) as engine:
+            await engine.run_phase(received.phase, inputs, received.arguments, clients)
 
 
 def _end_with_parent(standard_input: BinaryIO) -> None:
     """Ends the process when its parent has, or has let go of it."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.read(standard_input.fileno(), 1)  # not through the file, whose lock this thread would hold
     os._exit(1)
 

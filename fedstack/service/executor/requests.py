@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
+from fedstack.errors import ResourceLimitError
+from fedstack.executors.concurrency.off_loop import read_message as read
 from fedstack.transport.peers.methods import UnaryMethod
 
 _M = TypeVar("_M", bound=Message)
@@ -15,41 +15,6 @@ _T = TypeVar("_T")
 _AT_ONCE = 256
 # Enough to renew ten thousand leases.
 CONTROL_BYTES = 1 << 20
-
-
-def control(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine from message to message, both of which are small.
-
-    A request that is not is refused before it is read: in protobuf's messages a byte becomes a hundred.
-    """
-
-    async def run(content: bytes) -> bytes:
-        if len(content) > CONTROL_BYTES:
-            raise ResourceLimitError(
-                f"Expected at most {CONTROL_BYTES} bytes in a {request.DESCRIPTOR.name}, found {len(content)}; send "
-                "less in one call"
-            )
-        return (await handle(await read(request, content))).SerializeToString()
-
-    return UnaryMethod(run)
-
-
-def unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine from message to message, of which the second is small."""
-
-    async def run(content: bytes) -> bytes:
-        return (await handle(await read(request, content))).SerializeToString()
-
-    return UnaryMethod(run)
-
-
-def unary_sized(request: type[_M], handle: Callable[[_M, int], Awaitable[Message]]) -> UnaryMethod:
-    """Returns the method of a coroutine that also gets the size of the request in bytes."""
-
-    async def run(content: bytes) -> bytes:
-        return (await handle(await read(request, content), len(content))).SerializeToString()
-
-    return UnaryMethod(run)
 
 
 def unary_to_bytes(request: type[_M], handle: Callable[[_M], Awaitable[bytes]]) -> UnaryMethod:
@@ -61,25 +26,36 @@ def unary_to_bytes(request: type[_M], handle: Callable[[_M], Awaitable[bytes]]) 
     return UnaryMethod(run)
 
 
-async def read(message: type[_M], content: bytes) -> _M:
-    """Returns a message from its bytes.
+def unary_sized(request: type[_M], handle: Callable[[_M, int], Awaitable[Message]]) -> UnaryMethod:
+    """Returns the method of a coroutine that also gets the size of the request in bytes; its answer is small."""
 
-    Raises:
-      InvalidValueError: If they are none.
+    async def run(content: bytes) -> bytes:
+        return (await handle(await read(request, content), len(content))).SerializeToString()
+
+    return UnaryMethod(run)
+
+
+def unary(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
+    """Returns the method of a coroutine from message to message, of which the second is small."""
+    return unary_sized(request, lambda message, _: handle(message))
+
+
+def control(request: type[_M], handle: Callable[[_M], Awaitable[Message]]) -> UnaryMethod:
+    """Returns the method of a coroutine from message to message, both of which are small.
+
+    A request that is not is refused before it is read: in protobuf's messages a byte becomes a hundred.
     """
-    if len(content) <= LOOP_BYTES:
-        return _parsed(message, content)
-    return await sized(len(content), lambda: _parsed(message, content))
+    method = unary(request, handle)
 
+    async def run(content: bytes) -> bytes:
+        if len(content) > CONTROL_BYTES:
+            raise ResourceLimitError(
+                f"Expected at most {CONTROL_BYTES} bytes in a {request.DESCRIPTOR.name}, found {len(content)}; send "
+                "less in one call"
+            )
+        return await method.handle(content)
 
-def _parsed(message: type[_M], content: bytes) -> _M:
-    try:
-        return message.FromString(content)
-    except DecodeError as error:
-        raise InvalidValueError(
-            f"Expected a {message.DESCRIPTOR.name}, found {len(content)} bytes that are none, or are nested too deep: "
-            f"{error}"
-        ) from error
+    return UnaryMethod(run)
 
 
 async def in_turns(items: Iterable[_T], at_once: int = _AT_ONCE) -> AsyncIterator[_T]:

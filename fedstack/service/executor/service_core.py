@@ -3,47 +3,36 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.leaves.portability import check_received, leaves_to_load
-from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
     ExecutorFactory,
-    Type,
-    computation_pb2,
     get_context_stack,
 )
-from fedstack.computations.types.name_sizes import count_name_bytes
-from fedstack.computations.types.type_memory import let_go_of_types, recent_types
-from fedstack.computations.types.type_sizes import count_leaves, least_leaves, struct_depth
-from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.types.type_memory import let_go_of_types
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import sized
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.held_values import SharedComputation
+from fedstack.service.executor.limited_admission import LimitedAdmission
 from fedstack.service.executor.running_work import RunningWork
 from fedstack.service.executor.sessions import Clock, Session, SessionTable
-from fedstack.service.server.limits import ServiceLimits, check_sizes, exceeded
+from fedstack.service.server.limits import ServiceLimits, exceeded
 from fedstack.transport.peers.executor_stub import ELEMENTS
 from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0
-_LOADING_THREADS = 4
-# What its dtype and shape add to an array, and names and types to a function.
-ARRAY_SPARE_BYTES = 64
+# What names and types add to a function.
 FUNCTION_SPARE_BYTES = 1024
 
 
@@ -69,16 +58,13 @@ class ServiceCore:
         self.sessions = SessionTable(factory, limits, clock)
         self._inside_leaves = inside = SyncExecutionContext(factory)  # for computations called in leaf functions
         self.isolated = asyncio.Semaphore(limits.max_isolated)  # for child processes
-        self._leaves = LoadedLeaves()
-        self._loading = LeafThreads(_LOADING_THREADS)
+        self.admission = LimitedAdmission(policy, limits)
         self.abandoned = AbandonedWork(
             limits.max_abandoned,
             lambda found: exceeded(limits, "max_abandoned", found, "wait until some of them end"),
         )
-        self._scope = WorkScope(
-            policy=policy,
-            max_steps=limits.max_steps,
-            leaves=self._leaves,
+        self._scope = attrs.evolve(
+            self.admission.scope,
             environment=lambda: get_context_stack().install(inside),
             abandoned=self.abandoned,
         )
@@ -118,7 +104,7 @@ class ServiceCore:
             raise ClosedError("Expected an open service, found it closing; dial another server")
         self.check_takes_clients()
         clients = cardinalities.get(CLIENTS, 0)
-        self.check_clients(clients)
+        self.admission.check_clients(clients)
         self.sessions.sweep()
         if lease_seconds is None:
             lease_seconds = self.limits.plain_lease_seconds
@@ -147,26 +133,6 @@ class ServiceCore:
         """Ends a session, if there is one."""
         self.sessions.end(executor.id, "its client has ended it")
 
-    async def admit(self, computation: computation_pb2.Computation, size: int) -> None:
-        """Checks what a computation brings, and loads that on a thread: it may import anything, and others wait.
-
-        What cannot be loaded is refused when it is used.
-
-        Args:
-          computation: The computation.
-          size: Its bytes, or those of a message that it is in.
-        """
-        leaves = await sized(size, lambda: self._checked(computation))
-        if leaves:
-            await self._loading.run(lambda: [self._leaves.prepare(leaf) for leaf in leaves])
-
-    def _checked(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
-        """Returns what is to be loaded of a computation, after a look at all that it brings."""
-        self._check_names(computation)
-        self.read_type(computation.type)
-        check_received(computation, self.policy)
-        return leaves_to_load(computation, self._leaves)
-
     def pull(self, session: Session, value_id: str) -> SharedComputation:
         """Starts to compute a value, or joins in; in what `run` runs.
 
@@ -176,62 +142,6 @@ class ServiceCore:
         pull = session.pull(value_id)
         self.running.watch(pull.progress, session.id)
         return pull
-
-    def check_clients(self, clients: int) -> None:
-        """Checks the number of clients of a session or phase.
-
-        Raises:
-          ResourceLimitError: If it is larger than a client may ask for.
-        """
-        if clients > self.limits.max_clients:
-            raise exceeded(self.limits, "max_clients", clients, "use more workers")
-
-    def check_size(self, size: int, spare: int = 0) -> None:
-        """Checks the size of a value or phase.
-
-        Args:
-          size: The bytes of its values as they were sent.
-          spare: How many of these may be something else, such as dtypes and shapes.
-
-        Raises:
-          ResourceLimitError: If it is larger than a client may send.
-        """
-        if size - spare > self.limits.max_value_bytes:
-            raise exceeded(self.limits, "max_value_bytes", f"about {size}", "send less at once")
-
-    def check_type(self, type_spec: Type) -> None:
-        """Checks the type of what a client sends.
-
-        Raises:
-          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
-        """
-        check_sizes(self.limits, count_leaves(type_spec), struct_depth(type_spec))
-        self._check_names(type_spec.to_proto())
-
-    def read_type(self, proto: computation_pb2.Type) -> Type:
-        """Returns the type that a client sends.
-
-        Raises:
-          InvalidComputationError: If the proto describes no type.
-          ResourceLimitError: If it has too many tensors, structs inside of each other, or bytes of names.
-        """
-        self._check_names(proto)
-        check_sizes(self.limits, least_leaves(proto, self.limits.max_leaves), 0)  # to make a large one takes long
-        type_spec = type_from_proto(proto)
-        check_sizes(self.limits, count_leaves(type_spec), struct_depth(type_spec))
-        return type_spec
-
-    def _check_names(self, message: computation_pb2.Type | computation_pb2.Computation) -> None:
-        size = message.ByteSize()
-        recent_types.received(size)
-        if size > self.limits.max_name_bytes:  # a small message has no more of them
-            found = count_name_bytes(message, self.limits.max_name_bytes)
-            if found > self.limits.max_name_bytes:
-                raise exceeded(self.limits, "max_name_bytes", found, "give shorter names")
-
-    def unpacker(self, clients: int | None = None) -> Unpacker:
-        """Returns what unpacks one message, within the limits."""
-        return Unpacker(max_bytes=self.limits.max_value_bytes, clients=clients)
 
     def packer(self, session: Session) -> Packer:
         """Returns what packs one message for the client of a session."""
@@ -261,5 +171,5 @@ class ServiceCore:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
             self._sweeper = None
-        self._loading.close()
+        self.admission.close()
         self._inside_leaves.close()  # and the factory with it

@@ -120,3 +120,13 @@ class Incoming:
                 f"Expected a header and then data, found a {type(piece).__name__}; the peer speaks something else"
             )
         self._on_heartbeat(piece)
+
+
+def incoming_of(parcel: Parcel) -> Incoming:
+    """Returns a parcel as it comes in where no connection is between."""
+
+    async def pieces() -> AsyncIterator[Piece]:
+        for piece in pieces_of(parcel):
+            yield piece
+
+    return Incoming(pieces())
