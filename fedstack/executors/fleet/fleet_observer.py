@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 
+from fedstack.computations.types.error_text import text_of
+from fedstack.computations.types.traceback_filter import users_lines
 from fedstack.executors.fleet.fleet import Change
 from fedstack.executors.fleet.worker import State, Worker
 
@@ -41,8 +43,10 @@ class FleetObservers:
         for observer in self._observers:
             try:
                 _tell(observer, change)
-            except Exception:
-                _logger.exception("%r raised, and is told nothing more of workers", observer)
+            except Exception as error:
+                # As text: log records that are kept must not keep the frames of the error alive.
+                said, lines = f"{type(error).__name__}: {text_of(error)}", users_lines(error)
+                _logger.warning("%r raised %s; it is told nothing more of workers%s", observer, said, lines)
                 self._remove(observer)
 
 
