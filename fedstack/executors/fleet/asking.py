@@ -15,6 +15,8 @@ from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 # How long it may take to find out whether a worker that was away listens now.
 _REDIAL_SECONDS = 0.5
+# How often to look whether workers have ended, for those who want to be told.
+_WATCH_SECONDS = 0.5
 
 
 @attrs.frozen
@@ -35,19 +37,23 @@ class Asker:
 
     Args:
       fleet: The workers. It hears what they answer.
-      changed: A method to call when it has heard something, or a worker is to be asked. Once nobody refers to what has
-        that method, nobody is asked any more.
+      go_on: A method to call when it has heard something, or it is time to look or to ask again. Once nobody refers to
+        what has that method, nobody is asked any more.
     """
 
-    def __init__(self, fleet: Fleet, changed: Callable[[], None]) -> None:
+    def __init__(self, fleet: Fleet, go_on: Callable[[], None]) -> None:
         self._fleet = fleet
-        self._changed = weakref.WeakMethod(changed)
+        self._go_on = weakref.WeakMethod(go_on)
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         weakref.finalize(self, _abandon, self._tasks).atexit = False
 
-    def step(self) -> None:
-        """Asks those who are to be asked now, and no others."""
+    def step(self, *, watches: bool = False) -> None:
+        """Asks those who are to be asked now, and no others.
+
+        Args:
+          watches: Whether to look for losses now and then though no worker is to be asked.
+        """
         for worker in [worker for worker in self._tasks if not worker.asking]:
             self._tasks.pop(worker).cancel()
         for worker in self._fleet.due():
@@ -56,9 +62,11 @@ class Asker:
             self._timer.cancel()
             self._timer = None
         seconds = self._fleet.seconds_to_due()
+        if watches:
+            seconds = _WATCH_SECONDS if seconds is None else min(seconds, _WATCH_SECONDS)
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, _call, self._changed, context=contextvars.Context())
+            self._timer = loop.call_later(seconds, _call, self._go_on, context=contextvars.Context())
 
     def look(self) -> None:
         """Finds out, without asking them, which workers are known to have ended."""
@@ -80,7 +88,7 @@ class Asker:
             self._fleet.lost(worker, loss.error, for_good=True)
         else:
             self._fleet.failed(worker, answer if loss is None else loss.error)
-        _call(self._changed)
+        _call(self._go_on)
 
     async def end(self) -> None:
         """Returns when nobody is being asked any more; the fleet is closed."""

@@ -46,7 +46,7 @@ class FleetDriver:
         self._fleet = Fleet(connect_seconds, clock)
         self._queue = TicketQueue(self._fleet)
         self._capacity = capacity
-        self._asker = Asker(self._fleet, self._step)
+        self._asker = Asker(self._fleet, self._look)
         self._granted: dict[Ticket, asyncio.Future[None]] = {}
         self._serving: asyncio.Task[None] | None = None
         self._waiters: set[asyncio.Future[None]] = set()
@@ -145,9 +145,12 @@ class FleetDriver:
     def subscribe(self, observer: FleetObserver) -> Callable[[], None]:
         """Tells an observer what becomes of workers from now on; returns what ends that.
 
-        One that raises is told nothing more.
+        Losses that a source of workers knows of, such as the end of a pool's process, are told without any call. An
+        observer that raises is told nothing more.
         """
-        return self._observers.add(observer)
+        end = self._observers.add(observer)
+        self._post(lambda: None)  # from here on the workers are looked after
+        return end
 
     def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         """Closes the connections. Idempotent; waits for it where that blocks no event loop.
@@ -232,7 +235,7 @@ class FleetDriver:
 
     def _step(self) -> None:
         """Does what the fleet has decided after events."""
-        self._asker.step()
+        self._asker.step(watches=bool(self._observers) and not self._closed)
         for ticket in self._queue.grant():
             if not self._granted[ticket].done():  # else its caller is cancelled, and about to release it
                 self._granted[ticket].set_result(None)

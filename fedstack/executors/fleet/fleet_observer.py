@@ -30,6 +30,9 @@ class FleetObservers:
     def __init__(self) -> None:
         self._observers: tuple[FleetObserver, ...] = ()
 
+    def __len__(self) -> int:
+        return len(self._observers)
+
     def add(self, observer: FleetObserver) -> Callable[[], None]:
         """Adds one; returns what removes it."""
         self._observers = (*self._observers, observer)

@@ -308,6 +308,23 @@ async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
         lease.release()
 
 
+async def test_an_observer_hears_of_a_process_that_ends_and_is_started_anew_while_nobody_calls() -> None:
+    diary = Diary()
+    with local_worker_pool(1) as pool, driver_over() as driver:
+        (stub,) = make_stubs(pool, None)
+        worker = driver.add(stub)
+        driver.subscribe(diary)
+        await diary.until("ready", worker)
+        diary.entries.clear()
+        pool._workers[0].process.kill()
+        await diary.until("lost", worker)
+        await diary.until("ready", worker)
+        assert [what for what, _ in diary.entries] == ["lost", "ready"]
+        assert str(diary.errors[0]).endswith("; it is soon there again")
+        with await driver.acquire() as again:
+            assert await squared(again, 7) == 49
+
+
 async def test_a_worker_without_room_is_given_to_nobody(targets: list[str]) -> None:
     with driver_over(*targets) as driver:
         first, second = await driver.ready()
