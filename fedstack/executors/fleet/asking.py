@@ -15,7 +15,7 @@ from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 # How long it may take to find out whether a worker that was away listens now.
 _REDIAL_SECONDS = 0.5
-# How often to look whether workers have ended, for those who want to be told.
+# How often to look for losses as long as there are observers.
 _WATCH_SECONDS = 0.5
 
 
@@ -37,8 +37,8 @@ class Asker:
 
     Args:
       fleet: The workers. It hears what they answer.
-      go_on: A method to call when it has heard something, or it is time to look or to ask again. Once nobody refers to
-        what has that method, nobody is asked any more.
+      go_on: A method to call when it has heard something, or it is time to look or to ask again. Asking
+        ends once the object of that method is gone.
     """
 
     def __init__(self, fleet: Fleet, go_on: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Asker:
         weakref.finalize(self, _abandon, self._tasks).atexit = False
 
     def step(self, *, watches: bool = False) -> None:
-        """Asks those who are to be asked now, and no others.
+        """Asks the workers that are due, and stops asking those that need not be asked any more.
 
         Args:
           watches: Whether to look for losses now and then though no worker is to be asked.
@@ -91,14 +91,14 @@ class Asker:
         _call(self._go_on)
 
     async def end(self) -> None:
-        """Returns when nobody is being asked any more; the fleet is closed."""
+        """Stops asking, and returns once that is done. The fleet is closed before."""
         tasks = list(self._tasks.values())
         self.step()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ask(worker: Worker, heard: "weakref.WeakMethod[Callable[[Worker, Features | Exception], None]]") -> None:
-    """Asks a worker if it is there. It knows no more than that worker, and so keeps nothing else alive."""
+    """Asks a worker whether it is there. This refers to that worker only, and so keeps nothing else alive."""
     answer: Features | Exception
     try:
         answer = await _answer_of(worker)

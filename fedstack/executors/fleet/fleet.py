@@ -38,7 +38,7 @@ class Fleet:
     """The workers there are, and what is known of each.
 
     Events go in by methods: a worker is added, has answered, has failed, is lost. Decisions come out: which workers are
-    ready, which are `due` to be asked. `Wait` and `TicketQueue` decide for callers who wait. Not safe for threads.
+    ready, which are `due` to be asked. `Wait` and `TicketQueue` decide for callers that wait. Not safe for threads.
 
     Args:
       connect_seconds: How long a caller waits for the first worker that is ready.
@@ -71,12 +71,12 @@ class Fleet:
     # What happens to workers.
 
     def add(self, worker: Worker) -> None:
-        """There is one more worker, of which nothing has been heard."""
+        """There is one more worker; nothing has been heard of it."""
         self._workers = (*self._workers, worker)
         self._ask_soon(worker)
 
     def remove(self, worker: Worker) -> None:
-        """A worker is not to be used any more. Callers who have it keep it until they release it."""
+        """A worker is not used any more. Callers that hold it keep it until they release it."""
         self._workers = tuple(other for other in self._workers if other is not worker)
         self._rest(worker)
         self._becomes(worker, State.REMOVED, None)
@@ -133,7 +133,7 @@ class Fleet:
         worker.refusal = None
 
     def close(self) -> None:
-        """Nobody is to wait or to be asked any more. Idempotent."""
+        """Ends all asking and waiting. Idempotent."""
         self._closed = True
         for worker in self._workers:
             self._rest(worker)
@@ -166,7 +166,7 @@ class Fleet:
         """Returns how long a caller is to wait from now on for the first worker that is ready, in seconds.
 
         After a wait in vain the next ones are short: the workers are asked all the time. But some connections dial more
-        seldom the longer nobody was there, and are given the time since then.
+        seldom the longer their peer was away, and get the time since then.
         """
         if self._gave_up is None:
             return self._connect_seconds

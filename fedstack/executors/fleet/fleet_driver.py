@@ -23,8 +23,7 @@ _logger = logging.getLogger(__name__)
 class FleetDriver:
     """A set of workers that come and go, for callers on any loop. Only this speaks to their connections.
 
-    Workers are asked from the first use on. Once nobody refers to this any more, nobody looks after the workers either;
-    connections end with their stubs then.
+    Workers are asked from the first use on, and until this is closed or dropped; connections end with their stubs then.
 
     Args:
       stubs: Calls each of them. They are closed with this.
@@ -97,7 +96,7 @@ class FleetDriver:
         full = [worker for worker in workers if self._fleet.is_full(worker)]
         return [worker for worker in workers if worker not in full], full
 
-    # For those who learn of workers. From any thread; what they say holds for all calls that follow.
+    # What is learned of workers. From any thread; it holds for all calls that follow.
 
     def add(self, stub: ExecutorStub, *, supervised: bool = False) -> Worker:
         """Adds a worker, which is asked at once.
@@ -114,7 +113,7 @@ class FleetDriver:
         return worker
 
     def remove(self, worker: Worker) -> None:
-        """Gives a worker to nobody any more. What runs there goes on; its connection ends with its stub."""
+        """Stops using a worker. What runs there goes on; its connection ends with its stub."""
         self._post(lambda: self._fleet.remove(worker))
 
     def lost(self, worker: Worker, error: Exception) -> Exception:

@@ -1,4 +1,4 @@
-"""Defines who is told what becomes of the workers of a fleet."""
+"""Tells observers what becomes of the workers of a fleet."""
 
 import logging
 from collections.abc import Callable

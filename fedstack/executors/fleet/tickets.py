@@ -12,10 +12,10 @@ from fedstack.executors.fleet.worker import Worker
 
 @attrs.define(eq=False)
 class Ticket:
-    """What a caller has who wants a worker.
+    """The place in the queue of a caller that wants a worker.
 
     Attributes:
-      preferred: The workers that it had rather than others, such as those that hold what its call needs.
+      preferred: The workers to prefer, such as those that hold what its call needs.
       worker: The worker that it has got.
       released: Whether it needs none any more.
     """
@@ -53,7 +53,7 @@ class Lease:
 
 
 class TicketQueue:
-    """The callers who wait for a worker of a fleet, each for one.
+    """The callers that wait for one worker of a fleet each.
 
     A worker is given to as many callers at a time as it has `capacity` for, whether or not it is lost meanwhile.
 
@@ -107,9 +107,9 @@ class TicketQueue:
         return waiting
 
     def decide(self) -> Decision:
-        """Returns what to do for the callers who wait: `Use` once there are none, `GiveUp` if none gets a worker.
+        """Returns what to do for the callers that wait: `Use` once there are none, `GiveUp` if none gets a worker.
 
-        As long as workers are ready it waits until one is free, and without them as long as any caller waits for one.
+        While workers are ready it waits until one is free; while none is, as `Wait` does.
         """
         if self._fleet.closed:
             return GiveUp(closed_error())

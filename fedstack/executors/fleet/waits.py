@@ -1,4 +1,4 @@
-"""Decides for callers who want all workers that are ready how long they wait, and what is done meanwhile."""
+"""Decides how long a caller waits for the workers that are ready, and what is done meanwhile."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -75,7 +75,7 @@ class Wait:
         if is_vain or (ready and (left <= 0 or State.NEW not in states)) or (left <= 0 and self._has_looked):
             return self._over(ready)
         if left > 0:
-            # In between, since nobody tells that a process has ended.
+            # In between too: the end of a process need not be told.
             return Pause(min(left, AGAIN_SECONDS))
         # What is known may be seconds old, and a worker that is there by now is not to be called away.
         self._has_looked, self._begun, self._patience = True, self._fleet.clock(), _ANSWER_SECONDS

@@ -89,7 +89,7 @@ class Worker:
         return self.state is State.READY
 
     def cause_after(self, seconds: float) -> str:
-        """Returns why it is not there, in a line, for a caller who has waited that long."""
+        """Returns why it is not there, in a line, for a caller that has waited that long."""
         return f"no answer within {seconds:g} s" if self.cause is None else self.line_of(self.cause)
 
     def line_of(self, error: Exception) -> str:
