@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.language import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.progress_display import show_progress
+from fedstack.contexts.progress_display import chosen_progress
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.factories import check_options, local_executor_factory
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
@@ -53,10 +53,9 @@ def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
 
 def _progress(options: LocalOptions) -> Progress | None:
     progress = options.get("progress", False)
-    if isinstance(progress, bool):
-        # A bar would draw over the prompt of a debugger.
-        return show_progress if progress and not options.get("debug") else None
-    return progress
+    if progress is True and options.get("debug"):
+        return None  # a bar would draw over the prompt of a debugger
+    return chosen_progress(progress)
 
 
 def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> SyncExecutionContext:

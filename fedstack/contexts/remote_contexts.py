@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.language import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.progress_display import show_progress
+from fedstack.contexts.progress_display import chosen_progress
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.factories import check_options
 from fedstack.executors.stacks.remote_factory import RemoteExecutorFactory, WorkerTargets, remote_executor_factory
@@ -56,10 +56,7 @@ def _factory(targets: WorkerTargets, options: RemoteOptions) -> RemoteExecutorFa
 
 
 def _progress(options: RemoteOptions) -> Progress | None:
-    progress = options.get("progress", False)
-    if isinstance(progress, bool):
-        return show_progress if progress else None
-    return progress
+    return chosen_progress(options.get("progress", False))
 
 
 def create_sync_remote_execution_context(

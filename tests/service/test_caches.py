@@ -66,7 +66,6 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.plan.schedule._CLIENT_WORK": (CONSTANT, "intrinsics"),
     "computations.plan.schedule._SELECTS": (CONSTANT, "intrinsics"),
     "computations.plan.schedule._TRANSPARENT": (CONSTANT, "intrinsics"),
-    "computations.values.tensor_values._KIND_NAMES": (CONSTANT, "dtypes"),
     "computations.values.tensor_values._PYTHON_KINDS": (CONSTANT, "dtypes"),
     "computations.types.type_memory.recent_types._types": (10_000, "and those of 64 MiB of messages"),
     "computations.types.type_memory.recent_types.on_clear": (CONSTANT, "caches of types"),

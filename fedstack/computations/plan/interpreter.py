@@ -6,11 +6,11 @@ from typing import cast
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
-from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
+from fedstack.computations.values.columns import Column, ConstantColumn, Payload, zip_columns
 from fedstack.errors import UnsupportedIntrinsicError
 
 
-def run_once(program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
+def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]:
     """Runs a program once.
 
     Args:
@@ -43,7 +43,7 @@ class ProgramRunner:
         ]
         self._results = [reader(result) for result in program.results]
 
-    def run(self, inputs: Sequence[object], client: int | None) -> list[object]:
+    def run(self, inputs: Sequence[Payload], client: int | None) -> list[Payload]:
         """Runs the program once.
 
         Args:
@@ -62,7 +62,7 @@ class ProgramRunner:
         return [result(values) for result in self._results]
 
 
-def reader(expression: Expression) -> Callable[[Sequence[object]], object]:
+def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:
     """Returns the function that evaluates an expression over payloads."""
     if isinstance(expression, Slot):
         return operator.itemgetter(expression.index)

@@ -29,6 +29,7 @@ from fedstack.computations.plan.graph import (
 from fedstack.computations.plan.made_once import Made, made_once
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
+from fedstack.computations.values.columns import Payload
 from fedstack.errors import InvalidComputationError
 
 
@@ -134,7 +135,7 @@ class Program:
     """
 
     inputs: tuple[int, ...]
-    constants: tuple[tuple[int, object], ...]
+    constants: tuple[tuple[int, Payload], ...]
     steps: tuple[Step, ...]
     results: tuple[Expression, ...]
     slots: int

@@ -11,6 +11,7 @@ import attrs
 from fedstack.computations.plan.made_once import Made
 from fedstack.computations.plan.program import Expression, Program
 from fedstack.computations.types.language import Type
+from fedstack.computations.values.columns import Payload
 
 
 @attrs.frozen(eq=False)
@@ -131,7 +132,7 @@ class Schedule:
     """
 
     tasks: tuple[Task, ...]
-    constants: tuple[tuple[int, object], ...]
+    constants: tuple[tuple[int, Payload], ...]
     result: Expression
     slots: int
     shared: frozenset[Expression]

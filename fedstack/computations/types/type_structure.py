@@ -5,7 +5,7 @@ the whole type each time.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -74,6 +74,13 @@ def is_scalar(tensor: TensorType) -> bool:
 def is_string(tensor: TensorType) -> bool:
     """Tells whether a tensor type holds strings; their payloads are `bytes`."""
     return tensor.dtype.type is np.str_
+
+
+def shape_fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
+    """Returns whether a shape fits a declared one, in which `None` stands for any size or, as a whole, any rank."""
+    if declared is None or shape == declared:
+        return True
+    return len(shape) == len(declared) and all(d is None or d == s for s, d in zip(shape, declared))
 
 
 def is_client_valued(type_spec: Type) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.types.language import array_pb2, data_type_pb2
+from fedstack.computations.types.type_structure import shape_fits
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 ArrayPayload: TypeAlias = "np.generic | NDArray[Any] | bytes"
@@ -133,7 +134,7 @@ def write_array(
     array = _as_array(payload)
     if array is None or array.dtype != encoding.dtype:
         raise _mismatch(encoding.dtype, shape, payload, path, f"convert it to {encoding.dtype} first")
-    if not _is_compatible(array.shape, shape):
+    if not shape_fits(array.shape, shape):
         raise _mismatch(encoding.dtype, shape, payload, path, "give it the shape of its type")
     proto.dtype = encoding.number
     proto.shape.dim.extend(array.shape)
@@ -175,7 +176,7 @@ def array_from_proto(
             "send one of the 16 dtypes"
         )
     dims = _dims(proto.shape, path)
-    if (dtype is not None and dtype.type is not encoding.dtype.type) or not _is_compatible(dims, shape):
+    if (dtype is not None and dtype.type is not encoding.dtype.type) or not shape_fits(dims, shape):
         expected = _notation(encoding.dtype if dtype is None else dtype, shape)
         raise TypeMismatchError(
             f"Expected {expected}, found {_notation(encoding.dtype, dims)}; at {path}; send what the type says"
@@ -210,7 +211,7 @@ def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: 
                 f"Expected `bytes` or an object array of `bytes` for {_notation(_STRING.dtype, shape)}, found "
                 f"`{type(value).__name__}`; at {path}; encode text first"
             )
-    if not _is_compatible(dims, shape):
+    if not shape_fits(dims, shape):
         raise _mismatch(_STRING.dtype, shape, payload, path, "give it the shape of its type")
     proto.dtype = _STRING.number
     proto.shape.dim.extend(dims)
@@ -305,12 +306,6 @@ def _dims(proto: array_pb2.ArrayShape, path: str) -> tuple[int, ...]:
             "only types may leave dimensions open"
         )
     return dims
-
-
-def _is_compatible(dims: Sequence[int], shape: Shape) -> bool:
-    if shape is None:
-        return True
-    return len(dims) == len(shape) and all(want is None or want == dim for dim, want in zip(dims, shape, strict=True))
 
 
 def _as_array(payload: object) -> NDArray[Any] | None:

@@ -43,6 +43,7 @@ from fedstack.computations.types.type_structure import (
     unflatten,
 )
 from fedstack.computations.values.arrays import array_from_proto, write_array
+from fedstack.computations.values.columns import Payload
 from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import InvalidComputationError, InvalidValueError, ResourceLimitError
@@ -57,7 +58,7 @@ _MAX_READ_DEPTH = 100
 _MAX_EMPTY_STRUCTS = 16
 
 
-def value_to_proto(payload: object, type_spec: Type, *, path: str = "value") -> executor_pb2.Value:
+def value_to_proto(payload: Payload, type_spec: Type, *, path: str = "value") -> executor_pb2.Value:
     """Encodes a payload.
 
     Args:
@@ -79,7 +80,7 @@ def value_to_proto(payload: object, type_spec: Type, *, path: str = "value") -> 
     return proto
 
 
-def value_from_proto(proto: executor_pb2.Value, type_spec: Type | None = None, *, path: str = "value") -> object:
+def value_from_proto(proto: executor_pb2.Value, type_spec: Type | None = None, *, path: str = "value") -> Payload:
     """Decodes a payload.
 
     Members are matched by position; a name, where the message has one, must be that of the type. dtypes must be equal

@@ -6,7 +6,7 @@ its clients. A column of structs is a struct of columns, so that zipping and sel
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from fedstack.computations.types.type_structure import (
     is_string,
 )
 
+# What executors have in place of a value: what the table in `values` says for its type. Nothing to a type checker, but
+# not the same to a reader as what a user gives or gets.
+Payload: TypeAlias = object
+
 
 class Column(abc.ABC):
     """The member payloads of a federated value, in client order."""
@@ -29,7 +33,7 @@ class Column(abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def items(self) -> Sequence[object]:
+    def items(self) -> Sequence[Payload]:
         """Returns the payload of each client."""
 
     @abc.abstractmethod
@@ -40,7 +44,7 @@ class Column(abc.ABC):
     def field(self, index: int) -> "Column":
         """Selects a field from a column of structs."""
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Payload]:
         return iter(self.items())
 
     def __repr__(self) -> str:
@@ -58,7 +62,7 @@ class ScalarColumn(Column):
     def __len__(self) -> int:
         return len(self.values)
 
-    def items(self) -> Sequence[object]:
+    def items(self) -> Sequence[Payload]:
         return list(self.values)
 
     def slice(self, start: int, stop: int) -> Column:
@@ -78,14 +82,14 @@ class ListColumn(Column):
 
     __slots__ = ("list_is_own", "values")
 
-    def __init__(self, values: Sequence[object], *, list_is_own: bool = False) -> None:
+    def __init__(self, values: Sequence[Payload], *, list_is_own: bool = False) -> None:
         self.values = values
         self.list_is_own = list_is_own
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def items(self) -> Sequence[object]:
+    def items(self) -> Sequence[Payload]:
         return self.values
 
     def slice(self, start: int, stop: int) -> Column:
@@ -107,7 +111,7 @@ class StructColumn(Column):
     def __len__(self) -> int:
         return self.size
 
-    def items(self) -> Sequence[object]:
+    def items(self) -> Sequence[Payload]:
         if not self.fields:
             return [()] * self.size
         return list(zip(*(field.items() for field in self.fields)))
@@ -124,14 +128,14 @@ class ConstantColumn(Column):
 
     __slots__ = ("size", "value")
 
-    def __init__(self, value: object, size: int) -> None:
+    def __init__(self, value: Payload, size: int) -> None:
         self.value = value
         self.size = size
 
     def __len__(self) -> int:
         return self.size
 
-    def items(self) -> Sequence[object]:
+    def items(self) -> Sequence[Payload]:
         return [self.value] * self.size
 
     def slice(self, start: int, stop: int) -> Column:
@@ -153,7 +157,7 @@ def empty_column(member: Type) -> Column:
     return column_from_payloads([], member)
 
 
-def column_from_payloads(payloads: Sequence[object], member: Type, *, list_is_own: bool = False) -> Column:
+def column_from_payloads(payloads: Sequence[Payload], member: Type, *, list_is_own: bool = False) -> Column:
     """Packs payloads that are known to fit `member` into the column for it.
 
     Args:
@@ -190,7 +194,7 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
     return column_from_payloads([payload for column in columns for payload in column.items()], member)
 
 
-def with_columns(payload: object, type_spec: Type) -> object:
+def with_columns(payload: Payload, type_spec: Type) -> Payload:
     """Returns a payload in which what differs by client is a column, as executors keep it, and not a list."""
     if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
         if isinstance(payload, Column):

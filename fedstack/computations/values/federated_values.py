@@ -19,8 +19,16 @@ from fedstack.computations.types.type_structure import (
     is_scalar,
     is_string,
     join_path,
+    shape_fits,
 )
-from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn, column_from_payloads
+from fedstack.computations.values.columns import (
+    Column,
+    ListColumn,
+    Payload,
+    ScalarColumn,
+    StructColumn,
+    column_from_payloads,
+)
 from fedstack.computations.values.records import Record
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
@@ -29,7 +37,6 @@ from fedstack.computations.values.tensor_values import (
     mismatch,
     normalize_tensor,
     read_only,
-    shape_fits,
 )
 from fedstack.computations.values.values import normalize, normalize_sequence, split_struct
 from fedstack.errors import CardinalityError
@@ -37,7 +44,7 @@ from fedstack.errors import CardinalityError
 Where = Callable[[int], str]
 
 
-def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> object:
+def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Payload:
     """Returns the payload of a value of any type, federated ones included.
 
     Raises:
@@ -56,7 +63,7 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> obj
     return normalize(value, type_spec, path)
 
 
-def count_clients(payload: object, type_spec: Type, path: str = "arg") -> int | None:
+def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int | None:
     """Returns the number of clients that a payload has values for, or `None` if it says nothing about it.
 
     Raises:
@@ -72,7 +79,7 @@ def count_clients(payload: object, type_spec: Type, path: str = "arg") -> int | 
     return counts[0][1] if counts else None
 
 
-def check_clients(payload: object, type_spec: Type, clients: int | None) -> None:
+def check_clients(payload: Payload, type_spec: Type, clients: int | None) -> None:
     """Checks that a payload that is to become a value of an executor has values for its number of clients.
 
     Args:

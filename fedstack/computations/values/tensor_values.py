@@ -12,14 +12,13 @@ import numpy as np
 
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import is_scalar, is_string
+from fedstack.computations.types.type_structure import is_scalar, is_string, shape_fits
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 # What gives the payload of a tensor: `normalize_tensor`, or another rule like it.
 ReadTensor = Callable[[object, TensorType, str], object]
 
 _MAX_RANK = 64
-_KIND_NAMES = {"b": "bool", "i": "integer", "f": "floating", "c": "complex", "S": "string"}
 _PYTHON_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f", complex: "c", str: "S", bytes: "S"}
 
 
@@ -142,13 +141,6 @@ def _advice(value: object) -> str:
     if isinstance(value, (str, bytes)):
         return "convert the text to a number first"
     return ""
-
-
-def shape_fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
-    """Tells whether a shape fits a declared one, in which `None` stands for any size or, as a whole, any rank."""
-    if declared is None or shape == declared:
-        return True
-    return len(shape) == len(declared) and all(d is None or d == s for s, d in zip(shape, declared))
 
 
 def _check_shape(shape: tuple[int, ...], tensor: TensorType, path: str) -> None:

@@ -29,8 +29,9 @@ from fedstack.computations.types.language import (
     struct_elements,
 )
 from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
-from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path, shape_fits
 from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.columns import Payload
 from fedstack.computations.values.records import Record
 from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator
 from fedstack.computations.values.snapshots import snapshot_of
@@ -40,12 +41,11 @@ from fedstack.computations.values.tensor_values import (
     mismatch,
     normalize_tensor,
     read_only,
-    shape_fits,
 )
 from fedstack.errors import FedstackError, InvalidValueError
 
 
-def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> object:
+def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> Payload:
     """Returns the payload of `value` for an unplaced type.
 
     Args:

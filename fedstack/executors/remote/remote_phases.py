@@ -21,10 +21,9 @@ from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
 from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
+from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 _T = TypeVar("_T")
-_MAX_RESULT_BYTES = 1 << 40
 
 
 class RemotePhases:
@@ -111,7 +110,7 @@ async def _run(
     copies = PhaseCopies(session)
     request, packer = _written(session, phase, inputs, arguments, clients, peer, copies)
     states = partial_states(phase, arguments)
-    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, clients=len(clients), for_results=True)
+    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, clients=len(clients), for_results=True)
 
     def read(response: messages.PhaseResponse) -> ReceivedResult:
         result = read_result(phase, states, clients, response, unpacker)

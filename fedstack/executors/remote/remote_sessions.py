@@ -12,6 +12,7 @@ from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.columns import with_columns
+from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidValueError, ResourceLimitError
 from fedstack.proto import executor_pb2 as plain
@@ -24,7 +25,6 @@ Named: TypeAlias = "Sequence[tuple[str | None, str]]"
 # What creates a value gives its id, or, if something has to be sent for that, what to await on the transport's loop.
 Made: TypeAlias = "str | Coroutine[Any, Any, str]"
 
-_MAX_MESSAGE = (1 << 31) - 1
 _PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service, which takes no Python code"
 
 
@@ -179,11 +179,11 @@ class PlainSession(RemoteSession):
 
     def put(self, payload: object, type_spec: Type) -> Made:
         value = value_to_proto(payload, type_spec)
-        if value.ByteSize() > _MAX_MESSAGE:
+        if value.ByteSize() > MOST_MESSAGE_BYTES:
             raise ResourceLimitError(
-                f"Expected a value of at most {_MAX_MESSAGE} bytes for {self.stub.address}, which takes it in one "
-                f"message, found {value.ByteSize()} bytes of type {type_spec}; create its members one by one, or use a "
-                "fedstack worker"
+                f"Expected a value of at most {MOST_MESSAGE_BYTES} bytes for {self.stub.address}, which takes it in "
+                f"one message, found {value.ByteSize()} bytes of type {type_spec}; create its members one by one, or "
+                "use a fedstack worker"
             )
         return self._create(value)
 

@@ -14,12 +14,10 @@ from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import ELEMENTS, Answer, ExecutorStub
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
-from fedstack.transport.wire.unpacking import Unpacker
+from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
-# A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
-_MAX_RESULT_BYTES = 1 << 40
 
 
 def packer_for(peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packer:
@@ -79,7 +77,7 @@ async def download(
 ) -> object:
     """Returns the payload of a value of any size, from a stream."""
     request = extended.DownloadRequest(executor=executor, value_ref=ref)
-    unpacker = Unpacker(max_bytes=_MAX_RESULT_BYTES, for_results=True)
+    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
 
     def read(header: extended.Download) -> object:
         return unpacker.unpack(header.value, type_spec, "result")

@@ -8,6 +8,7 @@ from fedstack.computations.types.language import CLIENTS, SERVER, Executor, Exec
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.columns import with_columns
+from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
 from fedstack.computations.values.payload_sizes import known_bytes
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized
@@ -21,7 +22,6 @@ from fedstack.service.server.limits import exceeded
 from fedstack.transport.peers.methods import UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 
-_MAX_MESSAGE = (1 << 31) - 1
 _PLACEMENTS = {CLIENTS.uri: CLIENTS, SERVER.uri: SERVER}
 
 
@@ -165,13 +165,13 @@ def _response(payload: object, type_spec: Type) -> bytes:
     """Writes the response of a compute: one message, whatever is in it."""
     size = known_bytes(payload, type_spec)
     try:
-        if size <= _MAX_MESSAGE:
+        if size <= MOST_MESSAGE_BYTES:
             return messages.ComputeResponse(value=value_to_proto(payload, type_spec, path="result")).SerializeToString()
     except EncodeError:  # it is the names and shapes that make it too large
-        size = _MAX_MESSAGE + 1
+        size = MOST_MESSAGE_BYTES + 1
     raise ResourceLimitError(
-        f"Expected a result of at most {_MAX_MESSAGE} bytes, found at least {size}; select its members one by one, or "
-        "use a client with chunked values"
+        f"Expected a result of at most {MOST_MESSAGE_BYTES} bytes, found at least {size}; select its members "
+        "one by one, or use a client with chunked values"
     )
 
 

@@ -29,7 +29,7 @@ from fedstack.transport.peers.methods import (
     UnaryMethod,
     UploadMethod,
 )
-from fedstack.transport.wire.status import Code, StatusError, code_of, details_of, message_of
+from fedstack.transport.wire.status import DETAILS_KEY, Code, StatusError, code_of, details_of, message_of
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -37,7 +37,6 @@ _T = TypeVar("_T")
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
-_DETAILS_KEY = "grpc-status-details-bin"
 _OTHER_METHODS = "(other)"
 _WATCHERS_SECONDS = 0.5
 # How long a large message waits for others to be done.
@@ -290,7 +289,7 @@ async def _fail(context: Context, error: Exception, raised: BaseException) -> No
     """Ends a call with the status of an error, and lets go of the frames of what was raised."""
     code, message, details = code_of(error), message_of(error), details_of(error)
     without_frames(raised)
-    await _abort(context, code, message, ((_DETAILS_KEY, details),))
+    await _abort(context, code, message, ((DETAILS_KEY, details),))
 
 
 async def _abort(context: Context, code: Code, message: str, metadata: Metadata = ()) -> None:

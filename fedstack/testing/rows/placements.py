@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedstack.computations.leaves.python.python_computation import python_computation
-from fedstack.computations.types.language import StructType, TensorType
+from fedstack.computations.types.language import StructType
 from fedstack.testing.computation_builder import (
     at_clients,
     at_server,
@@ -22,7 +22,6 @@ from fedstack.testing.promises import promise_of_both
 from fedstack.testing.rows.values import COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
 
-INT = TensorType(np.int32)
 CLIENTS_INT, SERVER_INT = at_clients(np.int32), at_server(np.int32)
 
 

@@ -11,10 +11,9 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import NO_ANSWER
 from fedstack.transport.wire.frames import parse_frame
 from fedstack.transport.wire.parcels import Piece
-from fedstack.transport.wire.status import error_from_status
+from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 
 _HEALTH = "/grpc.health.v1.Health/Check"
-_DETAILS_KEY = "grpc-status-details-bin"
 _ASK_SECONDS = 0.25
 # What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
 _MAKESHIFT = "Internal error from Core"
@@ -127,6 +126,6 @@ def error_of_call(failure: grpc.RpcError, address: str) -> Exception:
     call = cast("grpc.aio.AioRpcError", failure)
     details = None
     for key, value in call.trailing_metadata() or ():
-        if key == _DETAILS_KEY and isinstance(value, bytes):
+        if key == DETAILS_KEY and isinstance(value, bytes):
             details = value
     return error_from_status(int(call.code().value[0]), call.details() or "", details, address)

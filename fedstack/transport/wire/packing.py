@@ -22,7 +22,7 @@ from fedstack.computations.types.language import (
     computation_pb2,
 )
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
 from fedstack.computations.values.arrays import dtype_number, write_array
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
@@ -33,7 +33,7 @@ from fedstack.computations.values.columns import (
     column_from_payloads,
 )
 from fedstack.computations.values.sequences import check_re_iterable
-from fedstack.computations.values.tensor_values import mismatch, shape_fits
+from fedstack.computations.values.tensor_values import mismatch
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import Chunking
 from fedstack.transport.wire.segments import Rows, Segment
@@ -159,7 +159,7 @@ def place_of(path: str, index: int) -> str:
 
 def _bytes_of(array: NDArray[Any], tensor: TensorType, path: str) -> memoryview:
     """Returns the bytes of an array as they travel."""
-    if array.dtype != tensor.dtype or (tensor.shape is not None and not shape_fits(array.shape, tensor.shape)):
+    if array.dtype != tensor.dtype or not shape_fits(array.shape, tensor.shape):
         mismatch(tensor, f"{array.dtype}{list(array.shape)}", path)
     if sys.byteorder != "little":
         array = array.byteswap()

@@ -35,6 +35,8 @@ from fedstack.transport.wire.connection_errors import NO_ANSWER, reason_of
 
 # What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
 MAX_DETAILS_BYTES = 6 * 1024
+# Where a status has its details: the name that all of gRPC uses.
+DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 1024
 _MIN_TRACEBACK_BYTES = 1024
 _MAX_NAME_BYTES = 200

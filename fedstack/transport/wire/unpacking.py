@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
 from fedstack.computations.values.arrays import array_from_proto, dtype_of_number
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
@@ -24,7 +24,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
-from fedstack.computations.values.tensor_values import mismatch, shape_fits
+from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
@@ -32,6 +32,8 @@ from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
 _OWN_ROW_BYTES = 64 << 10
 _MAX_CLIENTS = 10_000_000
+# A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
+MOST_RESULT_BYTES = 1 << 40
 # A few bytes announce any number of them, and each takes as long as any other element to iterate over.
 _MAX_EMPTY_ELEMENTS = 100_000
 
@@ -101,7 +103,7 @@ class Unpacker:
 
     def _raw(self, raw: Packed.Raw, tensor: TensorType, path: str) -> NDArray[Any]:
         shape = self._checked_shape(raw, tensor.dtype, path)
-        if tensor.shape is not None and not shape_fits(shape, tensor.shape):
+        if not shape_fits(shape, tensor.shape):
             mismatch(tensor, f"the shape {list(shape)}", path)
         return self._buffer(shape, tensor.dtype, path)
 
@@ -173,7 +175,7 @@ class Unpacker:
 
     def _checked_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> int:
         clients = self._size(shape[0], path, takes_bytes=0 not in shape[1:])
-        if member.shape is not None and not shape_fits(shape[1:], member.shape):
+        if not shape_fits(shape[1:], member.shape):
             mismatch(f"rows of {member}", f"the shape {list(shape)}", path)
         return clients
 
