@@ -195,7 +195,7 @@ async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return(
     diary = Diary()
     with serving() as thread:
         port = int(thread.target.rpartition(":")[2])
-        driver = FleetDriver(make_stubs([thread.target], None), connect_seconds=0.5)
+        driver = FleetDriver(make_stubs([thread.target], None), connect_seconds=2.0)
         driver.subscribe(diary)
         (worker,) = await driver.ready()
         assert diary.entries == [("ready", worker.address)]
@@ -275,7 +275,7 @@ def in_memory_stub() -> ExecutorStub:
 async def test_a_supervisor_says_of_its_workers_when_they_are_lost_and_when_they_are_back(
     in_memory_stub: ExecutorStub,
 ) -> None:
-    with driver_over(connect_seconds=0.1) as driver:
+    with driver_over(connect_seconds=2.0) as driver:
         diary = Diary()
         driver.subscribe(diary)
         worker = driver.add(in_memory_stub, supervised=True)
