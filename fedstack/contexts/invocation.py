@@ -36,7 +36,7 @@ from fedstack.errors import (
     RetryLimitError,
     WorkerUnavailableError,
 )
-from fedstack.executors.base.lazy_executor import LazyExecutor
+from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.lost_ranges import LostRanges
@@ -208,14 +208,13 @@ def _has_many(arg: object) -> bool:
 
 
 async def _run(executor: Executor, comp: ConcreteComputation, signature: FunctionType, payload: object) -> object:
-    if not isinstance(executor, LazyExecutor):
+    if not isinstance(executor, VerbExecutor):
         return await _run_foreign(executor, comp, signature, payload)
     if not executor.drives_inline:
         await need_event_loop()
-    function = await executor.create_value(comp.to_proto())
-    argument = None if signature.parameter is None else executor.known(payload, signature.parameter)
-    value = await executor.create_call(function, argument)
-    result = await value.pull()
+    function = await executor.create_value(comp)
+    argument = None if signature.parameter is None else await executor.create_known(payload, signature.parameter)
+    result = await executor.computed(await executor.create_call(function, argument))
     return await executor.finish(lambda: to_result(result, signature.result), signature.result)
 
 

@@ -1,14 +1,19 @@
 """Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.base.placed_executor import FoldArguments, PhaseRunner, PlacedExecutor, slice_inputs
+from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.fold_arguments import FoldArguments, slice_inputs
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.one_by_one import with_programs
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.sync_driver import need_event_loop
@@ -22,45 +27,32 @@ _TOGETHER_SECONDS = 0.1
 _threads = LeafThreads(idle_seconds=1.0)
 
 
-class ComposingExecutor(PlacedExecutor):
-    """Runs each client phase on several children, each with a contiguous range of the clients.
-
-    A child gets a whole phase and answers with partial results of the aligned blocks of its range, so sums and means
-    have the same bits for any number of children, and if clients fail the first of them is blamed. Only
-    `federated_aggregate` sees the cut: each child folds from zero, and the results are merged in the order of the
-    children.
+class ComposedPhases(PhaseEngine):
+    """Runs phases on several others, each with a contiguous range of the clients; see `ComposingExecutor`.
 
     Args:
-      server: The executor of unplaced work and of work at the server.
-      children: Executors of phases, composing ones among them if there are many. They are closed with this one.
+      server: Runs unplaced work, and work at the server.
+      children: What runs phases, composed ones among them if there are many.
       clients: How many clients each child has.
-      closes_server: Whether the server's executor is closed with this one.
     """
 
-    def __init__(
-        self, server: Executor, children: Sequence[PhaseRunner], clients: Sequence[int], *, closes_server: bool = True
-    ) -> None:
-        super().__init__(server, closes_server=closes_server)
-        if len(children) != len(clients) or any(count < 0 for count in clients):
-            raise InvalidValueError(
-                f"Expected a number of clients of at least 0 for each of {len(children)} children, found "
-                f"{list(clients)}"
-            )
-        self._children = list(children)
-        self._counts = list(clients)
+    def __init__(self, server: ProgramEngine, children: Sequence[PhaseRunner], clients: Sequence[int]) -> None:
+        super().__init__(server)
+        self._children = children
+        self._counts = clients
 
     @property
     def clients(self) -> int:
         return sum(self._counts)
 
-    @property
-    def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one."""
-        return self.server.drives_inline
+    def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> PhaseEngine | None:
+        children = [child.over(wrap) for child in self._children]
+        found = [child for child in children if child is not None]
+        return ComposedPhases(wrap(self.server), found, self._counts) if len(found) == len(children) else None
 
-    async def run_phase(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-    ) -> PhaseResult:
+    async def fold_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
+    ) -> FoldedPhase:
         ranges: list[tuple[PhaseRunner, range]] = []
         start = clients.start
         for child, count in zip(self._children, self._counts):
@@ -78,35 +70,70 @@ class ComposingExecutor(PlacedExecutor):
             results = [await call(child, part) for child, part in ranges]
         else:
             results = await _all_in_order([call(child, part) for child, part in ranges])
-        return await self._merge(phase, arguments, results, clients)
-
-    async def _merge(
-        self, phase: Phase, arguments: FoldArguments, results: Sequence[PhaseResult], clients: range
-    ) -> PhaseResult:
-        partials: list[object] = []
+        states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
             state = await self.new_state(fold, argument, clients.start)
 
-            def merged(index: int = index, state: FoldState = state) -> object:
+            def merge(index: int = index, state: FoldState = state) -> None:
                 for result in results:
                     state.merge(result.partials[index])
-                return state.partials()
 
-            # An aggregation is merged by a function of the user's.
-            partials.append(await _threads.run(merged) if fold.functions else merged())
+            if fold.functions:
+                await _threads.run(merge)  # by a function of the user's
+            else:
+                merge()
+            states.append(state)
         columns = [
             concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
             for index, (_, member) in enumerate(phase.held)
         ]
-        return PhaseResult(partials, columns)
+        return FoldedPhase(states, columns)
 
-    def close(self) -> None:
-        super().close()
-        for child in self._children:
-            child.close()
+
+class ComposingExecutor(VerbExecutor):
+    """Runs each client phase on several children, each with a contiguous range of the clients.
+
+    A child gets a whole phase and answers with partial results of the aligned blocks of its range, so sums and means
+    have the same bits for any number of children, and if clients fail the first of them is blamed. Only
+    `federated_aggregate` sees the cut: each child folds from zero, and the results are merged in the order of the
+    children.
+
+    Args:
+      server: The executor of unplaced work and of work at the server.
+      children: Executors of phases, composing ones among them if there are many. They are closed with this one.
+      clients: How many clients each child has.
+      closes_server: Whether the server's executor is closed with this one.
+    """
+
+    def __init__(
+        self,
+        server: Executor,
+        children: Sequence[Executor | PhaseRunner],
+        clients: Sequence[int],
+        *,
+        closes_server: bool = True,
+    ) -> None:
+        if len(children) != len(clients) or any(count < 0 for count in clients):
+            raise InvalidValueError(
+                f"Expected a number of clients of at least 0 for each of {len(children)} children, found "
+                f"{list(clients)}"
+            )
+        self.server = with_programs(server)
+        engine = ComposedPhases(self.server.programs, list(map(_phases_in, children)), list(clients))
+        super().__init__(LazyRecorder(engine), *([self.server] if closes_server else []), *children)
+        self._children = len(children)
 
     def __repr__(self) -> str:
-        return f"<ComposingExecutor with {self.clients} clients over {len(self._children)} children>"
+        return f"<ComposingExecutor with {self.known_clients} clients over {self._children} children>"
+
+
+def _phases_in(child: Executor | PhaseRunner) -> PhaseRunner:
+    found = child if isinstance(child, PhaseRunner) else phases_of(child)
+    if found is None:
+        raise InvalidValueError(
+            f"Expected children that run client phases, found {child!r}; give a FederatingExecutor over it"
+        )
+    return found
 
 
 async def _all_in_order(parts: Sequence[Coroutine[Any, Any, PhaseResult]]) -> list[PhaseResult]:

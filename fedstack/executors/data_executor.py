@@ -11,6 +11,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.client_blocks import Sink
+from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
@@ -46,15 +47,10 @@ class _Resolved(BoundOperation):
         raise InvalidComputationError(f"Expected data of type {self.result} to be resolved before it is used")
 
 
-class DataExecutor(WrapperExecutor):
-    """Resolves each `data` block once per run, and leaves everything else to its target.
+class DataEngine(PassingEngine):
+    """Resolves the data blocks in programs before they run; see `DataExecutor`."""
 
-    Args:
-      target: The executor below. It is closed with this one.
-      backend: Resolves the data.
-    """
-
-    def __init__(self, target: Executor, backend: DataBackend) -> None:
+    def __init__(self, target: ProgramEngine, backend: DataBackend) -> None:
         super().__init__(target)
         self._backend = backend
 
@@ -82,8 +78,21 @@ class DataExecutor(WrapperExecutor):
         rest = tuple(step for step in program.steps if step not in steps)
         return Program(program.inputs, (*program.constants, *constants), rest, program.results, program.slots)
 
-    def __repr__(self) -> str:
-        return f"<DataExecutor over {self.target!r}>"
+
+class DataExecutor(WrapperExecutor):
+    """Resolves each `data` block once per run, and leaves everything else to its target.
+
+    Args:
+      target: The executor below. It is closed with this one.
+      backend: Resolves the data.
+    """
+
+    def __init__(self, target: Executor, backend: DataBackend) -> None:
+        self._backend = backend
+        super().__init__(target)
+
+    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
+        return DataEngine(engine, self._backend)
 
 
 def _mark(operation: Operation) -> Operation:

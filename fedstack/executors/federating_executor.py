@@ -1,6 +1,6 @@
 """Defines the executor of federated work on one machine: placements and federated intrinsics over all its clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -13,56 +13,45 @@ from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.shared_column import unshared
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.bulk import linked
-from fedstack.executors.base.one_by_one import as_bulk
-from fedstack.executors.base.placed_executor import FoldArguments, PlacedExecutor
+from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.fold_arguments import FoldArguments
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.one_by_one import with_programs
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
+from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.folds.phase_sink import PhaseSink
 from fedstack.executors.folds.resident_fold import fold_resident_columns
 
 
-class FederatingExecutor(PlacedExecutor):
-    """Runs federated intrinsics over any number of clients, whole columns at a time.
+class LocalPhases(PhaseEngine):
+    """Runs phases over clients in this process.
 
     Args:
-      target: The executor of what happens in one place. It is closed with this one.
-      num_clients: The number of clients.
-      client_target: The executor for work at clients, if it is not `target`.
+      server: Runs unplaced work, and work at the server.
+      client_programs: Runs the work of clients.
+      clients: The number of clients.
     """
 
-    def __init__(self, target: Executor, num_clients: int, *, client_target: Executor | None = None) -> None:
-        super().__init__(target)
-        if num_clients < 0:
-            raise InvalidValueError(f"Expected a number of clients of at least 0, found {num_clients}")
-        self._client_target = self.server if client_target is None else as_bulk(client_target)
-        self._num_clients = num_clients
+    def __init__(self, server: ProgramEngine, client_programs: ProgramEngine, clients: int) -> None:
+        super().__init__(server)
+        self._client_programs = client_programs
+        self._clients = clients
 
     @property
     def clients(self) -> int:
-        return self._num_clients
+        return self._clients
 
     @property
     def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one."""
-        return self.server.drives_inline and self._client_target.drives_inline
+        return self.server.drives_inline and self._client_programs.drives_inline
 
-    async def run_phase(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-    ) -> PhaseResult:
-        return await self._run(phase, inputs, arguments, clients, all_clients=False)
+    def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> PhaseEngine:
+        return LocalPhases(wrap(self.server), wrap(self._client_programs), self._clients)
 
-    async def run_whole_phase(self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments) -> PhaseResult:
-        return await self._run(phase, inputs, arguments, range(self._num_clients), all_clients=True)
-
-    async def _run(
-        self,
-        phase: Phase,
-        inputs: Sequence[object],
-        arguments: FoldArguments,
-        clients: range,
-        *,
-        all_clients: bool,
-    ) -> PhaseResult:
+    async def fold_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
+    ) -> FoldedPhase:
         states = [await self.new_state(fold, argument, clients.start) for fold, argument in zip(phase.folds, arguments)]
         columns = cast("Sequence[Column]", unshared(inputs))
         if (progress := current_scope().progress) is not None and phase.program.steps:
@@ -70,9 +59,9 @@ class FederatingExecutor(PlacedExecutor):
         held = await self._fold_held(phase, states, columns, clients, all_clients)
         sink = PhaseSink(phase, states, held)
         if len(clients) and (len(held) < len(phase.folds) or phase.held):
-            program = await linked(self._client_target, phase.program)
-            await self._client_target.run_clients(program, columns, clients, sink)
-        return PhaseResult([state.partials() for state in states], sink.columns())
+            program = await self._client_programs.linked(phase.program)
+            await self._client_programs.run_clients(program, columns, clients, sink)
+        return FoldedPhase(states, sink.columns())
 
     async def _fold_held(
         self,
@@ -87,14 +76,29 @@ class FederatingExecutor(PlacedExecutor):
         for index, (fold, state) in enumerate(zip(phase.folds, states)):
             column = _input_column(phase.program.results[fold.results[0]], phase, inputs)
             if column is not None and _is_long(column, fold):
-                threads, first = self._client_target.leaf_threads, clients.start
+                threads, first = self._client_programs.leaf_threads, clients.start
                 if await fold_resident_columns(threads, state, column, fold, first, all_clients=all_clients):
                     done.add(index)
         return frozenset(done)
 
-    def close(self) -> None:
-        super().close()
-        self._client_target.close()
+
+class FederatingExecutor(VerbExecutor):
+    """Runs federated intrinsics over any number of clients, whole columns at a time.
+
+    Args:
+      target: The executor of what happens in one place. It is closed with this one.
+      num_clients: The number of clients.
+      client_target: The executor for work at clients, if it is not `target`.
+    """
+
+    def __init__(self, target: Executor, num_clients: int, *, client_target: Executor | None = None) -> None:
+        if num_clients < 0:
+            raise InvalidValueError(f"Expected a number of clients of at least 0, found {num_clients}")
+        self.server = with_programs(target)
+        self._client_target = self.server if client_target is None else with_programs(client_target)
+        self._num_clients = num_clients
+        engine = LocalPhases(self.server.programs, self._client_target.programs, num_clients)
+        super().__init__(LazyRecorder(engine), self.server, self._client_target)
 
     def __repr__(self) -> str:
         return f"<FederatingExecutor with {self._num_clients} clients over {self._client_target!r}>"

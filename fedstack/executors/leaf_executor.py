@@ -20,9 +20,10 @@ from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
-from fedstack.executors.base.bulk import LoadNeeded, holds_up_a_loop
 from fedstack.executors.base.client_blocks import ClientBlocks, Sink
-from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.base.engines import LoadNeeded, ProgramEngine, holds_up_a_loop
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.concurrency.measurements import timed_run
 
@@ -30,31 +31,15 @@ _T = TypeVar("_T")
 _LEAVES = Linking("leaf computations")
 
 
-class LeafExecutor(UnplacedExecutor):
-    """Runs leaf computations with the runtimes that know them, and the generic operators on structs of numbers.
-
-    Args:
-      max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
-      clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
-      max_concurrent_clients: The most clients that run at the same time; 1 makes clients run one after the other.
-      threads: Threads that other executors use too; by default this one has its own.
-    """
+class LeafEngine(ProgramEngine):
+    """Runs programs of leaf computations; see `LeafExecutor`."""
 
     def __init__(
-        self,
-        *,
-        max_threads: int | None = None,
-        clients_per_thread: int | None = None,
-        max_concurrent_clients: int | None = None,
-        threads: SharedLeafThreads | None = None,
+        self, threads: LeafThreads, clients_per_thread: int | None, max_concurrent_clients: int | None
     ) -> None:
-        super().__init__()
-        self._shared_threads = SharedLeafThreads(max_threads) if threads is None else threads
-        self._threads = self._shared_threads.lend()
+        self._threads = threads
         self._clients_per_thread = clients_per_thread
-        # The thread that calls works too, so the bound of the pool is one of the clients as well.
-        bounds = [bound for bound in (max_concurrent_clients, max_threads) if bound is not None]
-        self._max_concurrent_clients = min(bounds) if bounds else None
+        self._max_concurrent_clients = max_concurrent_clients
         self._leaves = LoadedLeaves()
 
     @property
@@ -114,10 +99,38 @@ class LeafExecutor(UnplacedExecutor):
             return await self._threads.run(work)  # a sequence may be a stream that user code makes
         return work()
 
+    def __repr__(self) -> str:
+        return "<LeafExecutor>"
+
+
+class LeafExecutor(VerbExecutor):
+    """Runs leaf computations with the runtimes that know them, and the generic operators on structs of numbers.
+
+    Args:
+      max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
+      clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
+      max_concurrent_clients: The most clients that run at the same time; 1 makes clients run one after the other.
+      threads: Threads that other executors use too; by default this one has its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_threads: int | None = None,
+        clients_per_thread: int | None = None,
+        max_concurrent_clients: int | None = None,
+        threads: SharedLeafThreads | None = None,
+    ) -> None:
+        self._threads = SharedLeafThreads(max_threads) if threads is None else threads
+        # The thread that calls works too, so the bound of the pool is one of the clients as well.
+        bounds = [bound for bound in (max_concurrent_clients, max_threads) if bound is not None]
+        engine = LeafEngine(self._threads.lend(), clients_per_thread, min(bounds, default=None))
+        super().__init__(LazyRecorder(engine))
+
     def close(self) -> None:
         if not self._closed:
             super().close()
-            self._shared_threads.give_back()
+            self._threads.give_back()
 
     def __repr__(self) -> str:
         return f"<LeafExecutor{' closed' if self._closed else ''}>"

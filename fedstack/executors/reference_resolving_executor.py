@@ -1,19 +1,23 @@
 """Defines the executor at the top of every stack: it takes any computation and resolves the names in it."""
 
-from fedstack.computations.types.language import computation_pb2
-from fedstack.executors.base.delegating_executor import DelegatingExecutor
+from fedstack.computations.types.language import Executor, computation_pb2
+from fedstack.executors.base.verb_run import VerbEngine
+from fedstack.executors.base.wrapper_executor import TargetExecutor, engine_of
 
 
-class ReferenceResolvingExecutor(DelegatingExecutor):
+class ReferenceResolvingExecutor(TargetExecutor):
     """Interprets lambdas, blocks, references, selections and calls, and hands what is left to its target.
 
     A computation is traced once (`computations.trace`): calls of lambdas are unfolded, captured values have become
     arguments, unused locals are gone. What remains are calls of leaf computations and intrinsics, and those are the
-    target's.
+    target's: its engine runs them or, where it has none, its four verbs.
 
     Args:
       target: The executor that runs them. It is closed with this one.
     """
+
+    def __init__(self, target: Executor) -> None:
+        super().__init__(target, engine_of(target) or VerbEngine(target))
 
     def accepts(self, computation: computation_pb2.Computation) -> None:
         """Takes every computation of the language; what is wrong with one shows when it is traced."""

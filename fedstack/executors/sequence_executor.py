@@ -1,7 +1,7 @@
 """Defines the executor that gives the sequence intrinsics their meaning: map, reduce and sum, all as streams."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 
@@ -10,16 +10,14 @@ from fedstack.computations.plan.interpreter import ProgramRunner
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
-from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
-from fedstack.executors.base.client_blocks import Sink
-from fedstack.executors.base.one_by_one import as_bulk
-from fedstack.executors.base.unplaced_executor import UnplacedExecutor, finish_in, runs_intrinsic
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.base.engines import PassingEngine
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.one_by_one import with_programs
+from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.folds.fold_states import zero_of
 
-_T = TypeVar("_T")
 _SEQUENCES = Linking("sequence intrinsics")
 
 
@@ -127,7 +125,24 @@ _OPERATIONS: dict[str, type[SequenceOperation]] = {
 }
 
 
-class SequenceExecutor(UnplacedExecutor):
+class SequenceEngine(PassingEngine):
+    """Gives the sequence intrinsics in programs their operations, and leaves everything else to its target."""
+
+    def runs_intrinsic(self, uri: str) -> bool:
+        return uri in _OPERATIONS or super().runs_intrinsic(uri)
+
+    def link(self, program: Program) -> Program:
+        return super().link(program.with_operations(_SEQUENCES, _operation))
+
+
+def _operation(operation: Operation) -> Operation:
+    if isinstance(operation, IntrinsicSource) and operation.uri in _OPERATIONS:
+        inner = tuple(program.with_operations(_SEQUENCES, _operation) for program in operation.functions)
+        return _OPERATIONS[operation.uri](operation, inner)
+    return operation
+
+
+class SequenceExecutor(VerbExecutor):
     """Runs the sequence intrinsics and leaves everything else to its target.
 
     Args:
@@ -135,41 +150,8 @@ class SequenceExecutor(UnplacedExecutor):
     """
 
     def __init__(self, target: Executor) -> None:
-        super().__init__()
-        self._target = as_bulk(target)
-
-    @property
-    def drives_inline(self) -> bool:
-        return self._target.drives_inline
-
-    @property
-    def leaf_threads(self) -> LeafThreads | None:
-        return self._target.leaf_threads
-
-    def runs_intrinsic(self, uri: str) -> bool:
-        return uri in _OPERATIONS or runs_intrinsic(self._target, uri)
-
-    def link(self, program: Program) -> Program:
-        return self._target.link(program.with_operations(_SEQUENCES, self._operation))
-
-    def _operation(self, operation: Operation) -> Operation:
-        if isinstance(operation, IntrinsicSource) and operation.uri in _OPERATIONS:
-            inner = tuple(program.with_operations(_SEQUENCES, self._operation) for program in operation.functions)
-            return _OPERATIONS[operation.uri](operation, inner)
-        return operation
-
-    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
-        return await self._target.run_once(program, inputs)
-
-    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        await self._target.run_clients(program, inputs, clients, sink)
-
-    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        return await finish_in(self._target, work, type_spec)
-
-    def close(self) -> None:
-        super().close()
-        self._target.close()
+        self._target = with_programs(target)
+        super().__init__(LazyRecorder(SequenceEngine(self._target.programs)), self._target)
 
     def __repr__(self) -> str:
         return f"<SequenceExecutor over {self._target!r}>"

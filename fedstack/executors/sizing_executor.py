@@ -9,10 +9,11 @@ import numpy as np
 
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.language import Executor
+from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.columns import Column, ConstantColumn, StructColumn
 from fedstack.executors.base.client_blocks import Sink, Stream
-from fedstack.executors.base.lazy_values import KnownValue, LazyValue
+from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 
@@ -85,42 +86,23 @@ def elements_of(payload: object) -> "Counter[str]":
         return Counter({cast(np.generic, payload).dtype.name: 1})
     if isinstance(payload, bytes):
         return Counter({"str": len(payload)})
+    if isinstance(payload, Column):
+        payload = payload.items()
     if isinstance(payload, (tuple, list)):
         return sum((elements_of(item) for item in cast("Iterable[object]", payload)), Counter[str]())
     return Counter()
 
 
-class SizingExecutor(WrapperExecutor):
-    """Counts the payloads that are the same for all clients as broadcast, and what clients yield as aggregated.
+class SizingEngine(PassingEngine):
+    """Counts what clients get and yield; see `SizingExecutor`."""
 
-    A client's own data, which only it has, is neither. Through the verbs, each value created counts as broadcast and
-    each value computed as aggregated, both for client 0.
-
-    Args:
-      target: The executor below. It is closed with this one.
-      sizes: Where to count; new counts by default.
-    """
-
-    def __init__(self, target: Executor, sizes: SizeInfo | None = None) -> None:
+    def __init__(self, target: ProgramEngine, sizes: SizeInfo) -> None:
         super().__init__(target)
-        self._sizes = SizeInfo() if sizes is None else sizes
-
-    def get_size_info(self) -> SizeInfo:
-        """Returns the counts so far."""
-        return self._sizes
+        self._sizes = sizes
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
         return None  # so that nothing is folded past the counting
-
-    def observe(self, payload: object) -> None:
-        self._sizes.add(0, elements_of(payload), aggregate=True)
-
-    async def create_value(self, value: object, type_spec: object = None) -> LazyValue:
-        created = await super().create_value(value, type_spec)
-        if isinstance(created, KnownValue):
-            self._sizes.add(0, elements_of(created.payload), aggregate=False)
-        return created
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
         sizes = sum(map(_shared_elements, inputs), Counter[str]())
@@ -128,6 +110,43 @@ class SizingExecutor(WrapperExecutor):
             for client in clients:
                 self._sizes.add(client, sizes, aggregate=False)
         await self.target.run_clients(program, inputs, clients, _CountingSink(sink, self._sizes))
+
+
+class SizingExecutor(WrapperExecutor):
+    """Counts the payloads that are the same for all clients as broadcast, and what clients yield as aggregated.
+
+    A client's own data, which only it has, is neither. Through the verbs of a target that shows no clients, each value
+    created counts as broadcast and each value computed as aggregated, both for client 0.
+
+    Args:
+      target: The executor below. It is closed with this one.
+      sizes: Where to count; new counts by default.
+    """
+
+    def __init__(self, target: Executor, sizes: SizeInfo | None = None) -> None:
+        self._sizes = SizeInfo() if sizes is None else sizes
+        super().__init__(target)
+
+    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
+        return SizingEngine(engine, self._sizes)
+
+    def get_size_info(self) -> SizeInfo:
+        """Returns the counts so far."""
+        return self._sizes
+
+    async def create_known(self, payload: object, type_spec: Type) -> VerbValue:
+        created = await super().create_known(payload, type_spec)
+        self._count(payload, aggregate=False)
+        return created
+
+    async def computed(self, value: VerbValue) -> object:
+        payload = await super().computed(value)
+        self._count(payload, aggregate=True)
+        return payload
+
+    def _count(self, payload: object, *, aggregate: bool) -> None:
+        if self.phases is None:
+            self._sizes.add(0, elements_of(payload), aggregate=aggregate)
 
 
 def _shared_elements(column: Column) -> "Counter[str]":

@@ -6,13 +6,14 @@ from typing import cast
 from fedstack.computations.types.language import ComputationBuildingBlock, Executor, Type, computation_pb2
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
-from fedstack.executors.base.delegating_executor import DelegatingExecutor
-from fedstack.executors.base.lazy_values import LazyValue
+from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.verb_values import Source, VerbValue
+from fedstack.executors.base.wrapper_executor import TargetExecutor, engine_of
 
 Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 
 
-class TransformingExecutor(DelegatingExecutor):
+class TransformingExecutor(TargetExecutor):
     """Applies a function to the building block of each computation that it is given; values pass as they are.
 
     Args:
@@ -21,13 +22,14 @@ class TransformingExecutor(DelegatingExecutor):
     """
 
     def __init__(self, transformation_fn: Transformation, target: Executor) -> None:
-        super().__init__(target)
+        super().__init__(target, engine_of(target))
         self._transformation_fn = transformation_fn
 
-    def accepts(self, computation: computation_pb2.Computation) -> None:
-        self._target.accepts(computation)
+    @property
+    def programs(self) -> ProgramEngine | None:
+        return None  # what executors above run here is to pass through the verbs, and be changed
 
-    def embed(self, computation: computation_pb2.Computation, declared: Type | None) -> LazyValue:
+    async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
         block = ComputationBuildingBlock.from_proto(computation)
         changed = cast(object, self._transformation_fn(block))
         if not isinstance(changed, ComputationBuildingBlock):
@@ -39,4 +41,4 @@ class TransformingExecutor(DelegatingExecutor):
             raise InvalidComputationError(
                 f"Expected the transformation to keep the type {block.type_signature}, found {changed.type_signature}"
             )
-        return super().embed(changed.to_proto(), declared)
+        return await super().embed(changed.to_proto(), declared, source)

@@ -14,12 +14,13 @@ import attrs
 import numpy as np
 
 from fedstack.computations.plan.program import Program
+from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.number_checks import check_number, number_validator, whole_number_validator
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
-from fedstack.executors.base.bulk import BulkExecutor
 from fedstack.executors.base.client_blocks import Sink
+from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.side_by_side import gather
@@ -138,35 +139,22 @@ class FaultPlan:
         return faults
 
 
-class FaultInjectingExecutor(WrapperExecutor):
-    """Lets a plan decide what goes wrong in client work, and leaves the rest to its target.
+class FaultEngine(PassingEngine):
+    """Lets a plan decide what goes wrong in the work of clients; see `FaultInjectingExecutor`."""
 
-    Args:
-      target: The executor of client work. It is closed with this one.
-      plan: Decides.
-
-    Raises:
-      InvalidValueError: If an argument is of the wrong kind.
-    """
-
-    def __init__(self, target: BulkExecutor, plan: FaultPlan) -> None:
-        check_executor_below(target)
-        if not isinstance(cast(object, plan), FaultPlan):
-            raise InvalidValueError(
-                f"Expected a FaultPlan, found {describe(plan)}; give FaultPlan.none() for no faults"
-            )
+    def __init__(self, target: ProgramEngine, plan: FaultPlan) -> None:
         super().__init__(target)
-        self.plan = plan
+        self._plan = plan
 
     @property
     def leaf_threads(self) -> LeafThreads | None:
         return None  # so that nothing is folded past the plan
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        faults = self.plan.next_phase(clients)
+        faults = self._plan.next_phase(clients)
         for fault in faults:
             if fault.outcome == "error":
-                raise self.plan.error(f"Expected client {fault.client} to answer, found that its worker is gone")
+                raise self._plan.error(f"Expected client {fault.client} to answer, found that its worker is gone")
         dropped = [fault for fault in faults if fault.outcome == "drop"]
         into = _Nowhere() if dropped else sink
         if any(fault.latency for fault in faults):
@@ -174,7 +162,9 @@ class FaultInjectingExecutor(WrapperExecutor):
         else:
             await self.target.run_clients(program, inputs, clients, into)
         if dropped:
-            raise self.plan.error(f"Expected a result of client {dropped[0].client}, found that it got lost on its way")
+            raise self._plan.error(
+                f"Expected a result of client {dropped[0].client}, found that it got lost on its way"
+            )
 
     async def _run_one_by_one(
         self, program: Program, inputs: Sequence[Column], faults: Sequence[Fault], sink: Sink
@@ -189,6 +179,30 @@ class FaultInjectingExecutor(WrapperExecutor):
                 await self.target.run_clients(program, own, range(fault.client, fault.client + 1), sink)
 
         await gather([run(position, fault) for position, fault in enumerate(faults)])
+
+
+class FaultInjectingExecutor(WrapperExecutor):
+    """Lets a plan decide what goes wrong in client work, and leaves the rest to its target.
+
+    Args:
+      target: The executor of client work. It is closed with this one.
+      plan: Decides.
+
+    Raises:
+      InvalidValueError: If an argument is of the wrong kind.
+    """
+
+    def __init__(self, target: Executor, plan: FaultPlan) -> None:
+        check_executor_below(target)
+        if not isinstance(cast(object, plan), FaultPlan):
+            raise InvalidValueError(
+                f"Expected a FaultPlan, found {describe(plan)}; give FaultPlan.none() for no faults"
+            )
+        self.plan = plan
+        super().__init__(target)
+
+    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
+        return FaultEngine(engine, self.plan)
 
     def __repr__(self) -> str:
         return f"<FaultInjectingExecutor of {self.plan!r} over {self.target!r}>"

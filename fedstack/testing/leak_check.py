@@ -86,7 +86,7 @@ def _descriptors() -> set[tuple[int, str]]:
 
 def _new_objects() -> list[str]:
     """Describes unfinished tasks and values of executors; no module is imported to find them."""
-    values = getattr(sys.modules.get("fedstack.executors.base.lazy_executor"), "LazyValue", None)
+    values = getattr(sys.modules.get("fedstack.executors.base.lazy_values"), "LazyValue", None)
     kinds = (asyncio.Task,) if values is None else (asyncio.Task, values)
     found: list[str] = []
     for thing in gc.get_objects():

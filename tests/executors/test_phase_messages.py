@@ -28,7 +28,8 @@ from fedstack.executors import (
     ReferenceResolvingExecutor,
     SequenceExecutor,
 )
-from fedstack.executors.base.placed_executor import FoldArgument, partial_states
+from fedstack.executors.base.fold_arguments import FoldArgument, partial_states
+from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.remote.phase_messages import check_first_client, computations_of, read_phase, write_phase
 from fedstack.executors.remote.phase_results import read_result, write_result
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
@@ -93,7 +94,7 @@ def resent_result(phase, arguments, clients, result):
     return moved(response, packer.segments, unpacker, lambda r, u: read_result(phase, states, clients, r, u)).complete()
 
 
-class SentElsewhere:
+class SentElsewhere(PhaseRunner):
     """Runs phases as a worker would: of a message, and with an answer that is one."""
 
     def __init__(self, clients):
@@ -102,7 +103,9 @@ class SentElsewhere:
     async def run_phase(self, phase, inputs, arguments, clients):
         received = resent_phase(phase, inputs, arguments, clients)
         assert received.clients == clients
-        result = await self.executor.run_phase(received.phase, received.inputs, received.arguments, received.clients)
+        result = await self.executor.phases.run_phase(
+            received.phase, received.inputs, received.arguments, received.clients
+        )
         # Which type a fold has, the one that sent the phase knows as well as the one that ran it.
         return resent_result(
             phase, arguments, clients, resent_result(received.phase, received.arguments, clients, result)
@@ -394,7 +397,7 @@ def test_the_numbers_of_a_phase_are_looked_at_first(first, clients, fits):
 async def answer_of(name, clients=range(10, 13)):
     phase, inputs, arguments = CASES[name]
     executor = FederatingExecutor(SequenceExecutor(LeafExecutor()), len(clients))
-    result = await executor.run_phase(phase, inputs, arguments, clients)
+    result = await executor.phases.run_phase(phase, inputs, arguments, clients)
     executor.close()
     return write_result(phase, partial_states(phase, arguments), result, Packer(large_bytes=PLENTY))
 
@@ -457,7 +460,7 @@ async def test_what_is_no_answer_to_a_phase_is_refused(name, change, message):
 async def test_folds_that_came_beside_their_message_may_be_written_into():
     phase, inputs, arguments = CASES["mean"]
     executor = FederatingExecutor(SequenceExecutor(LeafExecutor()), 3)
-    result = await executor.run_phase(phase, inputs, arguments, range(3))
+    result = await executor.phases.run_phase(phase, inputs, arguments, range(3))
     executor.close()
     received = resent_result(phase, arguments, range(3), result)
     _, _, (tree,) = received.partials[0]

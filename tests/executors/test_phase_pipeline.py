@@ -20,7 +20,8 @@ from fedstack.computations.plan.trace import trace
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.errors import CarrierError, InvalidValueError, LeafError
 from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecutor
-from fedstack.executors.base.placed_executor import FoldArgument, partial_states
+from fedstack.executors.base.fold_arguments import FoldArgument, partial_states
+from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.executors.remote.phase_results import read_result
@@ -52,10 +53,10 @@ def phase_of(body: Callable[[Any], Any]) -> Phase:
 
 
 @contextlib.contextmanager
-def federating(clients: int) -> Iterator[FederatingExecutor]:
+def federating(clients: int) -> Iterator[PhaseRunner]:
     executor = FederatingExecutor(SequenceExecutor(LeafExecutor()), clients)
     try:
-        yield executor
+        yield executor.phases
     finally:
         executor.close()
 

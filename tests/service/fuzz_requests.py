@@ -15,7 +15,7 @@ from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.codec import value_to_proto
 from fedstack.computations.values.columns import column_from_payloads, with_columns
-from fedstack.executors.base.placed_executor import FoldArgument
+from fedstack.executors.base.fold_arguments import FoldArgument
 from fedstack.executors.remote.phase_messages import write_phase
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import attrs
 
@@ -25,9 +25,10 @@ from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
-from fedstack.executors.base.bulk import BulkExecutor
 from fedstack.executors.base.client_blocks import ClientBlocks, Sink
-from fedstack.executors.base.unplaced_executor import UnplacedExecutor
+from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
@@ -67,15 +68,14 @@ def _wait(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
 
-class OneByOneExecutor(UnplacedExecutor):
-    """Runs unplaced work on an executor of another origin.
+class ForeignEngine(ProgramEngine):
+    """Runs programs on an executor of another origin.
 
     Args:
-      target: Any executor of the language that takes leaf computations. It is closed with this one.
+      target: Any executor of the language that takes leaf computations.
     """
 
     def __init__(self, target: Executor) -> None:
-        super().__init__()
         self._target = target
         self._threads = LeafThreads()
         self._linking = Linking("one by one")
@@ -96,7 +96,9 @@ class OneByOneExecutor(UnplacedExecutor):
         if isinstance(operation, IntrinsicSource):
             found = arithmetic_for(operation)
             if found is None:
-                raise UnsupportedIntrinsicError(f"Expected leaf computations in {self!r}, found {operation.uri}")
+                raise UnsupportedIntrinsicError(
+                    f"Expected leaf computations for {self._target!r}, found {operation.uri}"
+                )
             return found
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
 
@@ -113,14 +115,40 @@ class OneByOneExecutor(UnplacedExecutor):
             return await self._threads.run(work, cancel)
 
     def close(self) -> None:
-        super().close()
+        """Lets the threads end. Idempotent."""
         self._threads.close()
-        self._target.close()
+
+
+class HasPrograms(Protocol):
+    """An executor that runs programs for others."""
+
+    @property
+    def programs(self) -> ProgramEngine:
+        """What runs them."""
+        ...
+
+    def close(self) -> None:
+        """Closes it. Idempotent; never raises."""
+        ...
+
+
+class OneByOneExecutor(VerbExecutor):
+    """Lets executors of ours stand on one without an engine, or on one of another origin.
+
+    Args:
+      target: The executor below. It is closed with this one.
+    """
+
+    def __init__(self, target: Executor) -> None:
+        engine = ForeignEngine(target)
+        super().__init__(LazyRecorder(engine), engine, target)
+        self.target = target
 
     def __repr__(self) -> str:
-        return f"<OneByOneExecutor over {self._target!r}>"
+        return f"<OneByOneExecutor over {self.target!r}>"
 
 
-def as_bulk(executor: Executor) -> BulkExecutor:
-    """Returns an executor as one that runs programs: itself, or an adapter around one of another origin."""
-    return executor if isinstance(executor, BulkExecutor) else OneByOneExecutor(executor)
+def with_programs(executor: Executor) -> HasPrograms:
+    """Returns an executor as one that runs programs: itself, or an adapter that drives it one by one."""
+    runs_programs = isinstance(executor, VerbExecutor) and executor.programs is not None
+    return cast(HasPrograms, executor if runs_programs else OneByOneExecutor(executor))

@@ -3,19 +3,25 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol, cast
 
-from fedstack.computations.plan.program import Expression, Join, Slot
-from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
+from fedstack.computations.plan.graph import Function, Pack, Symbol, select
+from fedstack.computations.plan.program import Expression, Join, Pick, Slot
+from fedstack.computations.plan.schedule import schedule
+from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask, Task
+from fedstack.computations.types.language import StructType, Type
+from fedstack.computations.types.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.values.shared_column import SharedColumn
-from fedstack.executors.base.lazy_values import UNPULLED
 from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 from fedstack.executors.concurrency.leaf_threads import runs_inline
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
+# Stands for a member of an argument that has not been pulled, because nothing that runs reads it.
+UNPULLED = object()
+
 
 class TaskRunner(Protocol):
-    """Knows how to run each kind of task; a placed executor."""
+    """Knows how to run each kind of task: an engine."""
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""
@@ -31,37 +37,45 @@ class TaskRunner(Protocol):
 
 
 class ScheduleRun:
-    """The values of one run of a schedule, filled in task by task."""
+    """The values of one run of a function's schedule, filled in task by task.
 
-    def __init__(self, schedule: Schedule, runner: TaskRunner, clients: int) -> None:
-        self.schedule = schedule
+    Args:
+      function: The function.
+      runner: Runs the tasks.
+      clients: The number of clients; 0 where there are no placements.
+      in_parts: Whether members of the result are pulled one by one.
+    """
+
+    def __init__(self, function: Function, runner: TaskRunner, clients: int, *, in_parts: bool = False) -> None:
+        self.schedule = schedule(function, fuse=not in_parts)
         self.clients = clients
-        self.values: list[object] = [None] * schedule.slots
-        for slot, payload in schedule.constants:
+        self.values: list[object] = [None] * self.schedule.slots
+        for slot, payload in self.schedule.constants:
             self.values[slot] = payload
+        self._result = function.result
         self._runner = runner
         self._shared: dict[Expression, SharedColumn] = {}
         self._tasks: list[tuple[LazyTask[None], Task]] = []
         self._makers: dict[int, LazyTask[None]] = {}
         owner = owned_by(self)
-        for task in schedule.tasks:
+        for task in self.schedule.tasks:
             once: LazyTask[None] = LazyTask(lambda task=task: owner()._run_task(task))
             self._tasks.append((once, task))
             for target in _targets(task):
                 self._makers[target] = once
 
-    def set_argument(self, argument: object) -> None:
-        """Gives the argument, or further members of it."""
-        known = self.values[0]
-        if isinstance(known, tuple) and isinstance(argument, tuple):
-            members = zip(cast("tuple[object, ...]", known), cast("tuple[object, ...]", argument))
-            argument = tuple(old if new is UNPULLED else new for old, new in members)
-        self.values[0] = argument
-
-    async def pull(self, expression: Expression) -> object:
-        """Runs what an expression needs that has not run yet, and returns its payload."""
+    async def pull(self, path: tuple[int, ...], argument: object) -> object:
+        """Runs what a member of the result needs that has not run yet, and returns its payload."""
+        self.values[0] = merged_argument(self.values[0], argument)
+        expression, symbol = self.schedule.result, self._result
+        for position in path:
+            if isinstance(expression, Join) and isinstance(symbol, Pack):
+                expression = expression.parts[position]
+            else:
+                expression = Pick(expression, position)
+            symbol = select(symbol, position)
         await self._make(slots_of(expression))
-        return self.read(expression)
+        return whole_columns(self.read(expression), symbol, self.clients)
 
     def read(self, expression: Expression) -> object:
         """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
@@ -131,6 +145,14 @@ class ScheduleRun:
             self.values[task.target] = await self._runner.run_select_task(task, self)
 
 
+def merged_argument(known: object, argument: object) -> object:
+    """Returns the argument with further members of it."""
+    if not (isinstance(known, tuple) and isinstance(argument, tuple)):
+        return argument
+    members = zip(cast("tuple[object, ...]", known), cast("tuple[object, ...]", argument))
+    return tuple(old if new is UNPULLED else new for old, new in members)
+
+
 def _targets(task: Task) -> Sequence[int]:
     return task.targets if isinstance(task, PhaseTask) else (task.target,)
 
@@ -168,3 +190,23 @@ def _has_column(payload: object) -> bool:
     if isinstance(payload, tuple):
         return any(map(_has_column, cast("tuple[object, ...]", payload)))
     return isinstance(payload, Column)
+
+
+def whole_columns(payload: object, symbol: Symbol, clients: int) -> object:
+    """Returns a result in which every value that differs by client is one column.
+
+    A zip leaves structs of columns, and what is the same for all clients is just its payload.
+    """
+    if isinstance(symbol, Pack):
+        members = cast("tuple[object, ...]", payload)
+        return tuple(whole_columns(value, member, clients) for value, member in zip(members, symbol.members))
+    return _whole_columns_of(payload, symbol.type, clients)
+
+
+def _whole_columns_of(payload: object, type_spec: Type, clients: int) -> object:
+    if is_client_valued(type_spec):
+        return as_column(payload, clients)
+    if isinstance(type_spec, StructType) and contains_federated(type_spec):
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
+        return tuple(_whole_columns_of(value, member, clients) for value, (_, member) in members)
+    return payload

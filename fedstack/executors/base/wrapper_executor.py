@@ -1,56 +1,61 @@
 """Defines the base of executors that wrap one other and change a single thing about it."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import abc
 
-from fedstack.computations.plan.program import Program
-from fedstack.computations.types.language import Executor, Type
-from fedstack.computations.values.columns import Column
-from fedstack.executors.base.client_blocks import Sink
-from fedstack.executors.base.one_by_one import as_bulk
-from fedstack.executors.base.unplaced_executor import UnplacedExecutor, finish_in, runs_intrinsic
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
-
-_T = TypeVar("_T")
+from fedstack.computations.types.language import Executor, computation_pb2
+from fedstack.executors.base.engines import Engine, ProgramEngine
+from fedstack.executors.base.forwarding import ForwardingRecorder
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.one_by_one import ForeignEngine
+from fedstack.executors.base.verb_executor import VerbExecutor
 
 
-class WrapperExecutor(UnplacedExecutor):
-    """Passes everything through to its target; subclasses override what they change.
+class TargetExecutor(VerbExecutor):
+    """An executor over any one other: it runs on an engine or, where there is none, by the verbs of its target.
+
+    Args:
+      target: The executor below. It is closed with this one.
+      engine: What runs traced functions.
+    """
+
+    def __init__(self, target: Executor, engine: Engine | None) -> None:
+        super().__init__(ForwardingRecorder(target) if engine is None else LazyRecorder(engine), target)
+        self.target = target
+
+    def accepts(self, computation: computation_pb2.Computation) -> None:
+        if isinstance(self.target, VerbExecutor):
+            self.target.accepts(computation)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} over {self.target!r}>"
+
+
+class WrapperExecutor(TargetExecutor):
+    """Changes how the programs of its target run, and passes everything else through.
+
+    Over an executor that has no engine it passes the verbs on; what it changes there, it changes as values pass.
 
     Args:
       target: The executor below. It is closed with this one.
     """
 
     def __init__(self, target: Executor) -> None:
-        super().__init__()
-        self.target = as_bulk(target)
+        engine = engine_of(target)
+        super().__init__(target, None if engine is None else engine.over(self.wrap))
+        self._foreign = ForeignEngine(target) if self.engine is None else None
+        if self._foreign is not None:
+            self._owned = (*self._owned, self._foreign)
+
+    @abc.abstractmethod
+    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
+        """Returns what runs programs in place of the target's engine."""
 
     @property
-    def drives_inline(self) -> bool:
-        return self.target.drives_inline
+    def programs(self) -> ProgramEngine | None:
+        # Below executors that have clients programs are counted, slowed down and so on as over any target.
+        return super().programs if self._foreign is None else self.wrap(self._foreign)
 
-    @property
-    def leaf_threads(self) -> LeafThreads | None:
-        return self.target.leaf_threads
 
-    def runs_intrinsic(self, uri: str) -> bool:
-        return runs_intrinsic(self.target, uri)
-
-    def link(self, program: Program) -> Program:
-        return self.target.link(program)
-
-    async def run_once(self, program: Program, inputs: Sequence[object]) -> tuple[object, ...]:
-        return await self.target.run_once(program, inputs)
-
-    async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        await self.target.run_clients(program, inputs, clients, sink)
-
-    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        return await finish_in(self.target, work, type_spec)
-
-    def close(self) -> None:
-        super().close()
-        self.target.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} over {self.target!r}>"
+def engine_of(executor: Executor) -> Engine | None:
+    """Returns what runs traced functions in an executor, if anything does."""
+    return executor.engine if isinstance(executor, VerbExecutor) else None

@@ -16,14 +16,13 @@ from fedstack.computations.types.language import CLIENTS, Executor, FederatedTyp
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import unshared
 from fedstack.errors import CarrierError, DeadlineExceededError, LeafError, WorkerUnavailableError
-from fedstack.executors.base.placed_executor import (
-    FoldArgument,
-    FoldArguments,
-    PhaseRunner,
-    PlacedExecutor,
-    slice_inputs,
-)
-from fedstack.executors.composing_executor import ComposingExecutor
+from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, slice_inputs
+from fedstack.executors.base.lazy_values import LazyRecorder
+from fedstack.executors.base.one_by_one import with_programs
+from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
+from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.fleet.fleet_driver import FleetDriver
@@ -42,10 +41,15 @@ NewState = Callable[[Fold, FoldArgument, int], Awaitable[FoldState]]
 
 @attrs.define(eq=False)
 class _Assignment:
-    """A composing executor over certain workers, and how many phases run on it."""
+    """Composed phases over certain workers, and how many run there.
+
+    Attributes:
+      slices: What runs a phase at each worker, in their order.
+    """
 
     workers: list[Worker]
-    executor: ComposingExecutor
+    slices: "list[_WorkerSlice]"
+    phases: ComposedPhases
     running: int = 0
     retired: bool = False
 
@@ -55,27 +59,16 @@ class _Assignment:
 
     def close_if_idle(self) -> None:
         if self.retired and not self.running:
-            self.executor.close()
+            for part in self.slices:
+                part.close()
 
 
-class WorkersExecutor(PlacedExecutor):
-    """Spreads each client phase evenly over the workers that are ready when it begins.
-
-    Results do not depend on which these are, so workers may come, go and die between phases. What runs at the server
-    runs here.
-
-    Args:
-      server: The executor of unplaced work and of work at the server. It is closed with this one.
-      fleet: The workers. They are not closed with this executor.
-      num_clients: The number of clients.
-      max_fanout: The most children of one composing executor.
-      sessions: The sessions of phases at the workers; they stay open.
-      make_remote: Makes an executor at a worker that knows no phases.
-    """
+class FleetPhases(PhaseEngine):
+    """Runs phases on the workers that are ready when they begin; see `WorkersExecutor`."""
 
     def __init__(
         self,
-        server: Executor,
+        server: ProgramEngine,
         fleet: FleetDriver,
         num_clients: int,
         *,
@@ -95,14 +88,9 @@ class WorkersExecutor(PlacedExecutor):
     def clients(self) -> int:
         return self._num_clients
 
-    @property
-    def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one."""
-        return self.server.drives_inline
-
-    async def run_phase(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-    ) -> PhaseResult:
+    async def fold_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
+    ) -> FoldedPhase:
         await need_event_loop()
         ready = await self._fleet.ready()
         losses = current_scope().losses
@@ -124,7 +112,7 @@ class WorkersExecutor(PlacedExecutor):
         spread = self._spread_over(await self._sessions.with_room(ready, max(self._num_clients, 1)))
         spread.running += 1
         try:
-            return await spread.executor.run_phase(phase, inputs, arguments, clients)
+            return await spread.phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
         finally:
             spread.running -= 1
             spread.close_if_idle()
@@ -157,17 +145,17 @@ class WorkersExecutor(PlacedExecutor):
         _logger.warning("None of the clients %d to %d ends its process; going on", clients.start, clients.stop - 1)
 
     def _spread_over(self, workers: list[Worker]) -> _Assignment:
-        """Returns a composing executor over the workers: the one there is if these are its workers."""
+        """Returns phases composed over the workers: the ones there are if these are their workers."""
         if self._spread is not None and self._spread.workers == workers:
             return self._spread
         if self._spread is not None:
             self._spread.retire()
         counts = _even(self._num_clients, len(workers))
-        children: list[PhaseRunner] = [self._child(worker, count) for worker, count in zip(workers, counts)]
-        self._spread = _Assignment(workers, self._composed(children, counts))
+        slices = [self._slice(worker, count) for worker, count in zip(workers, counts)]
+        self._spread = _Assignment(workers, slices, self._composed(slices, counts))
         return self._spread
 
-    def _child(self, worker: Worker, count: int) -> "_WorkerSlice":
+    def _slice(self, worker: Worker, count: int) -> "_WorkerSlice":
         def make_remote() -> RemoteExecutor:
             remote = self._make_remote(worker)
             remote.set_cardinalities({CLIENTS: count})
@@ -175,22 +163,60 @@ class WorkersExecutor(PlacedExecutor):
 
         return _WorkerSlice(worker, self._sessions, make_remote, self.new_state)
 
-    def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposingExecutor:
-        """Puts children under composing executors, in as many levels as the fan-out asks for."""
+    def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposedPhases:
+        """Composes what runs phases, in as many levels as the fan-out asks for."""
         while len(children) > self._max_fanout:
             groups = [slice(i, i + self._max_fanout) for i in range(0, len(children), self._max_fanout)]
-            children = [ComposingExecutor(self.server, children[g], counts[g], closes_server=False) for g in groups]
-            counts = [sum(counts[g]) for g in groups]
-        return ComposingExecutor(self.server, children, counts, closes_server=False)
+            children = [ComposedPhases(self.server, children[group], counts[group]) for group in groups]
+            counts = [sum(counts[group]) for group in groups]
+        return ComposedPhases(self.server, children, counts)
 
     def close(self) -> None:
-        super().close()
+        """Closes what is open at workers for these phases only. Idempotent."""
         if self._spread is not None:
             self._spread.retire()
-            self._spread = None  # its children know this executor
+            self._spread = None  # its slices know this engine
+
+
+class WorkersExecutor(VerbExecutor):
+    """Spreads each client phase evenly over the workers that are ready when it begins.
+
+    Results do not depend on which these are, so workers may come, go and die between phases. What runs at the server
+    runs here.
+
+    Args:
+      server: The executor of unplaced work and of work at the server. It is closed with this one.
+      fleet: The workers. They are not closed with this executor.
+      num_clients: The number of clients.
+      max_fanout: The most parts that a phase is composed of directly; where there are more, in levels.
+      sessions: The sessions of phases at the workers; they stay open.
+      make_remote: Makes an executor at a worker that knows no phases.
+    """
+
+    def __init__(
+        self,
+        server: Executor,
+        fleet: FleetDriver,
+        num_clients: int,
+        *,
+        max_fanout: int,
+        sessions: WorkerSessions,
+        make_remote: Callable[[Worker], RemoteExecutor],
+    ) -> None:
+        self.server = with_programs(server)
+        self._fleet = fleet
+        phases = FleetPhases(
+            self.server.programs,
+            fleet,
+            num_clients,
+            max_fanout=max_fanout,
+            sessions=sessions,
+            make_remote=make_remote,
+        )
+        super().__init__(LazyRecorder(phases), self.server, phases)
 
     def __repr__(self) -> str:
-        return f"<WorkersExecutor with {self._num_clients} clients over {len(self._fleet.workers)} workers>"
+        return f"<WorkersExecutor with {self.known_clients} clients over {len(self._fleet.workers)} workers>"
 
 
 def _even(clients: int, parts: int) -> list[int]:
@@ -199,7 +225,7 @@ def _even(clients: int, parts: int) -> list[int]:
     return [whole + (index < rest) for index in range(parts)]
 
 
-class _WorkerSlice:
+class _WorkerSlice(PhaseRunner):
     """Runs the phases of some clients at one worker, and tells when that fails."""
 
     def __init__(
@@ -241,11 +267,11 @@ class _WorkerSlice:
         argument = None
         if phase.input_types:
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
-            argument = await remote.known(tuple(unshared(inputs)), types)
+            argument = await remote.create_known(tuple(unshared(inputs)), types)
         mapped = await remote.create_call(function, argument)
         with PhaseReport(current_scope().progress, len(clients)) as report:
             report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
-            column = cast(Column, await remote.fetch(mapped))
+            column = cast(Column, await mapped.pull())
         try:
             states = [await self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
         except CarrierError as error:

@@ -33,7 +33,7 @@ from fedstack.computations.types.type_structure import fields_of, type_from_prot
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.executors.base.placed_executor import FoldArgument, FoldArguments
+from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.base.placed_executor import FoldArguments, partial_states
+from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
+from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.lost_ranges import Suspects
@@ -26,7 +27,7 @@ from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 _T = TypeVar("_T")
 
 
-class RemotePhases:
+class RemotePhases(PhaseRunner):
     """Runs client phases at one peer, each for any number of clients, in whatever session there is.
 
     Args:

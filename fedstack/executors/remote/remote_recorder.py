@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 
-from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.language import CLIENTS, Type, computation_pb2
 from fedstack.errors import StaleSessionError
+from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner
 from fedstack.executors.remote.remote_sessions import Made, MovesValues, RemoteSession, naming_the_worker
-from fedstack.executors.remote.remote_values import Fetches, RemoteValue, naming_intrinsics
+from fedstack.executors.remote.remote_values import RemoteValue, naming_intrinsics
 from fedstack.executors.remote.session_keeper import SessionKeeper
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote.streaming_session import StreamingSession
 
 
-class RemoteRecorder:
+class RemoteRecorder(Recorder[RemoteValue]):
     """Makes values at a peer. It checks no types: whoever asks says which type a value has.
 
     A function is sent at once. What is small and what is made of other values has its id at once too, and the peer gets
@@ -26,48 +27,48 @@ class RemoteRecorder:
         self._sessions = sessions
         self._stream_structs = stream_structs
 
-    async def embed(
-        self, owner: Fetches, computation: computation_pb2.Computation, type_spec: Type, source: object
+    @property
+    def known_clients(self) -> int | None:
+        # The peer would refuse other numbers too, but only when it hears of the value, later.
+        return (self._sessions.cardinalities or {}).get(CLIENTS)
+
+    async def computation(
+        self, owner: ValueOwner, message: computation_pb2.Computation, type_spec: Type, source: Source
     ) -> RemoteValue:
         """Sends a computation.
-
-        Args:
-          owner: The executor that the value is of.
-          computation: The computation.
-          type_spec: Its type.
-          source: What has to live as long as the value.
 
         Raises:
           CarrierError: If a leaf function cannot travel to the peer.
         """
         keeper = await self._sessions.get()
         with naming_the_worker(self._sessions.stub):
-            portable = keeper.session.carriers.portable(computation)
+            portable = keeper.session.carriers.portable(message)
         return await self._made(owner, keeper, keeper.session.put_computation(portable), type_spec, source)
 
-    async def payload(self, owner: Fetches, payload: object, type_spec: Type) -> RemoteValue:
-        """Sends a payload of a type."""
+    async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> RemoteValue:
         keeper = await self._sessions.get()
         return await self._made(owner, keeper, self._moving(keeper.session).put(payload, type_spec), type_spec)
 
+    async def streamed(self, owner: ValueOwner, payload: object, type_spec: Type) -> RemoteValue:
+        """Sends a payload, of a struct each leaf in calls of its own."""
+        keeper = await self._sessions.get()
+        return await self._made(owner, keeper, StreamingSession(keeper.session).put(payload, type_spec), type_spec)
+
     async def call(
-        self, owner: Fetches, function: RemoteValue, argument: RemoteValue | None, type_spec: Type
+        self, owner: ValueOwner, function: RemoteValue, argument: RemoteValue | None, type_spec: Type
     ) -> RemoteValue:
-        """Calls a function."""
         made = function.session.call(function.id, None if argument is None else argument.id)
         with naming_intrinsics(function, argument):
             return await self._made(owner, function.keeper, made, type_spec, (function, argument))
 
     async def struct(
-        self, owner: Fetches, members: Sequence[tuple[str | None, RemoteValue]], type_spec: Type
+        self, owner: ValueOwner, names: Sequence[str | None], members: Sequence[RemoteValue], type_spec: Type
     ) -> RemoteValue:
-        """Packs values into a struct."""
         keeper = await self._sessions.get()
-        made = keeper.session.struct([(name, member.id) for name, member in members])
-        return await self._made(owner, keeper, made, type_spec, [member for _, member in members])
+        made = keeper.session.struct([(name, member.id) for name, member in zip(names, members)])
+        return await self._made(owner, keeper, made, type_spec, members)
 
-    async def selection(self, owner: Fetches, source: RemoteValue, index: int, type_spec: Type) -> RemoteValue:
-        """Selects a member."""
+    async def selection(self, owner: ValueOwner, source: RemoteValue, index: int, type_spec: Type) -> RemoteValue:
         return await self._made(owner, source.keeper, source.session.selection(source.id, index), type_spec, source)
 
     async def fetch(self, value: RemoteValue) -> object:
@@ -76,7 +77,7 @@ class RemoteRecorder:
             work = self._moving(value.session).compute(value.id, value.type_signature)
             return await self._sessions.call(value.keeper, work)
 
-    def check_current(self, value: RemoteValue, role: str) -> None:
+    def check(self, value: RemoteValue, role: str) -> None:
         """Checks that the session of a value is still there.
 
         Raises:
@@ -92,7 +93,7 @@ class RemoteRecorder:
         return StreamingSession(session) if self._stream_structs else session
 
     async def _made(
-        self, owner: Fetches, keeper: SessionKeeper, made: Made, type_spec: Type, source: object = None
+        self, owner: ValueOwner, keeper: SessionKeeper, made: Made, type_spec: Type, source: object = None
     ) -> RemoteValue:
         value_id = made if isinstance(made, str) else await self._sessions.call(keeper, made)
-        return RemoteValue(owner, keeper, value_id, type_spec, source)
+        return RemoteValue(owner, self, keeper, value_id, type_spec, source)

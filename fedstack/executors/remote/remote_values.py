@@ -8,23 +8,27 @@ from typing import Protocol, cast
 from fedstack.computations.leaves.portability import intrinsics_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.language import ConcreteComputation, ExecutorValue, Type, computation_pb2
-from fedstack.computations.values.containers import to_structure
+from fedstack.computations.types.language import ConcreteComputation, FunctionType, Type, computation_pb2
 from fedstack.errors import InvalidValueError, RemoteError
+from fedstack.executors.base.verb_values import ValueOwner, VerbValue, function_error
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.session_keeper import SessionKeeper
 from fedstack.transport.wire.status import RemoteTraceback
 
 
-class Fetches(Protocol):
-    """An executor that brings values here."""
+class FetchesValues(Protocol):
+    """Brings values here."""
+
+    def check(self, value: "RemoteValue", role: str, /) -> None:
+        """Raises if the session of a value has ended."""
+        ...
 
     async def fetch(self, value: "RemoteValue", /) -> object:
         """Runs what a value needs, and returns its payload."""
         ...
 
 
-class RemoteValue(ExecutorValue):
+class RemoteValue(VerbValue):
     """A value that another process holds. When nobody refers to it any more, that process may let go of it.
 
     Attributes:
@@ -33,11 +37,19 @@ class RemoteValue(ExecutorValue):
       source: What it was made of: a computation, or other values.
     """
 
+    keeps_payload = False
+
     def __init__(
-        self, executor: Fetches, keeper: SessionKeeper, value_id: str, type_spec: Type, source: object = None
+        self,
+        executor: ValueOwner,
+        fetcher: FetchesValues,
+        keeper: SessionKeeper,
+        value_id: str,
+        type_spec: Type,
+        source: object = None,
     ) -> None:
-        self._executor = executor
-        self._type = type_spec
+        super().__init__(executor, type_spec)
+        self._fetcher = fetcher
         self.keeper = keeper
         self.source = source  # a Python function lives as long as the computation made of it
         self.id = value_id
@@ -50,27 +62,20 @@ class RemoteValue(ExecutorValue):
         return self.keeper.session
 
     @property
-    def type_signature(self) -> Type:
-        return self._type
-
-    @property
-    def executor(self) -> Fetches:
-        """The executor that made the value."""
-        return self._executor
-
-    @property
     def reference(self) -> object:
         return self.id
 
-    async def compute(self) -> object:
-        """Runs what the value needs, fetches it and returns it.
+    async def pull(self) -> object:
+        """Runs what the value needs and fetches its payload.
 
         Raises:
-          TypeMismatchError: If the value is a function.
           WorkerUnavailableError: If the peer has gone away.
         """
-        payload = await self._executor.fetch(self)
-        return to_structure(payload, self._type, kept=False)
+        self._executor.check_open()
+        self._fetcher.check(self, "the value")
+        if isinstance(self._type, FunctionType):
+            raise function_error(self._type)
+        return await self._fetcher.fetch(self)
 
     def __repr__(self) -> str:
         return f"<RemoteValue of type {self._type} at {self.session.stub.address}>"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.values.number_checks import check_whole_number
-from fedstack.executors.base.bulk import BulkExecutor
 from fedstack.executors.concurrency.leaf_threads import SharedLeafThreads
 from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 
-WrapClients = Callable[[BulkExecutor], BulkExecutor]
+WrapClients = Callable[[Executor], Executor]
 Stack = Callable[[CardinalitiesType], Executor]
 
 
@@ -85,7 +84,7 @@ def _local_stack(max_fanout: int, clients_per_thread: int | None, options: Stack
     return stack
 
 
-def unplaced_stack(leaf: BulkExecutor, data_backend: DataBackend | None) -> BulkExecutor:
+def unplaced_stack(leaf: Executor, data_backend: DataBackend | None) -> Executor:
     """Returns what runs all that has no placement, over a leaf executor."""
     return SequenceExecutor(leaf if data_backend is None else DataExecutor(leaf, data_backend))
 
@@ -154,7 +153,7 @@ def sizing_executor_factory(
     sizes = SizeInfo()
     inner = options.get("wrap_clients")
 
-    def wrap(target: BulkExecutor) -> BulkExecutor:
+    def wrap(target: Executor) -> Executor:
         return SizingExecutor(target if inner is None else inner(target), sizes)
 
     options["wrap_clients"] = wrap

@@ -23,7 +23,8 @@ from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
-from fedstack.executors.base.placed_executor import PlacedExecutor, partial_states
+from fedstack.executors.base.fold_arguments import partial_states
+from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
@@ -51,7 +52,7 @@ class PhaseHost:
       lend: Lends what runs phases of so many clients.
     """
 
-    def __init__(self, admission: Admission, lend: Callable[[int], AbstractContextManager[PlacedExecutor]]) -> None:
+    def __init__(self, admission: Admission, lend: Callable[[int], AbstractContextManager[PhaseRunner]]) -> None:
         self.admission = admission
         self.lend = lend
 
@@ -133,14 +134,14 @@ async def admit(received: Received[PhaseRequest], host: PhaseHost) -> AdmittedPh
     return read() if is_known else await off_loop(read)
 
 
-async def run(admitted: AdmittedPhase, engine: PlacedExecutor, host: PhaseHost) -> PhaseResult:
+async def run(admitted: AdmittedPhase, engine: PhaseRunner, host: PhaseHost) -> PhaseResult:
     """Runs an admitted phase, in the scope of the current work."""
     await host.admission.load(admitted.leaves)
     found = admitted.phase
     return await engine.run_phase(found.phase, found.inputs, found.arguments, found.clients)
 
 
-async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PlacedExecutor, host: PhaseHost) -> Parcel:
+async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunner, host: PhaseHost) -> Parcel:
     """Returns what the clients contributed; written on a thread if that takes long."""
     phase, packer = admitted.phase.phase, host.packer()
     kept = await _kept(admitted, host)

@@ -21,13 +21,13 @@ from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
-from fedstack.computations.values.federated_values import check_clients, normalize_argument
+from fedstack.computations.values.federated_values import check_clients
 from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
-from fedstack.executors.base.delegating_executor import DelegatingExecutor
-from fedstack.executors.base.lazy_executor import LazyExecutor
-from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
-from fedstack.executors.base.placed_executor import PlacedExecutor
+from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.base.verb_executor import VerbExecutor, phases_of, pull
+from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.service.server.limits import ServiceLimits, check_sizes
@@ -44,8 +44,8 @@ async def create_known(executor: Executor, payload: object, type_spec: Type) -> 
       CardinalityError: If it has values for another number of clients than the executor has.
     """
     check_clients(payload, type_spec, clients_of(executor))
-    if isinstance(executor, LazyExecutor):
-        return executor.known(payload, type_spec)
+    if isinstance(executor, VerbExecutor):
+        return await executor.create_known(payload, type_spec)
     return await executor.create_value(await off_loop(lambda: to_result(payload, type_spec)), type_spec)
 
 
@@ -117,7 +117,7 @@ async def _create(
     executor: Executor, create: Callable[[], Coroutine[Any, Any, ExecutorValue]], is_quick: bool
 ) -> ExecutorValue:
     """Creates something; in an executor of ours on a thread if it may take long."""
-    if is_quick or not isinstance(executor, LazyExecutor):
+    if is_quick or not isinstance(executor, VerbExecutor) or executor.waits_to_create:
         return await create()
     return await off_loop(lambda: _at_once(create()))
 
@@ -137,7 +137,7 @@ async def written(value: ExecutorValue, payload: object, write: Callable[[object
     type_spec = value.type_signature
     if is_quick(payload, type_spec):
         return write(payload, type_spec)
-    if isinstance(value, LazyValue) and contains_sequence(type_spec):
+    if isinstance(value, VerbValue) and contains_sequence(type_spec):
         # Streams run code of users: where that runs.
         return await value.executor.finish(lambda: write(payload, type_spec), type_spec)
     return await off_loop(lambda: write(payload, type_spec))
@@ -146,9 +146,7 @@ async def written(value: ExecutorValue, payload: object, write: Callable[[object
 async def compute(value: ExecutorValue, progress: ProgressCounts) -> object:
     """Runs what a value needs and returns its payload; in a task of its own."""
     set_scope(attrs.evolve(current_scope(), progress=progress))
-    if isinstance(value, LazyValue):
-        return await value.pull()
-    return normalize_argument(await value.compute(), value.type_signature, "result")
+    return await pull(value)
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
@@ -156,13 +154,13 @@ def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
     return (value.payload, value.type_signature) if isinstance(value, KnownValue) else None
 
 
-def phase_executor(executor: Executor) -> PlacedExecutor:
-    """Returns the executor of client phases in a stack.
+def phases_in(executor: Executor) -> PhaseRunner:
+    """Returns what runs client phases in a stack.
 
     Raises:
-      UnsupportedIntrinsicError: If it has none.
+      UnsupportedIntrinsicError: If nothing does.
     """
-    found = find_phase_executor(executor)
+    found = phases_of(executor)
     if found is None:
         raise UnsupportedIntrinsicError(
             f"Expected a stack that runs client phases, found {executor!r}; send values and calls one by one"
@@ -172,15 +170,7 @@ def phase_executor(executor: Executor) -> PlacedExecutor:
 
 def clients_of(executor: Executor) -> int | None:
     """Returns how many clients an executor has, if that can be told."""
-    placed = find_phase_executor(executor)
-    return None if placed is None else placed.clients
-
-
-def find_phase_executor(executor: Executor) -> PlacedExecutor | None:
-    """Returns the executor of client phases in a stack, if there is one."""
-    while isinstance(executor, DelegatingExecutor):
-        executor = executor.target
-    return executor if isinstance(executor, PlacedExecutor) else None
+    return executor.known_clients if isinstance(executor, VerbExecutor) else None
 
 
 class SharedComputation:

@@ -68,7 +68,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
     header = await off_loop(request.SerializeToString)
     await received.fill(admitted.unpacker)
     with host.lend(request.clients) as engine:
-        threads = engine.server.leaf_threads
+        threads = engine.leaf_threads
     clients = admitted.phase.clients
     search = _Search(
         core, [LENGTH.pack(len(header)), header, *admitted.unpacker.buffers], threads.max_threads if threads else CORES

@@ -26,13 +26,13 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.types.language import CLIENTS, computation_pb2, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
-from fedstack.executors.base.placed_executor import slice_inputs
+from fedstack.executors.base.fold_arguments import slice_inputs
 from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.service.executor.held_values import phase_executor
+from fedstack.service.executor.held_values import phases_in
 from fedstack.service.executor.limited_admission import LimitedAdmission
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.transport.wire.parcels import Parcel, incoming_of
@@ -145,9 +145,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
     factory = local_executor_factory(max_threads=options.threads)
     inside = SyncExecutionContext(factory)  # for computations called in leaf functions
     scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))
-    host = PhaseHost(
-        admission, lambda clients: nullcontext(phase_executor(factory.create_executor({CLIENTS: clients})))
-    )
+    host = PhaseHost(admission, lambda clients: nullcontext(phases_in(factory.create_executor({CLIENTS: clients}))))
     with scope.entered():
         admitted = await admit(received, host)
         for buffer in admitted.unpacker.buffers:

@@ -6,11 +6,11 @@ from collections.abc import Generator
 from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, Type
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.base.placed_executor import PlacedExecutor
+from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
 from fedstack.executors.worker.received import Received
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.service.executor.held_values import create_known, known_payload, phase_executor
+from fedstack.service.executor.held_values import create_known, known_payload, phases_in
 from fedstack.service.executor.isolated_phase import search_phase
 from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.executor.sessions import Session, check_new_id
@@ -33,9 +33,9 @@ class SessionHost(PhaseHost):
         self._stack: Executor = session.executor
 
     @contextlib.contextmanager
-    def _lend(self, clients: int) -> Generator[PlacedExecutor, None, None]:
+    def _lend(self, clients: int) -> Generator[PhaseRunner, None, None]:
         with self._core.sessions.executor_for(self._session, clients) as self._stack:
-            yield phase_executor(self._stack)
+            yield phases_in(self._stack)
 
     @property
     def chunk_bytes(self) -> int:

@@ -1,16 +1,13 @@
-"""Implements the four verbs for all of fedstack's executors: check types, record, and run when somebody pulls.
+"""Implements the four verbs for all of fedstack's executors: check types and whose values are used, then record.
 
-A call is recorded together with the traced function that it will run. `compute()` pulls it; what nobody pulls never
-runs, and what has run is kept, value or error. Executors differ in which computations they take (`accepts`) and in how
-they run a traced function (`evaluate`).
+What is recorded, and where, is the recorder's: nodes that an engine runs once, when somebody pulls (`LazyRecorder`);
+values of the target below (`ForwardingRecorder`); ids in a session (`RemoteExecutor`).
 """
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
-from fedstack.computations.plan.graph import Function, declared_type
-from fedstack.computations.plan.plan import plans
+from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.types.language import (
     ConcreteComputation,
     Executor,
@@ -26,26 +23,215 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_checks import check_assignable
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import contains_function, fields_of, join_path, type_from_proto
+from fedstack.computations.types.type_structure import fields_of, join_path, type_from_proto
+from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import (
-    ClosedError,
-    ForeignValueError,
-    InvalidComputationError,
-    TypeMismatchError,
-)
-from fedstack.executors.base.lazy_values import (
-    CallValue,
-    Frame,
-    FunctionValue,
-    KnownValue,
-    LazyValue,
-    StructValue,
-    trace_call,
-)
+from fedstack.errors import ClosedError, ForeignValueError, InvalidComputationError, TypeMismatchError
+from fedstack.executors.base.engines import Engine, ProgramEngine
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.base.verb_values import Recorder, Source, VerbValue
 
 _T = TypeVar("_T")
+_FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
+
+
+class Closable(Protocol):
+    """What an executor closes."""
+
+    def close(self) -> None:
+        """Closes it. Idempotent; never raises."""
+        ...
+
+
+class VerbExecutor(Executor):
+    """The verbs of an executor.
+
+    Args:
+      recorder: Makes its values.
+      owned: What is closed with it.
+    """
+
+    def __init__(self, recorder: Recorder[Any], *owned: Closable) -> None:
+        self._recorder = recorder
+        self._owned = owned
+        self._closed = False
+
+    @property
+    def engine(self) -> Engine | None:
+        """What runs traced functions here; `None` if they can be run through the verbs only."""
+        return self._recorder.engine
+
+    @property
+    def programs(self) -> ProgramEngine | None:
+        """What runs programs for executors above this one; `None` where they have to use the verbs."""
+        return None if self.engine is None else self.engine.programs
+
+    @property
+    def phases(self) -> PhaseRunner | None:
+        """What runs client phases here, if anything does."""
+        return None if self.engine is None else self.engine.phases
+
+    @property
+    def drives_inline(self) -> bool:
+        """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
+        return self._recorder.drives_inline
+
+    @property
+    def waits_to_create(self) -> bool:
+        """Whether creating may take a while, for which the event loop goes on."""
+        return self._recorder.waits
+
+    @property
+    def known_clients(self) -> int | None:
+        """How many clients values have to be for; `None` if this executor does not say."""
+        return self._recorder.known_clients
+
+    def accepts(self, computation: computation_pb2.Computation) -> None:
+        """Checks that this executor takes a computation of this kind.
+
+        Raises:
+          InvalidComputationError: If not; the message names an executor that does.
+        """
+        if self.engine is not None:
+            self.engine.accepts(computation, self)
+
+    async def computed(self, value: VerbValue) -> object:
+        """Runs what a value needs, for its `compute()`, and returns its payload."""
+        return await value.pull()
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
+        return await self._recorder.finish(work, type_spec)
+
+    def check_open(self) -> None:
+        """Raises `ClosedError` after `close()`."""
+        if self._closed:
+            raise ClosedError(f"Expected an open executor, found {type(self).__name__} closed; create a new one")
+
+    def _own(self, value: object, role: str) -> VerbValue:
+        if not isinstance(value, VerbValue):
+            raise ForeignValueError(
+                f"Expected a value of {self!r} as {role}, found {describe(value)}; use create_value"
+            )
+        if value.executor is not self:
+            raise foreign_value_error(self, value.executor, role)
+        self._recorder.check(value, role)
+        return value
+
+    async def create_value(self, value: object, type_spec: object = None) -> VerbValue:
+        """Embeds a value or a computation.
+
+        Args:
+          value: Anything that `normalize_argument` takes for the type, a `Computation` message or object, or an `Array`
+            message.
+          type_spec: The type, or something that the language converts to one; it may be left out for computations.
+
+        Raises:
+          TypeMismatchError: If the value does not fit the type.
+          CardinalityError: If it has values for another number of clients than there are.
+          InvalidComputationError: If this executor does not take the computation.
+          ClosedError: After `close()`.
+        """
+        self.check_open()
+        declared = None if type_spec is None else to_declared_type(type_spec)
+        if isinstance(value, array_pb2.Array):
+            value = literal_of(value, declared)
+        if isinstance(value, (ConcreteComputation, computation_pb2.Computation)):
+            message = value.to_proto() if isinstance(value, ConcreteComputation) else value
+            return await self.embed(message, declared, value)
+        if declared is None:
+            raise TypeMismatchError(
+                f"Expected a type for a value that is no computation, found none for {describe(value)}"
+            )
+        return await self.create_known(self.normalized(value, declared), declared)
+
+    def normalized(self, value: object, type_spec: Type) -> object:
+        """Returns the payload of a value that `create_value` takes."""
+        payload = normalize_argument(value, type_spec, "value")
+        check_clients(payload, type_spec, self.known_clients)
+        return payload
+
+    async def create_known(self, payload: object, type_spec: Type) -> VerbValue:
+        """Embeds a payload that is known to fit its type."""
+        self.check_open()
+        return await self._recorder.known(self, payload, type_spec)
+
+    async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
+        """Embeds a computation: a function to call, or what yields a value.
+
+        Args:
+          computation: The computation.
+          declared: The type that the caller says it has, if any.
+          source: What the message was made of; it is kept for as long as the value.
+        """
+        type_spec = declared_type(computation)
+        if declared is not None and not declared.is_equivalent_to(type_spec):
+            raise TypeMismatchError(
+                f"Expected a computation of type {type_text(declared)}, found one of type {type_text(type_spec)}"
+            )
+        self.accepts(computation)
+        if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in _FUNCTIONS:
+            raise InvalidComputationError(
+                f"Expected a computation that yields a value, found a {computation.WhichOneof('computation')} that "
+                f"yields a function {type_text(type_spec)}; call the function inside and return its result"
+            )
+        return await self._recorder.computation(self, computation, type_spec, source)
+
+    async def create_call(self, comp: object, arg: object = None) -> VerbValue:
+        """Records a call.
+
+        Raises:
+          TypeMismatchError: If `comp` is no function, or the argument does not fit its parameter.
+          ForeignValueError: If a value was made by another executor.
+        """
+        self.check_open()
+        function = self._own(comp, "the function")
+        argument = None if arg is None else self._own(arg, "the argument")
+        declared = function.type_signature
+        if not isinstance(declared, FunctionType):
+            raise TypeMismatchError(f"Expected a function to call, found a value of type {type_text(declared)}")
+        check_argument(declared.parameter, argument)
+        return await self._recorder.call(self, function, argument, declared.result)
+
+    async def create_struct(self, elements: object) -> VerbValue:
+        """Records a struct of values; names are kept in the type.
+
+        Raises:
+          ForeignValueError: If a value was made by another executor.
+          TypeMismatchError: If `elements` is no container of values.
+        """
+        self.check_open()
+        pairs = pairs_of(elements)
+        names = [name for name, _ in pairs]
+        members = [self._own(value, join_path("element", name, i)) for i, (name, value) in enumerate(pairs)]
+        types = [(n, m.type_signature) if n is not None else m.type_signature for n, m in zip(names, members)]
+        return await self._recorder.struct(self, names, members, StructType(types))
+
+    async def create_selection(self, source: object, index: object) -> VerbValue:
+        """Records the selection of a member.
+
+        Raises:
+          TypeMismatchError: If the source is no struct or has no such member.
+        """
+        self.check_open()
+        value = self._own(source, "the source")
+        struct = value.type_signature
+        if not isinstance(struct, StructType):
+            raise TypeMismatchError(f"Expected a struct to select from, found a value of type {type_text(struct)}")
+        fields = fields_of(struct)
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(fields):
+            raise TypeMismatchError(
+                f"Expected an index from 0 to {len(fields) - 1} into {type_text(struct)}, found {index!r}"
+            )
+        return await self._recorder.selection(self, value, index, fields[index][1])
+
+    def close(self) -> None:
+        """Closes the executor and what it owns. Idempotent; never raises."""
+        if not self._closed:
+            self._closed = True
+            for owned in self._owned:
+                owned.close()
 
 
 def foreign_value_error(executor: Executor, other: object, role: str) -> ForeignValueError:
@@ -63,177 +249,23 @@ def foreign_value_error(executor: Executor, other: object, role: str) -> Foreign
     )
 
 
-class LazyExecutor(Executor):
-    """The verbs of an executor, over two questions that subclasses answer: what it takes, how it runs a function."""
+def phases_of(executor: Executor) -> PhaseRunner | None:
+    """Returns what runs client phases in an executor, if anything does."""
+    return executor.phases if isinstance(executor, VerbExecutor) else None
 
-    def __init__(self) -> None:
-        self._closed = False
 
-    @property
-    def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
-        return False
+async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
+    """Creates a value of a payload that fits its type, in any executor."""
+    if isinstance(executor, VerbExecutor):
+        return await executor.create_known(payload, type_spec)
+    return await executor.create_value(to_result(payload, type_spec), type_spec)
 
-    @property
-    def known_clients(self) -> int | None:
-        """How many clients values have to be for; `None` if this executor does not say."""
-        return None
 
-    @abc.abstractmethod
-    def accepts(self, computation: computation_pb2.Computation) -> None:
-        """Checks that this executor takes a computation of this kind.
-
-        Raises:
-          InvalidComputationError: If not; the message names an executor that does.
-        """
-
-    @abc.abstractmethod
-    async def evaluate(self, function: Function, argument: object) -> object:
-        """Runs a traced function on the payload of its argument and returns the payload of its result."""
-
-    def start_parts(self, function: Function) -> object:
-        """Begins to run a function part by part; what it returns goes to `evaluate_part`."""
-        return function
-
-    @abc.abstractmethod
-    async def evaluate_part(self, session: object, path: tuple[int, ...], argument: object) -> object:
-        """Runs what a member of the result needs that has not run yet, and returns its payload."""
-
-    @abc.abstractmethod
-    async def pull_all(self, values: Sequence[LazyValue]) -> tuple[object, ...]:
-        """Pulls several values, side by side."""
-
-    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        return work()
-
-    def observe(self, payload: object) -> None:
-        """Called with each payload that `compute()` returns; for executors that count or record."""
-
-    def check_open(self) -> None:
-        """Raises `ClosedError` after `close()`."""
-        if self._closed:
-            raise ClosedError(f"Expected an open executor, found {type(self).__name__} closed; create a new one")
-
-    def known(self, payload: object, type_spec: Type) -> LazyValue:
-        """Embeds a payload that is known to fit its type."""
-        self.check_open()
-        return KnownValue(self, type_spec, payload)
-
-    def _check_own(self, value: object, role: str) -> LazyValue:
-        if not isinstance(value, LazyValue):
-            raise ForeignValueError(
-                f"Expected a value of {self!r} as {role}, found {describe(value)}; use create_value"
-            )
-        if value.executor is not self:
-            raise foreign_value_error(self, value.executor, role)
-        return value
-
-    async def create_value(self, value: object, type_spec: object = None) -> LazyValue:
-        """Embeds a value or a computation.
-
-        Args:
-          value: Anything that `normalize_argument` takes for the type, a `Computation` message or object, or an `Array`
-            message.
-          type_spec: The type, or something that the language converts to one; it may be left out for computations.
-
-        Raises:
-          TypeMismatchError: If the value does not fit the type.
-          CardinalityError: If it has values for another number of clients than there are.
-          InvalidComputationError: If this executor does not take the computation.
-          ClosedError: After `close()`.
-        """
-        self.check_open()
-        declared = None if type_spec is None else to_declared_type(type_spec)
-        if isinstance(value, ConcreteComputation):
-            made = self.embed(value.to_proto(), declared)
-            if isinstance(made, FunctionValue):
-                made.source = value
-            return made
-        if isinstance(value, computation_pb2.Computation):
-            return self.embed(value, declared)
-        if isinstance(value, array_pb2.Array):
-            return self.embed(literal_of(value, declared), declared)
-        if declared is None:
-            raise TypeMismatchError(
-                f"Expected a type for a value that is no computation, found none for {describe(value)}"
-            )
-        payload = normalize_argument(value, declared, "value")
-        check_clients(payload, declared, self.known_clients)
-        return KnownValue(self, declared, payload)
-
-    def embed(self, computation: computation_pb2.Computation, declared: Type | None) -> LazyValue:
-        """Embeds a computation: a function to call, or what yields a value."""
-        type_spec = declared_type(computation)
-        if declared is not None and not declared.is_equivalent_to(type_spec):
-            raise TypeMismatchError(
-                f"Expected a computation of type {type_text(declared)}, found one of type {type_text(type_spec)}"
-            )
-        self.accepts(computation)
-        if isinstance(type_spec, FunctionType):
-            if computation.WhichOneof("computation") in ("lambda", "intrinsic", "data", "xla", "tensorflow"):
-                return FunctionValue(self, type_spec, computation)
-            raise InvalidComputationError(
-                f"Expected a computation that yields a value, found a {computation.WhichOneof('computation')} that "
-                f"yields a function {type_text(type_spec)}; call the function inside and return its result"
-            )
-        return CallValue(self, type_spec, Frame(self, plans.plan(computation), None))
-
-    async def create_call(self, comp: object, arg: object = None) -> LazyValue:
-        """Records a call.
-
-        Raises:
-          TypeMismatchError: If `comp` is no function, or the argument does not fit its parameter.
-          ForeignValueError: If a value was made by another executor.
-        """
-        self.check_open()
-        function = self._check_own(comp, "the function")
-        argument = None if arg is None else self._check_own(arg, "the argument")
-        declared = function.type_signature
-        if not isinstance(function, FunctionValue) or not isinstance(declared, FunctionType):
-            raise TypeMismatchError(f"Expected a function to call, found a value of type {type_text(declared)}")
-        check_argument(declared.parameter, argument)
-        needs_tracing = contains_function(declared.parameter) if declared.parameter is not None else False
-        if not needs_tracing:
-            return CallValue(self, declared.result, Frame(self, plans.plan(function.computation), argument, function))
-        traced, free = trace_call(function, cast(LazyValue, argument))
-        inputs = StructValue(self, StructType([value.type_signature for value in free]), free)
-        return CallValue(self, declared.result, Frame(self, traced, inputs, (function, argument)))
-
-    async def create_struct(self, elements: object) -> LazyValue:
-        """Records a struct of values; names are kept in the type.
-
-        Raises:
-          ForeignValueError: If a value was made by another executor.
-          TypeMismatchError: If `elements` is no container of values.
-        """
-        self.check_open()
-        pairs = pairs_of(elements)
-        members = [self._check_own(value, join_path("element", name, i)) for i, (name, value) in enumerate(pairs)]
-        types = [(n, m.type_signature) if n is not None else m.type_signature for (n, _), m in zip(pairs, members)]
-        return StructValue(self, StructType(types), members)
-
-    async def create_selection(self, source: object, index: object) -> LazyValue:
-        """Records the selection of a member.
-
-        Raises:
-          TypeMismatchError: If the source is no struct or has no such member.
-        """
-        self.check_open()
-        value = self._check_own(source, "the source")
-        struct = value.type_signature
-        if not isinstance(struct, StructType):
-            raise TypeMismatchError(f"Expected a struct to select from, found a value of type {type_text(struct)}")
-        fields = fields_of(struct)
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(fields):
-            raise TypeMismatchError(
-                f"Expected an index from 0 to {len(fields) - 1} into {type_text(struct)}, found {index!r}"
-            )
-        return value.member(index, fields[index][1])
-
-    def close(self) -> None:
-        """Closes the executor and what it owns. Idempotent; never raises."""
-        self._closed = True
+async def pull(value: ExecutorValue) -> object:
+    """Runs what a value of any executor needs, and returns its payload."""
+    if isinstance(value, VerbValue):
+        return await value.executor.computed(value)
+    return normalize_argument(await value.compute(), value.type_signature, "result")
 
 
 def check_argument(parameter: Type | None, argument: ExecutorValue | None) -> None:

@@ -1,0 +1,225 @@
+"""Defines engines that run phases over clients: they run schedules, and fold what the clients yield.
+
+How a phase is run is the one thing they differ in: over clients here, or over others that have clients.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.plan.graph import Function
+from fedstack.computations.plan.interpreter import ProgramRunner
+from fedstack.computations.plan.tasks import Fold, Phase, PhaseTask, SelectTask, ServerTask
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.language import Executor, RetryableError, Type, computation_pb2
+from fedstack.computations.values.columns import Column, ListColumn
+from fedstack.computations.values.federated_values import wrong_number_of_clients
+from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
+from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
+from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, tree_state
+from fedstack.executors.base.schedule_run import ScheduleRun, as_column
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.folds.aggregate_state import AggregateState
+from fedstack.executors.folds.fold_states import FoldState
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.folds.secure_sum import negative_bound
+
+_T = TypeVar("_T")
+_PLACED = ("data", "xla", "tensorflow", "literal", "intrinsic", "lambda", "placement")
+
+
+@attrs.frozen
+class FoldedPhase:
+    """What a range of clients has contributed to a phase, in states that can be read or merged.
+
+    Attributes:
+      states: For each fold, its state.
+      columns: For each kept result, its column.
+    """
+
+    states: Sequence[FoldState]
+    columns: list[Column]
+
+    def partials(self) -> PhaseResult:
+        """Returns what the states of other ranges can take in."""
+        return PhaseResult([state.partials() for state in self.states], self.columns)
+
+
+class PhaseRunner(abc.ABC):
+    """Runs phases for some of the clients: a phase engine, or a way to one elsewhere."""
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        """The threads that leaf functions run on, if that is in this process."""
+        return None
+
+    @abc.abstractmethod
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Runs a phase for a range of clients.
+
+        Args:
+          phase: What to run.
+          inputs: For each input of its program a payload that all clients share, or a column of exactly those clients.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients, counted over the whole federation.
+        """
+
+    def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseRunner | None":
+        """Returns this with something else in place of what runs its programs; `None` if they run elsewhere."""
+        return None
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
+        return work()
+
+    def close(self) -> None:  # noqa: B027
+        """Closes what is open for these phases only. Idempotent; never raises."""
+
+
+class PhaseEngine(Engine, PhaseRunner):
+    """Runs functions of values at the server and at clients.
+
+    Args:
+      server: Runs unplaced work, and work at the server.
+    """
+
+    def __init__(self, server: ProgramEngine) -> None:
+        self.server = server
+
+    @property
+    @abc.abstractmethod
+    def clients(self) -> int:
+        """The number of clients."""
+
+    @property
+    def phases(self) -> "PhaseEngine":
+        return self
+
+    @property
+    def known_clients(self) -> int:
+        return self.clients
+
+    @property
+    def drives_inline(self) -> bool:
+        return self.server.drives_inline
+
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        return self.server.leaf_threads
+
+    def over(self, wrap: Callable[[ProgramEngine], ProgramEngine]) -> "PhaseEngine | None":
+        return None
+
+    @abc.abstractmethod
+    async def fold_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
+    ) -> FoldedPhase:
+        """Runs a phase for a range of clients, and folds what they yield.
+
+        Args:
+          phase: What to run.
+          inputs: As of `run_phase`.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients.
+          all_clients: Whether these are all that there are, so that nothing is merged with the states.
+        """
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        return (await self.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
+
+    def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:
+        kind = computation.WhichOneof("computation")
+        if kind not in _PLACED:
+            raise InvalidComputationError(
+                f"Expected a function, a literal or an intrinsic in {executor!r}, found a {kind}; put a "
+                "ReferenceResolvingExecutor above it"
+            )
+
+    def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
+        return ScheduleRun(function, self, self.clients, in_parts=in_parts)
+
+    async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
+        """Runs server work and returns the payload of its result."""
+        return await self.server.run_server_task(task, inputs)
+
+    async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:
+        """Runs a phase for all clients and returns the results of its aggregations, and the columns that are kept."""
+        phase = task.phase
+        inputs = [self._checked(run.read_column(expression)) for expression in task.inputs]
+        arguments = [
+            FoldArgument(
+                [run.read(expression) for expression in fold.server_inputs],
+                [[run.read(expression) for expression in captures] for captures in fold.captures],
+            )
+            for fold in phase.folds
+        ]
+        folded = await self.fold_phase(phase, inputs, arguments, range(self.clients), all_clients=True)
+        totals = [await self._result(*each) for each in zip(phase.folds, arguments, folded.states)]
+        return [*totals, *folded.columns]
+
+    def _checked(self, column: Column) -> Column:
+        """Returns a column that has a value for each client."""
+        if len(column) != self.clients:
+            raise wrong_number_of_clients(self.clients, len(column))
+        return column
+
+    async def new_state(self, fold: Fold, argument: FoldArgument, first_client: int = 0) -> FoldState:
+        """Returns an empty state for a fold."""
+        if fold.uri == "federated_aggregate":
+            accumulates, merges = [
+                ProgramRunner(await self.server.linked(program)).run for program in fold.functions[:2]
+            ]
+            return AggregateState(
+                first_client,
+                argument.values[0],
+                # As the client's work, so that errors name it; merging is nobody's in particular.
+                lambda left, right, client: accumulates([(left, right), *argument.captures[0]], client)[0],
+                lambda left, right: merges([(left, right), *argument.captures[1]], None)[0],
+            )
+        return tree_state(fold, argument)
+
+    async def _result(self, fold: Fold, argument: FoldArgument, state: FoldState) -> object:
+        """Returns an aggregation's result."""
+        total = state.result()
+        if fold.uri != "federated_aggregate":
+            return total
+        report = await self.server.linked(fold.functions[2])
+        (result,) = await self.server.run_once(report, [total, *argument.captures[2]])
+        return result
+
+    async def run_select_task(self, task: SelectTask, run: ScheduleRun) -> object:
+        """Computes the slice of each distinct key once, and gives each client the slices of its keys, in order."""
+        keys = as_column(run.read(task.keys), self.clients).items()
+        limit = int(cast(int, run.read(task.max_key)))
+        if limit < 0:
+            raise negative_bound(task.uri, "max_key", limit, "give the largest key that a client may ask for")
+        value = run.read(task.value)
+        captures = [run.read(expression) for expression in task.captures]
+        wanted: dict[int, object] = {}
+        lists = [np.asarray(item).tolist() for item in keys]
+        for client, client_keys in enumerate(lists):
+            for key in client_keys:
+                if not 0 <= key <= limit:
+                    raise InvalidValueError(
+                        f"Expected keys from 0 to max_key {limit} for {task.uri}, found {key}; at client {client}"
+                    )
+                wanted.setdefault(key, None)
+        function = await self.server.linked(task.function)
+        for key in wanted:
+            try:
+                (wanted[key],) = await self.server.run_once(function, [(value, np.int32(key)), *captures])
+            except RetryableError:
+                raise
+            except FedstackError as error:
+                raise with_place(error, f"for the key {key} of {task.uri}") from error.__cause__
+        return ListColumn([[wanted[key] for key in client_keys] for client_keys in lists])
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        return await self.server.finish(work, type_spec)

@@ -1,0 +1,101 @@
+"""Resolves what is called into a traced function of one argument: names, lambdas, and functions in the argument."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fedstack.computations.plan.graph import (
+    Callee,
+    Function,
+    Node,
+    Pack,
+    Parameter,
+    Scope,
+    Selection,
+    Symbol,
+    nodes_of,
+    select,
+)
+from fedstack.computations.plan.plan import plans
+from fedstack.computations.plan.trace import Tracer, check_result
+from fedstack.computations.types.language import StructType, Type, computation_pb2
+from fedstack.computations.types.type_structure import contains_function
+from fedstack.errors import ResourceLimitError
+
+
+class Argument(Protocol):
+    """A value that a function is called with."""
+
+    @property
+    def type_signature(self) -> Type:
+        """Its type."""
+        ...
+
+    def symbol(self, scope: Scope, free: "list[Argument]") -> Symbol:
+        """Returns a symbol for the value; where it is data, a new entry of `free` stands behind it."""
+        ...
+
+
+class ResolvedCall:
+    """A call with all names resolved.
+
+    Args:
+      computation: What is called: a function, or what yields a value.
+      result: The type of the result.
+      argument: What it is called with, if anything.
+
+    Attributes:
+      function: The traced function.
+      members: The members of its parameter; `None` where that is the argument as it is.
+
+    Raises:
+      InvalidComputationError: If the computation is malformed.
+      TypeMismatchError: If functions in the argument do not fit.
+    """
+
+    def __init__(self, computation: computation_pb2.Computation, result: Type, argument: Argument | None) -> None:
+        self.members: list[Argument] | None = None
+        if argument is None or not contains_function(argument.type_signature):
+            self.function = plans.plan(computation)
+        else:
+            self.members = []
+            self.function = _traced(computation, result, argument, self.members)
+
+    def reads(self, path: Sequence[int]) -> set[int] | None:
+        """Returns the positions of the parameter that a member of the result needs; `None` for the parameter whole."""
+        function, symbol = self.function, self.function.result
+        parameter = function.parameter
+        if path:
+            for position in path:
+                symbol = select(symbol, position)
+            function = Function(parameter.scope, parameter, symbol) if parameter else function
+        wanted: set[int] = set()
+        for node in function.nodes:
+            if isinstance(node, Selection) and node.source is parameter:
+                wanted.add(node.position)
+            elif any(leaf is parameter for operand in node.operands() for leaf in nodes_of(operand)):
+                return None
+        return None if any(leaf is parameter for leaf in nodes_of(symbol)) else wanted
+
+
+def _traced(
+    computation: computation_pb2.Computation, result: Type, argument: Argument, free: list[Argument]
+) -> Function:
+    """Traces a call whose argument has functions in it; the data in it become members of one parameter."""
+    placeholders = argument.symbol(Scope(), free)
+    scope = Scope()
+    parameter = Parameter(StructType([value.type_signature for value in free]), scope)
+    members = iter([select(parameter, position) for position in range(len(free))])
+
+    def rebuild(symbol: Symbol) -> Symbol:
+        if isinstance(symbol, Node):
+            return next(members)
+        if isinstance(symbol, Pack):
+            return Pack(symbol.names, tuple(rebuild(member) for member in symbol.members))
+        return symbol
+
+    try:
+        traced = Tracer().apply(Callee(computation), rebuild(placeholders), scope)
+        check_result(traced, result)
+    except RecursionError:
+        raise ResourceLimitError("Expected functions that call each other less deeply, found Python's limit") from None
+    return Function(scope, parameter, traced)
