@@ -107,15 +107,19 @@ def test_one_watch_too_many_is_refused_and_health_still_answers() -> None:
         on_loop(work)
 
 
-def test_questions_to_reflection_count_as_watches() -> None:
-    pytest.importorskip("grpc_reflection")
+def test_questions_to_reflection_count_as_watches_and_give_way_where_none_is_asked() -> None:
+    reflection_pb2 = pytest.importorskip("grpc_reflection.v1alpha.reflection_pb2")
+    question = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
 
     async def work() -> None:
         async with dialled(server) as connection, grpc.aio.insecure_channel(server.target) as channel:
             async with in_background(*(silent(channel, REFLECTION) for _ in range(2))) as asked:
-                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                [refused] = [task.result() for task in asked if task.done()]
-                assert refused[0] == "RESOURCE_EXHAUSTED"
+                (first, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                assert first.result()[0] == "DEADLINE_EXCEEDED"
+                stream = channel.stream_stream(REFLECTION)(timeout=WALL)
+                await stream.write(question)
+                await stream.read()
+                assert (await silent(channel, REFLECTION))[0] == "RESOURCE_EXHAUSTED"
                 assert await connection.unary(CHECK, b"", WALL)
 
     with serving(EchoService(), max_watches=1) as server:
@@ -154,7 +158,7 @@ def test_a_stream_that_does_not_begin_ends(method: str) -> None:
 def test_a_stream_that_has_begun_may_pause() -> None:
     async def work() -> list[bytes]:
         async with grpc.aio.insecure_channel(server.target) as channel:
-            stream = channel.stream_stream(path_of("Exchange"))(timeout=WALL)
+            stream = channel.stream_stream(path_of("Stream"))(timeout=WALL)
             found = []
             for message in (b"a", b"b"):
                 await stream.write(message)
