@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Generator
 
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import ClosedError, RemoteError
+from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.methods import (
     Answers,
     DownloadMethod,
@@ -18,7 +19,7 @@ from fedstack.transport.wire.parcels import Parcel, Piece, incoming_of, pieces_o
 from fedstack.transport.wire.status import code_of, details_of, error_from_status, message_of
 
 
-class InMemoryConnection:
+class InMemoryConnection(Connection):
     """Calls the methods of a service right away; errors go through their statuses, as they would by wire.
 
     Args:
@@ -98,19 +99,9 @@ class InMemoryConnection:
                 # A service may keep its error, and with it the frames that it came through; this is one of them.
                 del received
 
-    async def check_alive(self, seconds: float) -> bool:
-        return False
-
-    async def wait_ready(self, timeout: float) -> None:
+    async def wait_ready(self, seconds: float) -> None:
         if self._closed:
             raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
-
-    @property
-    def redials(self) -> bool:
-        return True
-
-    async def redial(self, timeout: float) -> bool:
-        return not self._closed
 
     async def close(self) -> None:
         self._closed = True

@@ -136,7 +136,7 @@ async def test_what_is_wrong_behind_a_channel_is_said_as_of_an_address():
         with pytest.raises(WorkerUnavailableError, match="nothing listens there") as caught:
             await connection.wait_ready(1.0)
         assert caught.value.causes == {"the peer of a channel": "nothing listens there (connection refused)"}
-        assert not await connection.redial(0.1)
+        assert not await connection.look(0.1)
 
 
 async def test_a_channel_that_its_owner_has_closed_is_called_closed():
@@ -159,7 +159,7 @@ async def test_a_channel_is_ready_once_there_is_a_server_however_often_it_was_as
         server.start()
         try:
             await waiting
-            assert await connection.redial(20.0)
+            assert await connection.look(20.0)
         finally:
             server.stop(None).wait()
 
@@ -170,17 +170,17 @@ class _FoundByWaiting(InMemoryConnection):
     back = threading.Event()
 
     @property
-    def redials(self):
+    def can_look(self):
         return False
 
-    async def wait_ready(self, timeout):
-        for _ in range(round(timeout / 0.01)):
+    async def wait_ready(self, seconds):
+        for _ in range(round(seconds / 0.01)):
             if self.back.is_set():
                 return
             await asyncio.sleep(0.01)
         raise WorkerUnavailableError("not there")
 
-    async def redial(self, timeout):
+    async def look(self, seconds):
         return self.back.is_set()
 
 

@@ -14,7 +14,7 @@ from fedstack.transport.peers.executor_stub import ISOLATE, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 # How long it may take to find out whether a worker that was away listens now.
-_REDIAL_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 # How often to look for losses as long as there are observers.
 _WATCH_SECONDS = 0.5
 
@@ -128,7 +128,7 @@ def _abandon(tasks: dict[Worker, "asyncio.Task[None]"]) -> None:
 
 def worker_of(stub: ExecutorStub, capacity: int, *, supervised: bool) -> Worker:
     """Returns a worker that a stub calls."""
-    return Worker(stub, capacity, supervised, redials=stub.connection.redials)
+    return Worker(stub, capacity, supervised, can_look=stub.connection.can_look)
 
 
 async def _answer_of(worker: Worker) -> Features:
@@ -159,5 +159,5 @@ def loss_of(worker: Worker) -> Loss | None:
 
 async def listening(workers: Sequence[Worker]) -> list[Worker]:
     """Returns those of some workers that can be reached now, whatever was so before."""
-    found = await asyncio.gather(*(worker.stub.connection.redial(_REDIAL_SECONDS) for worker in workers))
+    found = await asyncio.gather(*(worker.stub.connection.look(_LOOK_SECONDS) for worker in workers))
     return [worker for worker, listens in zip(workers, found) if listens]

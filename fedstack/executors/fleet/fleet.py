@@ -170,7 +170,7 @@ class Fleet:
         """
         if self._gave_up is None:
             return self._connect_seconds
-        can_look = all(worker.redials for worker in self._workers)
+        can_look = all(worker.can_look for worker in self._workers)
         again = AGAIN_SECONDS if can_look else max(AGAIN_SECONDS, self.clock() - self._gave_up)
         return min(self._connect_seconds, again)
 

@@ -50,7 +50,7 @@ class Worker:
       stub: Calls it. A fleet uses its address only.
       capacity: How many callers it is given to at the same time; see `TicketQueue`.
       supervised: Whether something else says when it is lost and when it is back, so that it is not searched for.
-      redials: Whether it can be looked for at any time; if not, only waiting shows that it is back.
+      can_look: Whether it can be looked for at any time; if not, only waiting shows that it is back.
       state: What is known of it.
       cause: Why it is not ready, where that is known.
       features: What it can do, as it said when it last answered.
@@ -66,7 +66,7 @@ class Worker:
     stub: ExecutorStub
     capacity: int = 1
     supervised: bool = False
-    redials: bool = True
+    can_look: bool = True
     state: State = State.NEW
     cause: Exception | None = None
     features: Features = Features()

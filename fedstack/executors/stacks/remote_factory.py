@@ -20,9 +20,9 @@ from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import unplaced_stack
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import Target, TargetResolver, resolve_targets
-from fedstack.transport.peers.connection import Channel
 from fedstack.transport.peers.executor_stub import ExecutorStub
 
 
@@ -180,7 +180,7 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
 
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
             _check_open(source, resolved)
-            stubs.extend(ExecutorStub(GrpcConnection(t, credentials), loss=_loss(source, t)) for t in resolved)
+            stubs.extend(ExecutorStub(GrpcConnection(t, credentials, loss=_loss(source, t))) for t in resolved)
         elif hasattr(target, "unary_unary"):
             from fedstack.transport.grpc.channel_connection import ChannelConnection
 

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Generator, Iterator
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
-from fedstack.errors import ClosedError, FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
+from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.grpc_calls import asks_health, error_of_call, failure_of_asking, parsed
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.peers.connection import Channel
+from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
@@ -18,7 +19,7 @@ _MAX_CALLS = 256
 _MAX_UNREAD = 2
 
 
-class ChannelConnection:
+class ChannelConnection(Connection):
     """A connection over a channel of the user's own. Closing it leaves the channel open.
 
     Such a channel has threads of its own, so its answers are brought to the transport's loop.
@@ -79,10 +80,10 @@ class ChannelConnection:
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)
 
-    async def wait_ready(self, timeout: float) -> None:
+    async def wait_ready(self, seconds: float) -> None:
         self._check_open()
         try:
-            await asyncio.wait_for(self._until_ready(), timeout)
+            await asyncio.wait_for(self._until_ready(), seconds)
         except asyncio.TimeoutError:
             error = await failure_of_asking(self)
             if error is not None:
@@ -112,17 +113,9 @@ class ChannelConnection:
         return error is None
 
     @property
-    def redials(self) -> bool:
-        """That it dials when gRPC says: seconds after a failure, and later from failure to failure."""
+    def can_look(self) -> bool:
+        """That it cannot: it dials when gRPC says: seconds after a failure, and later from failure to failure."""
         return False
-
-    async def redial(self, timeout: float) -> bool:
-        """Asks the channel to dial, and tells whether it is ready in time: when it dials is for gRPC to say."""
-        try:
-            await asyncio.wait_for(self._until_ready(), timeout)
-        except (asyncio.TimeoutError, FedstackError):
-            return False
-        return True
 
     def _check_open(self) -> None:
         if self._closed:

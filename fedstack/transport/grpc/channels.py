@@ -14,7 +14,8 @@ The last row is for servers of other origin, which hang up at the third: in a lo
 our own, heartbeats tell more. Servers ping as clients do, to notice clients that are gone.
 """
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.certificate_checks import why_unusable
@@ -76,6 +77,30 @@ SERVER_OPTIONS: Options = (
     # Else two servers may have the same port, and each gets some of the calls.
     ("grpc.so_reuseport", 0),
 )
+
+
+class Channel(Protocol):
+    """What is used of a `grpc.Channel`, so that others can speak of one without importing gRPC."""
+
+    def unary_unary(self, method: str) -> object:
+        """Returns what calls a method with one message there and one back."""
+        ...
+
+    def stream_unary(self, method: str) -> object:
+        """Returns what calls a method with a stream there and one message back."""
+        ...
+
+    def stream_stream(self, method: str) -> object:
+        """Returns what calls a method with a stream there and one back."""
+        ...
+
+    def subscribe(self, callback: Callable[[Any], None], try_to_connect: bool | None = False) -> None:
+        """Calls back with the state of the channel as it is and whenever it changes, and may ask it to dial."""
+        ...
+
+    def unsubscribe(self, callback: Callable[[Any], None]) -> None:
+        """Calls back no more."""
+        ...
 
 
 def open_channel(

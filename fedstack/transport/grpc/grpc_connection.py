@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
@@ -30,6 +30,7 @@ from fedstack.transport.grpc.grpc_calls import (
 )
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.targets import Target
+from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback
@@ -46,7 +47,7 @@ _OLD_CALLS_SECONDS = 600.0
 _TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 
 
-class GrpcConnection:
+class GrpcConnection(Connection):
     """A connection to one peer. Its coroutines run on the transport's loop.
 
     Args:
@@ -55,6 +56,7 @@ class GrpcConnection:
       max_calls: The most calls in flight; more wait here.
       words: What errors call the parts of the credentials.
       patience: How long to look for what is wrong.
+      loss: Returns the error to raise for a peer that is known to have ended.
       compression: Whether to take compressed messages. A peer is told, but some compress whatever they are told.
     """
 
@@ -66,9 +68,11 @@ class GrpcConnection:
         max_calls: int = _MAX_CALLS,
         words: Words = ARGUMENTS,
         patience: Patience = DEFAULT_PATIENCE,
+        loss: Callable[[], FedstackError | None] = lambda: None,
         compression: bool = False,
     ) -> None:
         self._target = target
+        self._loss = loss
         self._options: Options = ((COMPRESSION, ANY_COMPRESSION),) if compression else ()
         self._credentials = credentials or ClientCredentials()
         self._metadata = self._credentials.renewed_metadata()
@@ -153,14 +157,14 @@ class GrpcConnection:
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)
 
-    async def wait_ready(self, timeout: float) -> None:
+    async def wait_ready(self, seconds: float) -> None:
         channel = self._open()
         try:
-            await asyncio.wait_for(self._until_ready(channel), timeout)
+            await asyncio.wait_for(self._until_ready(channel), seconds)
         except grpc.aio.UsageError:
             if channel is self._channel:
                 raise
-            await self.wait_ready(timeout)  # it was closed, and there is another one since, or there will be none
+            await self.wait_ready(seconds)  # it was closed, and there is another one since, or there will be none
         except asyncio.TimeoutError:
             error = await failure_of_asking(self)
             if error is None:
@@ -189,18 +193,13 @@ class GrpcConnection:
                 await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 
-    @property
-    def redials(self) -> bool:
-        """That it can look at any time."""
-        return True
-
-    async def redial(self, timeout: float) -> bool:
+    async def look(self, seconds: float) -> bool:
         if self._closed:
             return False
         if self._redialling is None or self._redialling.done():
             self._redialling = asyncio.ensure_future(self._redial())
         try:
-            return await asyncio.wait_for(asyncio.shield(self._redialling), timeout)
+            return await asyncio.wait_for(asyncio.shield(self._redialling), seconds)
         except asyncio.TimeoutError:
             return False
 
@@ -218,6 +217,9 @@ class GrpcConnection:
             self._old_channels.add(ending)
             ending.add_done_callback(self._old_channels.discard)
         return True
+
+    def loss(self) -> FedstackError | None:
+        return self._loss()
 
     async def explained(self, error: FedstackError) -> FedstackError:
         """Returns what is wrong on the way to the peer if that is the reason for an error of a call; else the error."""

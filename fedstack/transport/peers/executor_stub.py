@@ -11,10 +11,8 @@ from google.protobuf.message import Message
 from fedstack._version import __version__
 from fedstack.computations.leaves.leaf_runtimes import PROCESS
 from fedstack.errors import (
-    FedstackError,
     ProtocolVersionError,
     RemoteError,
-    WorkerUnavailableError,
 )
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
@@ -47,7 +45,6 @@ class ExecutorStub(ServiceStub):
       keeps_handles: Whether such a peer is in this process, and finds Python functions here.
       control_seconds: How long a call may take that only hands something over, in seconds.
       chunking: What is sent in chunks.
-      loss: Tells whether the peer is known to have ended, by the error to raise then.
 
     Attributes:
       out_of_reach: Whether the peer was, when something was last asked of it.
@@ -64,20 +61,12 @@ class ExecutorStub(ServiceStub):
         keeps_handles: bool = False,
         control_seconds: float = CONTROL_SECONDS,
         chunking: Chunking | None = None,
-        loss: Callable[[], FedstackError | None] = lambda: None,
     ) -> None:
         super().__init__(connection, control_seconds=control_seconds, chunking=chunking)
         self.out_of_reach = False
-        self.loss = loss
         self.sends_code = sends_code
         self.keeps_handles = keeps_handles
         self._extensions = extensions
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the peer is known to have ended, and not to come back."""
-        loss = self.loss()
-        return loss is not None and not (isinstance(loss, WorkerUnavailableError) and loss.comes_back)
 
     async def handshake(self) -> extended.HandshakeResponse | None:
         """Returns what the peer is, or `None` if it has the plain executor service only.

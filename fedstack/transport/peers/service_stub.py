@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.errors import InvalidValueError
+from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.heartbeat import watch
@@ -54,6 +54,16 @@ class ServiceStub:
     def address(self) -> str:
         """The peer's address."""
         return self.connection.address
+
+    def loss(self) -> FedstackError | None:
+        """Returns the error to raise for a peer that is known to have ended, and `None` for one that may be there."""
+        return self.connection.loss()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer is known to have ended, and not to come back."""
+        loss = self.loss()
+        return loss is not None and not (isinstance(loss, WorkerUnavailableError) and loss.comes_back)
 
     async def call(self, path: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
         """Calls a method that has one message in and one out.

@@ -157,7 +157,7 @@ def test_whoever_waits_after_others_have_waited_in_vain_waits_a_moment_only(flee
 
 def test_workers_that_only_waiting_finds_are_given_the_time_that_they_were_left_alone(fleet: FakeFleet) -> None:
     fleet.join("a")
-    fleet.join("b", redials=False)
+    fleet.join("b", can_look=False)
     fleet.waited(in_vain=True)
     assert fleet.patience() == AGAIN_SECONDS
     fleet.time.now += 3.0
