@@ -122,12 +122,12 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
     _warn_of_missing_modules(options.allow_module)
     try:
         credentials = _credentials(options)
-        policy = CarrierPolicy(modules=options.allow_module, python_code=options.allow_python_code)
+        policy = CarrierPolicy(options.allow_module, options.allow_python_code, options.allow_runtime)
         if policy.runs_anything and not (_is_private(options) or credentials.client_root_certificates):
             raise click.UsageError(
                 f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
-                "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code and --allow-module for '*' "
-                "and for modules of Python itself and of others that run code (see SECURITY.md)"
+                "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code, --allow-runtime, and "
+                "--allow-module for '*' and for modules of Python itself and of others that run code (see SECURITY.md)"
             )
         service = ExecutorService(
             local_executor_factory(options.clients, max_threads=options.threads),
@@ -166,7 +166,8 @@ def ready_line(target: str, options: SimpleNamespace) -> str:
         traits.append("every network of this machine")
     code = "allowed" if options.allow_python_code else "refused"
     modules = f"; modules {', '.join(options.allow_module)}" if options.allow_module else ""
-    return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); python code {code}{modules}"
+    runtimes = f"; runtimes {', '.join(options.allow_runtime)}" if options.allow_runtime else ""
+    return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); python code {code}{modules}{runtimes}"
 
 
 def dialled_address(target: str, options: SimpleNamespace) -> str:
@@ -280,6 +281,7 @@ COMMAND = subcommand(
         EnvironmentOption("--token-file", "FILE", "file with tokens, one a line; clients must know one of them"),
         Switch("--insecure", "let other machines in without TLS"),
         RepeatableOption("--allow-module", "MODULE", "installed module whose functions clients may call, * for any"),
+        RepeatableOption("--allow-runtime", "NAME", "message, or package of them, whose leaf runtime clients may use"),
         Switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca"),
         *_limit_options(),
         Switch("--compression", "take compressed messages, which may be small to send and large to unfold"),

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.plan.interpreter import ProgramRunner
+from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
@@ -55,6 +55,8 @@ class SequenceOperation(CompositeOperation):
         self.result: Type = source.type
         self.source = source
         self.programs = programs
+        bounds = [bound for program in programs if (bound := max_parallel(program)) is not None]
+        self.max_parallel = min(bounds, default=None)
 
     def linked(self, link: Callable[[Program], Program]) -> BoundOperation:
         return type(self)(self.source, tuple(link(program) for program in self.programs))

@@ -63,6 +63,9 @@ def test_the_ready_line_says_who_may_come_and_what_they_may_bring(files: Certifi
     assert line("--allow-python-code", "--allow-module", "a", "--allow-module", "b") == (
         "(insecure, loopback only); python code allowed; modules a, b"
     )
+    assert line("--allow-runtime", "tensorflow") == (
+        "(insecure, loopback only); python code refused; runtimes tensorflow"
+    )
     everything = [*tls_options(files), "--tls-client-ca", files.ca, "--token-file", "t", "--host", "::"]
     assert line(*everything) == (
         "(TLS, client certificates, token, every network of this machine); python code refused"
@@ -218,6 +221,7 @@ def test_code_from_other_machines_needs_their_certificates(files: CertificateFil
         [*code, *tls_options(files)],
         [*modules, "--insecure"],
         [*pythons, "--insecure"],
+        ["--allow-runtime", "tensorflow", "--host", "0.0.0.0", "--port", 0, "--insecure"],
     ):
         with pytest.raises(click.UsageError, match="Expected certificates of all who may run any code"):
             serve_command.make_server(options_of(*arguments))

@@ -14,11 +14,14 @@ class BoundOperation(abc.ABC):
       result: The type of what it returns.
       prefers_columns: Whether `call_column` does more than call one by one: then it is used even where results are
         large.
+      max_parallel: The most clients of a phase that may run at the same time, for what has one device or one session;
+        `None` for any number. Calls at the server and of other invocations are not counted.
     """
 
     name: str
     result: Type
     prefers_columns: bool = False
+    max_parallel: int | None = None
 
     @abc.abstractmethod
     def call(self, argument: object, client: int | None = None) -> object:

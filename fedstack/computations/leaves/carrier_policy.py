@@ -21,16 +21,22 @@ class CarrierPolicy:
         fedstack itself are never meant, but for its example.
       python_code: Whether functions by value are loaded; that executes what the sender wrote. References are followed
         into any module then, as such code could do it too.
+      runtimes: The carriers of other runtimes that are loaded: full names of messages, or packages of them.
     """
 
     modules: Collection[str] = ()
     python_code: bool = False
+    runtimes: Collection[str] = ()
 
     def allows_module(self, module: str) -> bool:
         """Tells whether a reference into `module` may be followed."""
         return self.python_code or (
             any(allowed == "*" or is_inside(module, allowed) for allowed in self.modules) and not is_internal(module)
         )
+
+    def allows_runtime(self, carrier: str) -> bool:
+        """Returns whether leaves whose content is the message `carrier` (its full name) may be loaded."""
+        return self.python_code or any(is_inside(carrier, allowed) for allowed in self.runtimes)
 
     def check_module(self, module: str, shown: str) -> None:
         """Checks that a reference may be followed.
@@ -54,8 +60,12 @@ class CarrierPolicy:
 
     @property
     def runs_anything(self) -> bool:
-        """Whether clients can run any code, in one way or another: Python's own modules have `eval` and `rmtree`."""
-        return self.python_code or any(module == "*" or is_as_good_as_code(module) for module in self.modules)
+        """Whether clients can run any code, in one way or another: Python's own modules have `eval` and `rmtree`.
+
+        What other runtimes can do is not known, so they count.
+        """
+        in_modules = any(module == "*" or is_as_good_as_code(module) for module in self.modules)
+        return self.python_code or bool(self.runtimes) or in_modules
 
 
 # This process's own; a service has one for its clients, see `work_scope.current_policy`.

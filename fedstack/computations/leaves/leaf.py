@@ -6,6 +6,7 @@
 | a buffer that the function fills anew is copied | `snapshot_of`, only where somebody else still has it |
 | an error of the function says which computation and which client | `raise_leaf_error` |
 | its traceback has the user's frames only | `raise_leaf_error` |
+| an error keeps the index of the client in columns too | `call` and `call_column` get it |
 | arguments cannot be changed | payloads are read-only; sequences are `SequenceArgument`s |
 """
 

@@ -62,8 +62,17 @@ class LeafRuntime(abc.ABC):
           CarrierError: If it cannot be loaded here; the message says why and what to do.
         """
 
+    def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
+        """Returns whether leaves from other processes get in at all; by default if the policy names their carrier.
+
+        Args:
+          carrier: The full name of the message that is their content.
+          policy: What this process allows those who send.
+        """
+        return policy.allows_runtime(carrier)
+
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
-        """Checks a leaf that another process has sent, before it is loaded. By default all get in.
+        """Checks a leaf that another process has sent, before it is loaded; by default by its carrier alone.
 
         Args:
           computation: The leaf.
@@ -72,7 +81,12 @@ class LeafRuntime(abc.ABC):
         Raises:
           CarrierError: If it does not get in; the message says what to do.
         """
-        return
+        carrier = carrier_of(computation) or ""
+        if not self.is_allowed(carrier, policy):
+            raise CarrierError(
+                f"Expected a leaf computation of an allowed kind, found {name_text(carrier)}; start the worker with "
+                f"--allow-runtime {name_text(carrier)}"
+            )
 
     def portable(self, content: any_pb2.Any, destination: Destination) -> any_pb2.Any:
         """Returns what stands for a leaf in another process; by default what stands for it here.
@@ -117,9 +131,15 @@ def _close_runtimes() -> None:
             runtime.close()
 
 
-def known_carriers() -> list[str]:
-    """Lists the full names of the messages whose leaves can be loaded here."""
-    return sorted({*_runtimes, *_installed()})
+def allowed_carriers(policy: CarrierPolicy) -> list[str]:
+    """Lists the full names of the messages whose leaves may come in. It imports no other distribution's runtime."""
+    waiting = [carrier for carrier in _installed() if carrier not in _runtimes and policy.allows_runtime(carrier)]
+    return sorted([carrier for carrier, runtime in _runtimes.items() if runtime.is_allowed(carrier, policy)] + waiting)
+
+
+def needs_import(carrier: str | None) -> bool:
+    """Returns whether the runtime of a carrier is another distribution's that has not been imported yet."""
+    return carrier not in _runtimes and carrier in _installed()
 
 
 @functools.cache
@@ -132,7 +152,14 @@ def find_runtime(message_name: str) -> LeafRuntime | None:
     """Returns what loads the leaves whose content is a message; `None` if nothing does."""
     found = _runtimes.get(message_name)
     if found is None and (installed := _installed().get(message_name)) is not None:
-        found = _runtimes[message_name] = installed.load()
+        try:
+            found = installed.load()
+        except Exception as error:
+            raise CarrierError(
+                f"Importing the runtime {installed.value!r} for {message_name} raised {type(error).__name__}: {error}; "
+                "repair or remove the distribution that has it"
+            ) from error
+        register_leaf_runtime(message_name, found)
     return found
 
 

@@ -11,6 +11,7 @@ from fedstack.computations.leaves.leaf_runtimes import (
     carrier_of,
     content_of,
     find_runtime,
+    needs_import,
     unknown_carrier,
 )
 from fedstack.computations.types.language import computation_pb2
@@ -77,6 +78,11 @@ def portable(computation: Computation, destination: Destination) -> Computation:
 def _portable_content(leaf: Computation, destination: Destination) -> any_pb2.Any | None:
     content, runtime = content_of(leaf), find_runtime(carrier_of(leaf) or "")
     return content if content is None or runtime is None else runtime.portable(content, destination)
+
+
+def needs_runtime_import(computation: Computation) -> bool:
+    """Returns whether `check_received` imports a runtime first, which may take a while."""
+    return any(needs_import(carrier_of(leaf)) for leaf in leaves_of(computation))
 
 
 def check_received(computation: Computation, policy: CarrierPolicy) -> None:

@@ -62,6 +62,12 @@ class ProgramRunner:
         return [result(values) for result in self._results]
 
 
+def max_parallel(program: Program) -> int | None:
+    """Returns how many clients may run a program at the same time, as far as its operations bound that."""
+    operations = [step.operation for step in program.steps if isinstance(step.operation, BoundOperation)]
+    return min((one.max_parallel for one in operations if one.max_parallel is not None), default=None)
+
+
 def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:
     """Returns the function that evaluates an expression over payloads."""
     if isinstance(expression, Slot):

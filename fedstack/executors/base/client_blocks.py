@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.plan.interpreter import ProgramRunner, bound, run_columns
+from fedstack.computations.plan.interpreter import ProgramRunner, bound, max_parallel, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
@@ -141,7 +141,8 @@ class ClientBlocks:
         self.clients = clients
         self.sink = sink
         self.smallest_block = smallest_block or 1
-        self.max_threads = max_threads or max(32, CORES)
+        bounds = (max_threads or max(32, CORES), max_parallel(program))
+        self.max_threads = min(one for one in bounds if one is not None)
         self.progress = current_scope().progress if program.steps else None
         self._finished: threading.Event | None = None  # there is one as soon as helpers wait for it
         self._next = clients.start

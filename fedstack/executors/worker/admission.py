@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.leaves.portability import check_received, leaves_to_load
+from fedstack.computations.leaves.portability import check_received, leaves_to_load, needs_runtime_import
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.values.number_checks import MOST_BYTES
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.off_loop import sized
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop, sized
 
 _LOADING_THREADS = 4
 
@@ -38,7 +38,11 @@ class Admission:
           computation: The computation.
           size: Its bytes, or those of a message that it is in.
         """
-        await self.load(await sized(size, lambda: self.check(computation)))
+        if size <= LOOP_BYTES and needs_runtime_import(computation):
+            leaves = await off_loop(lambda: self.check(computation))
+        else:
+            leaves = await sized(size, lambda: self.check(computation))
+        await self.load(leaves)
 
     def check(self, computation: computation_pb2.Computation) -> Sequence[computation_pb2.Computation]:
         """Checks what a computation brings, and returns the leaves in it that are to be loaded.

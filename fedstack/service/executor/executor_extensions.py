@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 
 from fedstack._version import __version__
-from fedstack.computations.leaves.leaf_runtimes import known_carriers
+from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.traceback_filter import consume_exception
@@ -81,7 +81,7 @@ class ExecutorExtensions:
             version=__version__,
             same_process=bool(request.nonce) and request.process_digest == process_digest(request.nonce),
             phases=isinstance(self._core.factory, ResourceManagingExecutorFactory),
-            leaf_runtimes=[name for name in known_carriers() if policy.python_code or "PickledPython" not in name],
+            leaf_runtimes=allowed_carriers(policy),
             allowed_modules=policy.modules,
             python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
             max_value_bytes=limits.max_value_bytes,

@@ -109,6 +109,7 @@ class _Search:
             "threads": threads,
             "modules": list(core.policy.modules),
             "python_code": core.policy.python_code,
+            "runtimes": list(core.policy.runtimes),
             "max_value_bytes": core.limits.max_value_bytes,
             "max_clients": core.limits.max_clients,
             "max_steps": core.limits.max_steps,

@@ -56,6 +56,7 @@ class ChildOptions:
       threads: The most threads.
       modules: The modules into which references are followed.
       python_code: Whether functions by value are loaded.
+      runtimes: The carriers of other runtimes that are loaded.
       max_value_bytes: As of the worker's limits.
       max_clients: As of the worker's limits.
       max_steps: As of the worker's limits.
@@ -68,6 +69,7 @@ class ChildOptions:
     threads: int
     modules: Sequence[str]
     python_code: bool
+    runtimes: Sequence[str]
     max_value_bytes: int
     max_clients: int
     max_steps: int
@@ -141,7 +143,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
     limits = ServiceLimits(
         max_value_bytes=options.max_value_bytes, max_clients=options.max_clients, max_steps=options.max_steps
     )
-    admission = LimitedAdmission(CarrierPolicy(modules=options.modules, python_code=options.python_code), limits)
+    admission = LimitedAdmission(CarrierPolicy(options.modules, options.python_code, options.runtimes), limits)
     factory = local_executor_factory(max_threads=options.threads)
     inside = SyncExecutionContext(factory)  # for computations called in leaf functions
     scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))

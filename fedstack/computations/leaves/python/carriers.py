@@ -127,6 +127,9 @@ def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
 class HandleRuntime(LeafRuntime):
     """Loads functions by handle."""
 
+    def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
+        return True
+
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
         handle = _unpack(computation, carriers_pb2.PythonHandle)
         if handle.process != PROCESS:
@@ -161,6 +164,9 @@ class HandleRuntime(LeafRuntime):
 class ReferenceRuntime(LeafRuntime):
     """Loads functions by module and qualified name, from allow-listed modules only."""
 
+    def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
+        return True
+
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
         reference = _unpack(computation, carriers_pb2.PythonReference)
         policy.check_module(reference.module, name_text(f"{reference.module}:{reference.qualname}"))
@@ -182,6 +188,9 @@ class ReferenceRuntime(LeafRuntime):
 
 class PickledRuntime(LeafRuntime):
     """Loads functions by value, where that is allowed."""
+
+    def is_allowed(self, carrier: str, policy: CarrierPolicy) -> bool:
+        return policy.python_code
 
     def admit(self, computation: computation_pb2.Computation, policy: CarrierPolicy) -> None:
         if not policy.python_code:
