@@ -52,13 +52,13 @@ def phase_of(body: Callable[[Any], Any]) -> Phase:
     return next(task.phase for task in tasks if isinstance(task, PhaseTask))
 
 
-@contextlib.contextmanager
-def federating(clients: int) -> Iterator[PhaseRunner]:
-    executor = FederatingExecutor(SequenceExecutor(LeafExecutor()), clients)
-    try:
-        yield executor.phases
-    finally:
-        executor.close()
+class Here(PhaseHost):
+    """Runs phases in executors of this process."""
+
+    @contextlib.contextmanager
+    def lend(self, clients: int) -> Iterator[PhaseRunner]:
+        with contextlib.closing(FederatingExecutor(SequenceExecutor(LeafExecutor()), clients)) as executor:
+            yield executor.phases
 
 
 def written(phase: Phase, change: Callable[[PhaseRequest], None] = lambda request: None) -> Parcel:
@@ -73,7 +73,7 @@ def written(phase: Phase, change: Callable[[PhaseRequest], None] = lambda reques
 def answered(parcel: Parcel, policy: CarrierPolicy = ANY_CODE) -> Parcel:
     admission = Admission(policy)
     try:
-        return asyncio.run(answer_parcel(parcel, PhaseHost(admission, federating)))
+        return asyncio.run(answer_parcel(parcel, Here(admission)))
     finally:
         admission.close()
 
@@ -85,9 +85,7 @@ def test_a_phase_of_bytes_becomes_the_bytes_of_what_its_clients_contributed():
     states, unpacker = partial_states(phase, [FoldArgument([], [])]), Unpacker(max_bytes=1 << 20)
 
     async def read() -> PhaseResult:
-        answer = await receive(
-            incoming_of(await answer_parcel(sent, PhaseHost(Admission(ANY_CODE), federating))), PhaseResponse
-        )
+        answer = await receive(incoming_of(await answer_parcel(sent, Here(Admission(ANY_CODE)))), PhaseResponse)
         result = read_result(phase, states, CLIENTS, answer.message, unpacker)
         await answer.fill(unpacker)
         return result.complete()

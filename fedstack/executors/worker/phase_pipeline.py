@@ -11,7 +11,8 @@ What differs from worker to worker is in its `PhaseHost`. The executor service m
 looks for a client that ends it makes one of its own, and so can a worker that another engine starts.
 """
 
-from collections.abc import Callable, Sequence
+import abc
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import attrs
@@ -44,17 +45,19 @@ _FEW_CLIENTS = 1000
 _FEW_LEAVES = 200
 
 
-class PhaseHost:
-    """Where phases run. This one lets the policy of its admission alone decide, and keeps nothing between phases.
+class PhaseHost(abc.ABC):
+    """Where phases run. Nothing is kept between them unless a subclass does.
 
     Args:
       admission: Lets phases in.
-      lend: Lends what runs phases of so many clients.
     """
 
-    def __init__(self, admission: Admission, lend: Callable[[int], AbstractContextManager[PhaseRunner]]) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self.lend = lend
+
+    @abc.abstractmethod
+    def lend(self, clients: int) -> AbstractContextManager[PhaseRunner]:
+        """Lends what runs phases of so many clients."""
 
     def unpacker(self, clients: int) -> Unpacker:
         """Returns what unpacks a phase of so many clients."""
@@ -71,6 +74,7 @@ class PhaseHost:
 
     def check_new_id(self, value_id: str) -> None:
         """Checks an id that the sender has chosen for an input to be kept."""
+        return
 
     def find(self, value_id: str) -> tuple[Column, Type]:
         """Returns an input that an earlier phase has left, and the type of its members.

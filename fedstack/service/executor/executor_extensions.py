@@ -17,7 +17,7 @@ from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, sized
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
@@ -29,8 +29,8 @@ from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor import held_values
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
-from fedstack.service.executor.requests import control, in_turns, read, unary_sized
-from fedstack.service.executor.service_core import FUNCTION_SPARE_BYTES, ServiceCore
+from fedstack.service.executor.requests import control, in_turns, unary_sized
+from fedstack.service.executor.service_core import ServiceCore
 from fedstack.service.executor.sessions import Session, check_new_id
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
@@ -41,6 +41,8 @@ from fedstack.transport.wire.parcels import Incoming, Parcel
 from fedstack.transport.wire.unpacking import Unpacker
 
 _T = TypeVar("_T")
+# What names and types add to a function.
+_FUNCTION_SPARE_BYTES = 1024
 # How often it is looked whether there is something to tell of work that runs.
 _LOOK_SECONDS = 1.0
 
@@ -110,7 +112,7 @@ class ExecutorExtensions:
 
     async def load(self, content: bytes) -> Answers:
         """Creates values as `create` does, and shows that it is alive while it loads what they bring."""
-        request = await read(messages.CreateRequest, content)
+        request = await read_message(messages.CreateRequest, content)
         session = self._core.find(request.executor)
 
         async def create() -> messages.CreateResponse:
@@ -136,7 +138,7 @@ class ExecutorExtensions:
                 self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
             elif creation.HasField("computation"):
                 size = await sized(request_bytes, creation.computation.ByteSize)
-                self._core.admission.check_size(size, FUNCTION_SPARE_BYTES)
+                self._core.admission.check_size(size, _FUNCTION_SPARE_BYTES)
             session.check_room(size)
             created = await self._created(session, creation, size)
             if not session.has(creation.id):  # the same call may have come twice
@@ -240,7 +242,7 @@ class ExecutorExtensions:
 
     async def download_value(self, content: bytes) -> Answers:
         """Computes a value of any size."""
-        request = await read(messages.DownloadRequest, content)
+        request = await read_message(messages.DownloadRequest, content)
         session = self._core.find(request.executor)
         value_id = request.value_ref.id
         packer = self._core.packer(session)

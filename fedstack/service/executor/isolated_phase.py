@@ -19,6 +19,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
@@ -48,6 +49,9 @@ class _AsItCame(Unpacker):
 class _ForChildren(PhaseHost):
     """Admits phases that are run elsewhere, by processes that have nothing but what they are sent."""
 
+    def lend(self, clients: int) -> NoReturn:
+        raise AssertionError("a search runs nothing in its own process")
+
     def unpacker(self, clients: int) -> Unpacker:
         return _AsItCame(max_bytes=self.admission.max_bytes, clients=clients)
 
@@ -64,7 +68,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
       LeafError: If there are such clients.
     """
     request = received.message
-    admitted = await admit(received, _ForChildren(host.admission, host.lend))
+    admitted = await admit(received, _ForChildren(host.admission))
     header = await off_loop(request.SerializeToString)
     await received.fill(admitted.unpacker)
     with host.lend(request.clients) as engine:

@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -24,9 +24,10 @@ import attrs
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.types.language import CLIENTS, computation_pb2, get_context_stack
+from fedstack.computations.types.language import CLIENTS, ExecutorFactory, computation_pb2, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.executors.base.fold_arguments import slice_inputs
+from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.remote.phase_messages import ReceivedPhase
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
@@ -121,6 +122,17 @@ class _TellingLeaves(LoadedLeaves):
         return _TellingLeaf(self._leaves.load(computation), self._tell)
 
 
+class _ChildHost(PhaseHost):
+    """Runs phases in executors of a factory, which ends with the process."""
+
+    def __init__(self, admission: LimitedAdmission, factory: ExecutorFactory) -> None:
+        super().__init__(admission)
+        self._factory = factory
+
+    def lend(self, clients: int) -> AbstractContextManager[PhaseRunner]:
+        return nullcontext(phases_in(self._factory.create_executor({CLIENTS: clients})))
+
+
 def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
     """Runs the phase, and ends the process."""
     told = Told(os.dup(1))
@@ -147,7 +159,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
     factory = local_executor_factory(max_threads=options.threads)
     inside = SyncExecutionContext(factory)  # for computations called in leaf functions
     scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))
-    host = PhaseHost(admission, lambda clients: nullcontext(phases_in(factory.create_executor({CLIENTS: clients}))))
+    host = _ChildHost(admission, factory)
     with scope.entered():
         admitted = await admit(received, host)
         for buffer in admitted.unpacker.buffers:

@@ -27,13 +27,13 @@ class SessionHost(PhaseHost):
     """
 
     def __init__(self, core: ServiceCore, session: Session) -> None:
-        super().__init__(core.admission, self._lend)
+        super().__init__(core.admission)
         self._core = core
         self._session = session
         self._stack: Executor = session.executor
 
     @contextlib.contextmanager
-    def _lend(self, clients: int) -> Generator[PhaseRunner, None, None]:
+    def lend(self, clients: int) -> Generator[PhaseRunner, None, None]:
         with self._core.sessions.executor_for(self._session, clients) as self._stack:
             yield phases_in(self._stack)
 

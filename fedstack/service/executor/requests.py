@@ -7,7 +7,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.off_loop import read_message as read
+from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.transport.peers.methods import UnaryMethod
 
 _M = TypeVar("_M", bound=Message)
@@ -21,7 +21,7 @@ def unary_to_bytes(request: type[_M], handle: Callable[[_M], Awaitable[bytes]]) 
     """Returns the method of a coroutine that writes its answer itself."""
 
     async def run(content: bytes) -> bytes:
-        return await handle(await read(request, content))
+        return await handle(await read_message(request, content))
 
     return UnaryMethod(run)
 
@@ -30,7 +30,7 @@ def unary_sized(request: type[_M], handle: Callable[[_M, int], Awaitable[Message
     """Returns the method of a coroutine that also gets the size of the request in bytes; its answer is small."""
 
     async def run(content: bytes) -> bytes:
-        return (await handle(await read(request, content), len(content))).SerializeToString()
+        return (await handle(await read_message(request, content), len(content))).SerializeToString()
 
     return UnaryMethod(run)
 

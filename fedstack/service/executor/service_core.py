@@ -32,8 +32,6 @@ from fedstack.transport.wire.packing import Packer
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0
-# What names and types add to a function.
-FUNCTION_SPARE_BYTES = 1024
 
 
 class ServiceCore:
