@@ -55,10 +55,15 @@ def pool() -> WorkerPool:
     return local_worker_pool(2)
 
 
-@functools.cache
-def pool_stub() -> ExecutorStub:
+def new_pool_stub() -> ExecutorStub:
+    """Returns a stub for the first process of the pool, which its user closes."""
     (first, _) = make_stubs(pool(), None)
     return first
+
+
+@functools.cache
+def pool_stub() -> ExecutorStub:
+    return new_pool_stub()
 
 
 def stop_servers() -> None:

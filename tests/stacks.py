@@ -180,7 +180,7 @@ FACTORIES = {
     ),
     "1 worker process": FactoryStack(
         "remote",
-        lambda: fedstack.remote_executor_factory([remote_stacks.pool_stub()]),
+        lambda: fedstack.remote_executor_factory([remote_stacks.new_pool_stub()]),
         without=["lazy arguments", "same process"],
     ),
     "2 worker processes": FactoryStack(
