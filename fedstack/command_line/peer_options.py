@@ -105,7 +105,7 @@ def ask(
                 await asyncio.wait([diagnosis], timeout=_FINISH_SECONDS)
             found = diagnosis.result() if diagnosis is not None and diagnosis.done() else None
             raise found or DeadlineExceededError(
-                f"Expected an answer from {target} within {timeout:g} s, found none; see what keeps it busy, or allow "
+                f"{target} did not answer within {timeout:g} s; see what keeps it busy, or allow "
                 "more time with --timeout"
             )
         except FedstackError as error:

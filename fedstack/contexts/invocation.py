@@ -153,18 +153,18 @@ class Invoker:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("Expected an open context, found it closed; make a new one, fedstack.create_…")
+            raise ClosedError("This context is closed; make a new one, fedstack.create_…")
 
     def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LostRanges) -> FedstackError:
         limits = self._retry_policy.limits
         if not (isinstance(error, WorkerUnavailableError) and causes):
             kind = LostWorkersError if isinstance(error, WorkerUnavailableError) else RetryLimitError
             return kind(
-                f"Expected the computation to succeed within {limits}, found a retryable error each time; the last was "
+                f"The computation failed with a retryable error each time, within {limits}; the last was "
                 f"{type(error).__name__}: {error}"
             )
         lost = LostWorkersError(
-            f"Expected the computation to succeed within {limits}, found workers lost; ask one with `fedstack check`:"
+            f"The computation lost workers each time, within {limits}; ask one with `fedstack check`:"
             f"{listed(causes)}{losses.told()}"
         )
         lost.causes = causes

@@ -52,7 +52,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
     shown = type(error).__name__ + (f": {text}" if text else "")
     raise LeafError(
-        f"Expected the computation {name!r} to return, found that it raised {shown}{where}{advice}{users_lines(error)}",
+        f"{name!r} raised {shown}{where}{advice}{users_lines(error)}",
         computation_name=name,
         client_index=client_index,
     ) from error

@@ -251,7 +251,7 @@ class LoadedLeaves:
         except Exception as error:
             found = without_own_frames(error).with_traceback(None)
         except BaseException as error:  # it is the sender's, and not meant for this process
-            found = CarrierError(f"Expected a function that can be loaded, found that it raised {error!r}")
+            found = CarrierError(f"Loading a function raised {error!r}")
         key, size = digest_of(computation)
         self._known.put(key, found, size)
 

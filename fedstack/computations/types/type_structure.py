@@ -245,7 +245,7 @@ def full_array(tensor: TensorType, shape: tuple[int, ...], value: object) -> NDA
 def no_memory_for(array: str, size: int) -> ResourceLimitError:
     """Returns the error for an array that nobody has sent, of so many bytes, for which there is no memory."""
     return ResourceLimitError(
-        f"Expected memory for an array of {array}, found none for its {size:,} bytes; an array is made of it where "
+        f"There is no memory for an array of {array}, which takes {size:,} bytes; an array is made of it where "
         "nothing is summed, or for a call on zeros: give it fewer elements"
     )
 

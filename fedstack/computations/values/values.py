@@ -191,7 +191,7 @@ class SequenceView:
             error.__traceback__ = without_calling_frames(error.__traceback__)
             shown = repr(source) if isinstance(source, FromGenerator) else type(self.source).__name__
             raise InvalidValueError(
-                f"Expected to iterate over {shown}, found that it raised {type(error).__name__}: {text_of(error)}; "
+                f"Iterating over {shown} raised {type(error).__name__}: {text_of(error)}; "
                 f"at {self.path}{users_lines(error)}"
             ) from error
 

@@ -107,7 +107,7 @@ class VerbExecutor(Executor):
     def check_open(self) -> None:
         """Raises `ClosedError` after `close()`."""
         if self._closed:
-            raise ClosedError(f"Expected an open executor, found {type(self).__name__} closed; create a new one")
+            raise ClosedError(f"This {type(self).__name__} is closed; create a new one")
 
     def _own(self, value: object, role: str) -> VerbValue:
         if not isinstance(value, VerbValue):

@@ -131,7 +131,7 @@ class ThreadPool:
         """Takes in a job, and starts a thread for it if none is free."""
         with self._changed:
             if self._closed:
-                raise ClosedError("Expected open leaf threads, found them closed; make a new executor")
+                raise ClosedError("The threads of this executor are closed; make a new executor")
             self._jobs.append(job, job.scope.owner)
             self._changed.notify()
         self._start_threads()
@@ -248,7 +248,7 @@ def _contained(error: BaseException) -> BaseException:
     """Returns what work for another process raised, as something that cannot end this one: an event loop would end."""
     if isinstance(error, (Exception, asyncio.CancelledError)):
         return error
-    contained = LeafError(f"Expected work to return, found that it raised {type(error).__name__}: {text_of(error)}")
+    contained = LeafError(f"Work on a thread raised {type(error).__name__}: {text_of(error)}")
     contained.__cause__ = error
     return contained
 

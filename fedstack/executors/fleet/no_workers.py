@@ -16,34 +16,30 @@ def none_ready(workers: Sequence[Worker], seconds: float) -> Exception:
       seconds: How long the caller has waited.
     """
     if not workers:
-        return NoWorkersError(f"Expected a worker within {seconds:g} s, found that the fleet has none; add one")
+        return NoWorkersError(f"The fleet had no worker within {seconds:g} s; add one")
     causes = {worker.address: worker.cause_after(seconds) for worker in workers}
     is_single = len(causes) == 1  # the same address may have been given twice
     mistakes = [w.cause for w in workers if w.cause and not isinstance(w.cause, RetryableError)]
     error: FedstackError
     if not mistakes and all(worker.state is State.GONE for worker in workers):
-        found = f"at least one of {len(causes)} worker processes to run, found that all have ended"
-        if is_single:
-            found = "the worker process to run, found that it has ended"
+        ended = "The worker process has" if is_single else f"All {len(causes)} worker processes have"
         error = NoWorkersError(
-            f"Expected {found}, likely from a client function (os._exit, a crash, too much memory); mend that, "
-            "and start a new pool:"
+            f"{ended} ended, likely because of a client function (os._exit, a crash, too much memory); fix that, and "
+            "start a new pool:"
             f"{listed(causes)}"
         )
         error.is_final = True
     elif len(mistakes) < len(workers):
-        found = f"at least one of {len(causes)} workers to be ready, found none; start them"
-        if is_single:
-            found = "the worker to be ready, found that it is not; start it"
+        away = (
+            "The worker is not ready; start it" if is_single else f"None of {len(causes)} workers is ready; start them"
+        )
         error = NoWorkersError(
-            f"Expected {found} with `fedstack serve`, and ask {'it' if is_single else 'one'} with `fedstack check`:"
+            f"{away} with `fedstack serve`, and ask {'it' if is_single else 'one'} with `fedstack check`:"
             f"{listed(causes)}"
         )
     elif len(set(map(str, mistakes))) == 1 or not isinstance(mistakes[0], AuthenticationError):
         return mistakes[0]
     else:
-        error = AuthenticationError(
-            f"Expected at least one of {len(causes)} workers to let us in, found none:{listed(causes)}"
-        )
+        error = AuthenticationError(f"None of {len(causes)} workers lets us in:{listed(causes)}")
     error.causes = causes
     return error

@@ -88,4 +88,4 @@ class Wait:
 
 def closed_error() -> ClosedError:
     """Returns the error for callers of a fleet that was closed."""
-    return ClosedError("Expected open workers, found them closed; make a new context")
+    return ClosedError("The connections to these workers are closed; make a new context")

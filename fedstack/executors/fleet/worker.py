@@ -95,7 +95,7 @@ class Worker:
     def line_of(self, error: Exception) -> str:
         """Returns what an error of this worker says, in a line."""
         known = error.causes.get(self.address) if isinstance(error, FedstackError) else None
-        found = str(error).removeprefix(f"Expected an answer from {self.address}, found ")
+        found = str(error).removeprefix(f"The call to {self.address} failed with ")
         return known or found.partition("\n")[0]
 
     def __repr__(self) -> str:

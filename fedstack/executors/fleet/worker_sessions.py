@@ -90,7 +90,7 @@ class WorkerSessions:
         """Records that a worker has failed; returns what to raise for that."""
         # The cause is not the worker's: the fleet looks after it from here on, and may have found it well again.
         address, cause = worker.address, worker.line_of(self._fleet.lost(worker, error))
-        lost = WorkerUnavailableError(f"Expected the worker at {address} to finish its part, found it gone: {cause}")
+        lost = WorkerUnavailableError(f"The worker at {address} was lost during its part: {cause}")
         lost.causes = {address: cause}
         return lost
 

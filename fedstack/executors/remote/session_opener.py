@@ -94,9 +94,7 @@ class SessionOpener:
             self._keeper = None
             await keeper.end()
             if self._closed:
-                raise ClosedError(
-                    f"Expected the executor at {self.stub.address} to stay open while it connects, found it closed"
-                )
+                raise ClosedError(f"The executor at {self.stub.address} was closed while it connected")
 
     async def call(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs a call in a session, on the transport's loop."""
@@ -123,8 +121,7 @@ class SessionOpener:
     def _check_still_open(self) -> None:
         if self._closed:
             raise ClosedError(
-                f"Expected the executor at {self.stub.address} to stay open during a call, found it closed; close it "
-                "when its calls have ended"
+                f"The executor at {self.stub.address} was closed during a call; close it when its calls have ended"
             ) from None
 
     def _leave(self) -> None:

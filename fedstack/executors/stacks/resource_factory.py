@@ -111,7 +111,7 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         evicted: list[_Entry] = []
         with self._lock:
             if self._closed:
-                raise ClosedError("Expected an open executor factory, found it closed; make a new one")
+                raise ClosedError("This executor factory is closed; make a new one")
             entry = self._entries.get(key)
             if entry is None:
                 filled: dict[PlacementLiteral, int] = {CLIENTS: self._default_num_clients, **cardinalities}

@@ -84,11 +84,11 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
         )
     except asyncio.TimeoutError:
         _logger.warning(
-            "Expected to find within %g s which of the clients %d to %d ends its process, found none; for longer "
+            "None of the clients %d to %d ended its process within %g s; for longer "
             "searches start the worker with a larger --isolation-seconds",
-            core.limits.isolation_seconds,
             clients.start,
             clients.stop - 1,
+            core.limits.isolation_seconds,
         )
     finally:
         search.close()
@@ -191,25 +191,24 @@ def _parts(clients: range, count: int) -> list[range]:
 
 
 def _error_of_one(death: Death, client: int | None) -> LeafError:
-    name = f"the computation {death.function!r}" if death.function else "a computation"
+    what = repr(death.function) if death.function else "a computation"
     if client is None:
-        wanted, where = "the functions of a phase to be loaded", ""
+        what, where = "loading the functions of a phase", ""
     else:
-        wanted, where = f"{name} to return", f"; at client {client}"
+        where = f"; at client {client}"
     return LeafError(
-        f"Expected {wanted}, found that it ended its process with {ending_of(death.code)}{where}"
-        f"{users_lines_in(death.said)}",
+        f"{what} ended its process with {ending_of(death.code)}{where}{users_lines_in(death.said)}",
         computation_name=death.function,
         client_index=client,
     )
 
 
 def _error_of_several(clients: range, death: Death) -> LeafError:
-    name = f"the computation {death.function!r}" if death.function else "the clients"
+    name = repr(death.function) if death.function else "a computation"
     which = f"clients {clients.start} to {clients.stop - 1} together" if len(clients) > 1 else f"client {clients.start}"
     return LeafError(
-        f"Expected {name} to return, found that {which} ended their process with {ending_of(death.code)}, and none of "
-        f"them alone{users_lines_in(death.said)}",
+        f"{name} ended its process with {ending_of(death.code)} at {which}, and at none of them alone"
+        f"{users_lines_in(death.said)}",
         computation_name=death.function,
         client_index=clients.start if len(clients) == 1 else None,
     )

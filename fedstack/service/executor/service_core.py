@@ -99,7 +99,7 @@ class ServiceCore:
           ResourceLimitError: If there are too many sessions, or clients in this one.
         """
         if self._closed:
-            raise ClosedError("Expected an open service, found it closing; dial another server")
+            raise ClosedError("The service is closing; dial another server")
         self.check_takes_clients()
         clients = cardinalities.get(CLIENTS, 0)
         self.admission.check_clients(clients)

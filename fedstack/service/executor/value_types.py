@@ -67,9 +67,7 @@ def _allowed(make: Callable[[], Type], path: str) -> Type:
     try:
         return make()
     except ValueError as error:
-        raise InvalidValueError(
-            f"Expected a type that the language has, found that it refuses: {error}; at {path}"
-        ) from error
+        raise InvalidValueError(f"The language refuses the type: {error}; at {path}") from error
 
 
 def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:

@@ -158,12 +158,12 @@ class PoolProcess:
         if self.target:
             return
         if self._ready_or_ended.is_set():
-            found = f"that it ended with {ending_of(self.process.wait())}"
+            found = f"it ended with {ending_of(self.process.wait())}"
         else:
-            found = f"that it takes longer than {seconds:g} s"
+            found = f"it takes longer than {seconds:g} s"
         lines = list(self._said)[-_LINES_TOLD:]
         said = ":" + "".join(f"\n  {line.rstrip()}" for line in lines) if lines else " nothing"
-        raise WorkerUnavailableError(f"Expected worker {self._number} to start, found {found}; it said{said}")
+        raise WorkerUnavailableError(f"Worker {self._number} did not start: {found}; it said{said}")
 
     @property
     def is_alive(self) -> bool:
@@ -183,7 +183,7 @@ class PoolProcess:
             return None
         again = ", and is started anew" if self.comes_back else ""
         advice = "it is soon there again" if again else "start a new pool"
-        error = WorkerUnavailableError(f"Expected the worker at {self.target} to run, found that {cause}; {advice}")
+        error = WorkerUnavailableError(f"The worker at {self.target} does not run: {cause}; {advice}")
         error.causes = {self.target: cause + again}
         error.comes_back = bool(again)
         return error

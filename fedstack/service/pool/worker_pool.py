@@ -109,7 +109,7 @@ class WorkerPool:
 
 
 def _closed_error() -> ClosedError:
-    return ClosedError("Expected an open pool of workers, found it closed; start one with local_worker_pool()")
+    return ClosedError("The pool of workers is closed; start one with local_worker_pool()")
 
 
 def local_worker_pool(

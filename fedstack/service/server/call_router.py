@@ -42,7 +42,7 @@ _WATCHERS_SECONDS = 0.5
 # How long a large message waits for others to be done.
 _ROOM_SECONDS = 30.0
 _STOPPING = "Expected a server that takes calls, found one that is stopping; dial another one, or this one later"
-_CANCELLED = "Expected the method to come to its end, found it cancelled at the server"
+_CANCELLED = "The method was cancelled at the server"
 
 
 class _Table:
@@ -280,7 +280,7 @@ class CallRouter(grpc.GenericRpcHandler):
 
 def _gave_way() -> DeadlineExceededError:
     return DeadlineExceededError(
-        "Expected the first message of a call that watches, found none when another call wanted its place; send it at "
+        "The first message of a call that watches had not come when another call wanted its place; send it at "
         f"once, or start the worker with a larger {option_of('max_watches')}"
     )
 
@@ -309,7 +309,7 @@ def _known_error(error: Exception, name: str) -> Exception:
     if isinstance(error, MemoryError):
         found = f": {error}" if str(error) else ""
         return ResourceLimitError(
-            f"Expected memory for {name}, found none at the server{found}; send or ask for less at a time, or try "
+            f"The server has no memory for {name}{found}; send or ask for less at a time, or try "
             "again when others are done"
         )
     if isinstance(error, RecursionError):

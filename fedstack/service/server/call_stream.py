@@ -132,6 +132,6 @@ async def _close(answers: AsyncIterator[object]) -> None:
 def too_slow(seconds: float) -> DeadlineExceededError:
     """Returns the error of a call that has sent nothing for so long."""
     return DeadlineExceededError(
-        f"Expected the first message of a call within {seconds:g} seconds, found none; send it, or start the worker "
+        f"The first message of the call did not come within {seconds:g} seconds; send it, or start the worker "
         f"with a larger {option_of('header_seconds')}"
     )

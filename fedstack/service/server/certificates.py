@@ -111,7 +111,7 @@ def make_test_certificates(
 def _unusable(folder: Path, error: OSError) -> InvalidValueError:
     where = f" with {error.filename}" if error.filename and Path(error.filename) != folder else ""
     return InvalidValueError(
-        f"Expected a folder to write certificates to, found that {folder} is none{where}: {error.strerror or error}; "
+        f"Cannot write certificates to {folder}{where}: {error.strerror or error}; "
         "choose another one, or clear what is in the way"
     )
 

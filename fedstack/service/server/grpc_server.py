@@ -226,9 +226,7 @@ class GrpcServer:
             if reason is not None:
                 raise InvalidValueError(f"{reason}; for the server at {self._listener.address}") from error
             # Somebody has taken the address since it was looked at.
-            raise AddressError(
-                f"Expected {self._listener.address} to be free, found that gRPC cannot listen"
-            ) from error
+            raise AddressError(f"gRPC cannot listen at {self._listener.address}") from error
 
     def _options(self) -> list[tuple[str, int | str]]:
         limits = self._limits

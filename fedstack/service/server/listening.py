@@ -93,7 +93,7 @@ class TcpListener:
     def _complaint(self, error: OSError) -> str:
         if error.errno == errno.EADDRINUSE:
             return (
-                f"Expected port {self.port} of {self.host} to be free, found it in use; stop what listens there, or "
+                f"Port {self.port} of {self.host} is in use; stop what listens there, or "
                 "choose another port (0 for any that is free)"
             )
         if error.errno == errno.EACCES:
@@ -131,12 +131,9 @@ class UnixListener:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise AddressError(f"Expected no file where the socket is to be, found one at {path}; choose another path")
+            raise AddressError(f"There is a file at {path}, where the socket would be; choose another path")
         if _is_listened_at(path):
-            raise AddressError(
-                f"Expected the socket {path} to be free, found it in use; stop what listens there, or choose another "
-                "path"
-            )
+            raise AddressError(f"The socket {path} is in use; stop what listens there, or choose another path")
         path.unlink()  # left behind by a server that was killed
 
     def target(self, port: int) -> str:

@@ -57,8 +57,8 @@ class CallLimiter:
                 continue
             return
         raise DeadlineExceededError(
-            f"Expected an answer from {who} to one of the calls before this one within {seconds:g} seconds, found "
-            "none; it hangs, or the way to it is cut"
+            f"{who} answered none of the calls before this one within {seconds:g} seconds; it hangs, or the way to it "
+            "is cut"
         )
 
     def __repr__(self) -> str:

@@ -18,12 +18,12 @@ def why_unusable(certificate: bytes | None, private_key: bytes | None, roots: by
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             return "Expected a certificate and its own key, found the key of another certificate"
-        return "Expected a certificate and a key in PEM, the key without a password, found that they cannot be read"
+        return "Expected a certificate and a key in PEM, the key without a password, found others"
     try:
         if roots is not None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode("ascii", "replace"))
     except ssl.SSLError:
-        return "Expected certificates of authorities in PEM, found that they cannot be read"
+        return "Expected certificates of authorities in PEM, found others"
     return None
 
 

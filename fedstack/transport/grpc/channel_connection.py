@@ -119,7 +119,7 @@ class ChannelConnection(Connection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new context")
+            raise ClosedError(f"The connection to {self._address} is closed; make a new context")
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:
@@ -134,7 +134,7 @@ class ChannelConnection(Connection):
             finally:
                 del error
         except ValueError as failure:  # how a channel says that its owner has closed it
-            raise WorkerUnavailableError(f"Expected an open channel to {self._address}, found: {failure}") from failure
+            raise WorkerUnavailableError(f"The channel to {self._address} is not usable: {failure}") from failure
 
     async def close(self) -> None:
         self._closed = True

@@ -372,9 +372,7 @@ def _read(file: File) -> bytes:
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise InvalidValueError(
-            f"Expected a file at {os.fspath(file)}, found that it cannot be read: {error.strerror}"
-        ) from error
+        raise InvalidValueError(f"Cannot read the file {os.fspath(file)}: {error.strerror}") from error
 
 
 def _describe(credentials: object, parts: dict[str, object]) -> str:

@@ -95,7 +95,7 @@ class GrpcConnection(Connection):
 
     def _open(self) -> grpc.aio.Channel:
         if self._closed:
-            raise ClosedError(f"Expected an open connection to {self.address}, found it closed; make a new context")
+            raise ClosedError(f"The connection to {self.address} is closed; make a new context")
         if self._channel is None:
             # What gRPC begins with the first channel of a process keeps the context variables for good.
             self._channel = contextvars.Context().run(
@@ -250,7 +250,7 @@ class GrpcConnection(Connection):
             # gRPC cancels the calls of a channel that is closed, and whoever waits for one is not told from what.
             if self._closed and not _is_cancelled():
                 raise ClosedError(
-                    f"Expected the connection to {self.address} to stay open during a call, found it closed; close "
+                    f"The connection to {self.address} was closed during a call; close "
                     "contexts and stubs when their calls have ended"
                 ) from None
             raise

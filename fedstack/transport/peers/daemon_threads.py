@@ -24,7 +24,7 @@ def start_daemon(target: Callable[..., object], *arguments: object, name: str) -
     except (RuntimeError, MemoryError) as error:
         found = str(error) or type(error).__name__
         raise ResourceLimitError(
-            f"Expected the system to start another thread, found that it does not: {found}; allow more processes and "
+            f"The system did not start another thread: {found}; allow more processes and "
             "memory (ulimit -u, or the limits of the container), end other programs, or use fewer threads "
             "(max_threads, fedstack serve --threads)"
         ) from error

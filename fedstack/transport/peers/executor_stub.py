@@ -104,7 +104,7 @@ class ExecutorStub(ServiceStub):
         except RemoteError as error:
             if error.code != "UNIMPLEMENTED":
                 raise
-            said = str(error).removeprefix(f"Expected an answer from {self.address}, found ")
+            said = str(error).removeprefix(f"The call to {self.address} failed with ")
             raise RemoteError(
                 f"Expected an executor service at {self.address}, found a gRPC server without one ({said}); correct "
                 "host and port",

@@ -32,9 +32,9 @@ class ForkGuard:
         """
         if self._process is not None and self._process != os.getpid():
             raise ClosedError(
-                f"Expected a process that may use gRPC, found one forked (os.fork) from process {self._process}, which "
-                "uses it already, and it does not survive a fork; start processes with multiprocessing's 'spawn', or "
-                "fork before anything is dialled or served and make contexts in the child"
+                f"This process was forked (os.fork) from process {self._process}, which already used gRPC, and gRPC does "
+                "not survive a fork; start processes with multiprocessing's 'spawn', or fork before anything is dialled or "
+                "served and make contexts in the child"
             )
 
     def expect_fork_support(self, variable: str) -> None:
@@ -50,8 +50,8 @@ class ForkGuard:
         if self._process == os.getpid() and not self._warned:
             self._warned = True
             _logger.warning(
-                "Expected gRPC's fork support to be off in a process that forks while it uses gRPC, found it on, since "
-                "grpc was imported before fedstack could switch it off: children may crash and connections break; set "
+                "This process forks while it uses gRPC, and gRPC's fork support is on, since grpc was imported before "
+                "fedstack could switch it off: children may crash and connections break; set "
                 "%s=0 in the environment before grpc is imported",
                 variable,
             )

@@ -47,8 +47,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
             await _end(task)
         if is_silent:
             raise DeadlineExceededError(
-                f"Expected a sign of life from {who} within {limit:.3g} seconds, found none; it hangs, or the way to "
-                "it is cut"
+                f"{who} gave no sign of life within {limit:.3g} seconds; it hangs, or the way to it is cut"
             )
         item = task.result()
         if item is _END:

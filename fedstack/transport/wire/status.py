@@ -254,7 +254,7 @@ def _plain_error(code: Code, message: str, address: str) -> Exception:
     reason = reason_of(message) if code == Code.UNAVAILABLE else None
     if reason is not None:
         return reason.error_at(address)
-    text = f"Expected an answer from {address}, found {code.name}: {message}".removesuffix(": ")
+    text = f"The call to {address} failed with {code.name}: {message}".removesuffix(": ")
     if code == Code.RESOURCE_EXHAUSTED and _GRPCS_SIZE in message:
         return errors.ResourceLimitError(f"{text}; send less at a time, or {_LARGER_MESSAGES}")
     if meaning is None:

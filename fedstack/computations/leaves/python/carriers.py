@@ -120,7 +120,7 @@ def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
     """
     found = registry.find(handle.serial) if handle.process == PROCESS else None
     if found is None:
-        raise CarrierError(f"Expected a live function of this process, found none for {name_text(handle.name)!r}")
+        raise CarrierError(f"This process no longer has the function {name_text(handle.name)!r}")
     return found
 
 
@@ -151,9 +151,7 @@ class HandleRuntime(LeafRuntime):
             )
         found = registry.find(handle.serial)
         if found is None:
-            raise CarrierError(
-                f"Expected the function {name_text(handle.name)!r} to be alive, found it garbage collected"
-            )
+            raise CarrierError(f"The function {name_text(handle.name)!r} was garbage collected")
         signature = FunctionType(found.parameter, found.result)
         declared = type_from_proto(computation.type)
         if not signature.is_equivalent_to(declared):
@@ -209,10 +207,7 @@ class PickledRuntime(LeafRuntime):
         try:
             function, containers = loads(pickled.function)
         except LOADING_ERRORS as error:
-            raise CarrierError(
-                f"Expected a function that can be loaded, found that loading {name_text(pickled.name)!r} raised "
-                f"{describe_error(error)}"
-            ) from error
+            raise CarrierError(f"Loading {name_text(pickled.name)!r} raised {describe_error(error)}") from error
         if not isinstance(containers, Containers | None):
             raise CarrierError(f"Expected containers beside {name_text(pickled.name)!r}, found {describe(containers)}")
         return _leaf_of_type(function, name_text(pickled.name), computation, containers)
@@ -287,7 +282,7 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
             pickled = dumps((function, containers))
         except Exception as error:  # what it refers to may refuse in any way
             raise CarrierError(
-                f"Expected a function that can be pickled, found that {found.name!r} raised {type(error).__name__}: "
+                f"Pickling {found.name!r} raised {type(error).__name__}: "
                 f"{error}; refer to nothing that belongs to this process, such as locks and open files"
             ) from error
         result.Pack(carriers_pb2.PickledPython(function=pickled, python_version=_python_version(), name=found.name))

@@ -40,8 +40,7 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{module}.".startswith(f"{missing}."):
             raise CarrierError(
-                f"Expected to load the function {shown}, found that importing {name_text(module)} raised "
-                f"{describe_error(error)}"
+                f"Cannot load the function {shown}: importing {name_text(module)} raised {describe_error(error)}"
             ) from error
         raise _not_found(module, qualname, error) from error
     found = _member_of(imported, module, qualname)
@@ -114,8 +113,8 @@ def check_unchanged(function: Callable[..., object]) -> None:
     state = _state_of_file(function)
     if state is not None and _files_as_imported.get(state[0], state[1]) != state[1]:
         raise CarrierError(
-            f"Expected the source of {function.__module__}:{function.__qualname__} to be what was imported, found that "
-            "its file has changed since; start the worker anew"
+            f"The file of {function.__module__}:{function.__qualname__} has changed since it was imported; start the "
+            "worker anew"
         )
 
 
