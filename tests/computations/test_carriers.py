@@ -227,9 +227,7 @@ def test_a_function_that_refers_to_what_cannot_leave_is_refused_by_name():
         with lock:
             return x
 
-    with pytest.raises(
-        CarrierError, match=r"Expected a function that can be pickled, found that 'locked' raised TypeError"
-    ):
+    with pytest.raises(CarrierError, match=r"Pickling 'locked' raised TypeError"):
         portable(decorated(locked), allow_by_value=True)
 
 
@@ -242,7 +240,7 @@ def test_a_handle_that_nobody_knows_cannot_leave():
     gone = with_content(carriers_pb2.PythonHandle(process=carriers.PROCESS, serial=2**40, name="gone")).data.content
     foreign = with_content(carriers_pb2.PythonHandle(process="elsewhere", serial=1, name="gone")).data.content
     for content in (gone, foreign):
-        with pytest.raises(CarrierError, match="Expected a live function of this process, found none for 'gone'"):
+        with pytest.raises(CarrierError, match="This process no longer has the function 'gone'"):
             portable_carrier(content, Destination(takes_code=True))
 
 
@@ -277,7 +275,7 @@ def test_a_reference_is_refused_once_the_file_has_changed_that_was_imported(libr
     linecache.checkcache()
     edited, _ = portable(decorated(library.triple))
     for sent in (proto, edited):
-        refused(sent, "source of carried_library.work:triple to be what was imported, found that its file has changed")
+        refused(sent, "The file of carried_library.work:triple has changed since it was imported")
 
 
 @pytest.mark.parametrize("module", ["builtins", "os", "os.path"])
@@ -376,14 +374,14 @@ def test_code_that_cannot_be_loaded_is_refused_by_name(policy, content):
     policy.python_code = True
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     pickled = carriers_pb2.PickledPython(function=content, python_version=version, name="odd")
-    refused(with_content(pickled), "Expected a function that can be loaded, found that loading 'odd' raised ")
+    refused(with_content(pickled), "Loading 'odd' raised ")
 
 
 def test_a_pickle_of_something_else_than_a_function_is_refused(policy):
     policy.python_code = True
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for content, message in [
-        (7, "Expected a function that can be loaded, found that loading 'seven' raised TypeError"),
+        (7, "Loading 'seven' raised TypeError"),
         ((7, None), "Expected a function of a functional type, found 'seven'"),
         ((abs, {}), "Expected containers beside 'seven', found "),
     ]:
@@ -516,6 +514,6 @@ def test_a_module_that_is_there_and_cannot_be_imported_is_told_from_one_that_is_
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
         CarrierError,
-        match=f"Expected to load the function broken_at_import:f, found that importing broken_at_import {told}",
+        match=f"Cannot load the function broken_at_import:f: importing broken_at_import {told}",
     ):
         resolve_reference("broken_at_import", "f")

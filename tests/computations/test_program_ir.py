@@ -69,7 +69,7 @@ def resent(program: Program, inputs, results) -> Program:
 
 def run(program: Program, inputs):
     executor = SequenceExecutor(LeafExecutor(max_threads=1))
-    found = run_once(executor.link(program), inputs)
+    found = run_once(executor.programs.link(program), inputs)
     executor.close()
     return bare(found)
 
@@ -286,7 +286,7 @@ def test_what_clients_do_in_many_random_computations_means_the_same_elsewhere(pr
 
 def test_a_program_whose_sources_are_bound_is_not_written():
     executor = SequenceExecutor(LeafExecutor(max_threads=1))
-    program = executor.link(closed_program(trace(ADD.proto)))
+    program = executor.programs.link(closed_program(trace(ADD.proto)))
     with pytest.raises(InvalidComputationError, match="which has been bound already"):
         program_to_ir(program, [fl.StructType([INT, INT])], [INT])
     executor.close()

@@ -468,7 +468,7 @@ def read_from_disk():
 def test_a_generator_that_raises_is_named_with_its_function_its_place_and_its_line():
     payload = normalize_argument([[1], fedstack.from_generator(read_from_disk)], clients(SEQUENCE)).items()[1]
     message = (
-        r"FromGenerator\(read_from_disk\), found that it raised OSError: disk on fire; at arg\[client 1\]\n"
+        r"FromGenerator\(read_from_disk\) raised OSError: disk on fire; at arg\[client 1\]\n"
         r'  File .*\n    raise OSError\("disk on fire"\)'
     )
     with pytest.raises(InvalidValueError, match=message):

@@ -128,7 +128,7 @@ ADD_SMALL = computation(
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        (101, LeafError, "'accumulate_small' to return, found that it raised ValueError: too large; at client {}\n"),
+        (101, LeafError, "'accumulate_small' raised ValueError: too large; at client {}\n"),
         (51, TypeMismatchError, "found str 'none'; at the result of 'accumulate_small'[client {}];"),
     ],
 )

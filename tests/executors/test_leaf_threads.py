@@ -92,7 +92,7 @@ def test_submit_raises_closed_error_after_close():
     threads = LeafThreads()
     threads.close()
     threads.close()
-    with pytest.raises(ClosedError, match="found them closed"):
+    with pytest.raises(ClosedError, match="are closed"):
         threads.submit(lambda: None)
 
 

@@ -99,7 +99,7 @@ async def test_a_status_becomes_the_error_that_stands_for_it(remote):
 async def test_what_a_function_raises_is_a_leaf_error_with_its_class_and_text(remote, kind):
     found = await raised_there(remote, kind("a text"))
     assert type(found) is errors.LeafError
-    assert f"found that it raised {kind.__name__}: " in str(found)
+    assert f" raised {kind.__name__}: " in str(found)
     assert "a text" in str(found)
     assert found.computation_name == "raises_what_is_wanted"
     assert found.client_index is None

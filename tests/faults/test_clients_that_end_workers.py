@@ -74,7 +74,7 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
         found = failure_of(total)
         assert (found.client_index, found.computation_name) == (KILLER, "crash")
         assert str(found).startswith(
-            "Expected the computation 'crash' to return, found that it ended its process with signal 11 (SIGSEGV); at "
+            "'crash' ended its process with signal 11 (SIGSEGV); at "
             "client 13; it ended 2 workers before it was found; mend the function\n"
         )
         assert "killing_leaves.py" in str(found)
@@ -99,7 +99,7 @@ def test_a_client_that_leaves_is_named_with_the_exit_status(caplog) -> None:
     with pool_of(3):
         found = failure_of(total_of(leave))
         assert found.client_index == KILLER
-        assert "'leave' to return, found that it ended its process with exit status 3; at client 13; " in str(found)
+        assert "'leave' ended its process with exit status 3; at client 13; " in str(found)
         check_two_ended(caplog, "exit status 3")
 
 
@@ -127,7 +127,7 @@ def test_a_client_that_crashes_in_a_later_phase_is_named(caplog) -> None:
 def test_clients_that_end_a_process_only_together_are_named_together() -> None:
     with pool_of(2):
         found = failure_of(total_of(leave_together), list(range(8)))
-        expected = "found that clients 2 to 3 together ended their process with exit status 4, and none of them alone"
+        expected = "ended its process with exit status 4 at clients 2 to 3 together, and at none of them alone"
         assert expected in str(found)
         assert found.client_index is None
         assert found.computation_name == "leave_together"
@@ -200,7 +200,7 @@ def test_a_worker_that_is_killed_while_it_searches_leaves_no_process(door: Door,
         worker.kill()
         _, alive = psutil.wait_procs(children, timeout=30.0)
         assert alive == []
-        with pytest.raises(NoWorkersError, match="found that all have ended"):
+        with pytest.raises(NoWorkersError, match="All 2 worker processes have ended"):
             running.result(60.0)
         door.open()
 

@@ -133,7 +133,7 @@ def test_a_check_that_says_nothing_gives_way_to_one_that_does() -> None:
                 (first, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 code, words = first.result()
                 assert code == "DEADLINE_EXCEEDED"
-                assert words.startswith("Expected the first message of a call that watches, found none when another")
+                assert words.startswith("The first message of a call that watches had not come when another")
                 assert await connection.unary(CHECK, b"", WALL)
 
     with serving(EchoService(), max_watches=1) as server:
@@ -147,7 +147,7 @@ def test_a_stream_that_does_not_begin_ends(method: str) -> None:
             code, words = await silent(channel, path_of(method))
         assert code == "DEADLINE_EXCEEDED"
         assert words == (
-            "Expected the first message of a call within 0.05 seconds, found none; send it, or start the worker with "
+            "The first message of the call did not come within 0.05 seconds; send it, or start the worker with "
             "a larger --header-seconds"
         )
 

@@ -471,7 +471,7 @@ def test_reflection_can_be_left_out(echo: EchoService) -> None:
 
 def test_two_servers_do_not_share_a_port(server: GrpcServer) -> None:
     port = int(server.target.rpartition(":")[2])
-    with pytest.raises(errors.AddressError, match=f"Expected port {port} of 127.0.0.1 to be free, found it in use"):
+    with pytest.raises(errors.AddressError, match=f"Port {port} of 127.0.0.1 is in use"):
         ServerThread(GrpcServer([EchoService()], port=port)).start()
     assert call(server.target, "Unary", b"x") == b"x"
 

@@ -673,6 +673,6 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == (
-        f"fedstack serve: error: Expected port {port} of 127.0.0.1 to be free, found it in use; stop what listens "
+        f"fedstack serve: error: Port {port} of 127.0.0.1 is in use; stop what listens "
         "there, or choose another port (0 for any that is free)\n"
     )

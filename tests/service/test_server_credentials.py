@@ -188,8 +188,8 @@ def test_certificates_that_cannot_be_used_are_told_apart(files: CertificateFiles
     good = server_credentials(files, mutual=True)
     for credentials, complaint in (
         (attrs.evolve(good, private_key=others.server_key.read_bytes()), "found the key of another certificate"),
-        (attrs.evolve(good, certificate=broken), "the key without a password, found that they cannot be read"),
-        (attrs.evolve(good, private_key=broken_key), "the key without a password, found that they cannot be read"),
+        (attrs.evolve(good, certificate=broken), "the key without a password, found others"),
+        (attrs.evolve(good, private_key=broken_key), "the key without a password, found others"),
         (attrs.evolve(good, client_root_certificates=broken), "Expected certificates of authorities in PEM"),
     ):
         with pytest.raises(errors.InvalidValueError, match=complaint):

@@ -142,7 +142,7 @@ async def test_what_is_wrong_behind_a_channel_is_said_as_of_an_address():
 async def test_a_channel_that_its_owner_has_closed_is_called_closed():
     with grpc.insecure_channel("127.0.0.1:1") as channel:
         pass
-    with pytest.raises(WorkerUnavailableError, match="Expected an open channel to the peer of a channel"):
+    with pytest.raises(WorkerUnavailableError, match="The channel to the peer of a channel is not usable"):
         await ChannelConnection(channel).wait_ready(20.0)
 
 

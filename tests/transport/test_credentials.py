@@ -80,7 +80,7 @@ def test_secrets_are_not_shown():
 
 @pytest.mark.parametrize("name", ["root_certificates", "certificate", "private_key", "token_file"])
 def test_a_file_that_is_not_there_is_named(name, tmp_path):
-    message = f"Expected a file at {tmp_path / 'gone.pem'}, found that it cannot be read: "
+    message = f"Cannot read the file {tmp_path / 'gone.pem'}: "
     with pytest.raises(InvalidValueError, match=re.escape(message)):
         ClientCredentials.from_files(**{name: tmp_path / "gone.pem"})
 

@@ -163,7 +163,7 @@ async def test_a_peer_that_cannot_be_asked_is_asked_once(stub, service, connecti
 
 
 async def test_a_peer_that_is_silent_in_a_stream_is_not_waited_out(stub):
-    with pytest.raises(DeadlineExceededError, match="a sign of life from the name server at names:1 within 0.4"):
+    with pytest.raises(DeadlineExceededError, match="the name server at names:1 gave no sign of life within 0.4"):
         await received(stub.get(3, 0.0))
 
 

@@ -50,7 +50,7 @@ def fail_at_client(text="negative weight", client_index=3):
         weigh()
     except ValueError as error:
         raise errors.LeafError(
-            f"Expected the computation 'weigh' to return, found that it raised ValueError: {text}",
+            f"'weigh' raised ValueError: {text}",
             computation_name="weigh",
             client_index=client_index,
         ) from error
@@ -157,7 +157,7 @@ def test_an_error_of_nobodys_is_an_internal_one_with_its_class_and_text():
     received = sent(KeyError("weights"))
     assert isinstance(received, errors.RemoteError)
     assert received.code == "INTERNAL"
-    assert "found INTERNAL: KeyError: 'weights'" in str(received)
+    assert "failed with INTERNAL: KeyError: 'weights'" in str(received)
     assert message_of(KeyError("weights")) == "KeyError: 'weights'"
 
 
@@ -206,7 +206,7 @@ def test_a_message_that_is_larger_than_a_server_takes_is_an_error_that_names_the
     received = error_from_status(Code.RESOURCE_EXHAUSTED, said, None, "localhost:8000")
     assert type(received) is errors.ResourceLimitError
     assert str(received) == (
-        f"Expected an answer from localhost:8000, found RESOURCE_EXHAUSTED: {said}; send less at a time, or let it "
+        f"The call to localhost:8000 failed with RESOURCE_EXHAUSTED: {said}; send less at a time, or let it "
         "take larger messages (`fedstack serve --max-message-bytes`)"
     )
 
@@ -252,7 +252,7 @@ def test_of_a_deep_traceback_the_innermost_frames_are_kept():
 
 def test_of_a_long_text_the_beginning_and_the_end_are_kept_and_the_lines_of_the_user_too():
     received = sent(raised(fail_at_client, f"<{'x' * 100_000}>"))
-    assert str(received).startswith("Expected the computation 'weigh' to return, found that it raised ValueError: <xxx")
+    assert str(received).startswith("'weigh' raised ValueError: <xxx")
     assert str(received).endswith("xxx>")
     assert "raise ValueError(text)" in str(received.__cause__)
 

@@ -32,9 +32,9 @@ class ForkGuard:
         """
         if self._process is not None and self._process != os.getpid():
             raise ClosedError(
-                f"This process was forked (os.fork) from process {self._process}, which already used gRPC, and gRPC does "
-                "not survive a fork; start processes with multiprocessing's 'spawn', or fork before anything is dialled or "
-                "served and make contexts in the child"
+                f"This process was forked (os.fork) from process {self._process}, which already used gRPC, and gRPC "
+                "does not survive a fork; start processes with multiprocessing's 'spawn', or fork before anything is "
+                "dialled or served and make contexts in the child"
             )
 
     def expect_fork_support(self, variable: str) -> None:

@@ -205,7 +205,7 @@ async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return(
                 await squared(worker, 3)
         driver.lost(worker, caught.value)
         driver.lost(worker, AWAY)
-        with pytest.raises(NoWorkersError, match="Expected the worker to be ready"):
+        with pytest.raises(NoWorkersError, match="The worker is not ready"):
             await driver.acquire()
         assert diary.entries == [("ready", worker.address), ("lost", worker.address)]
         assert diary.errors == [caught.value]
@@ -297,12 +297,12 @@ async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
         lease = await driver.acquire()
         late = await waiting(driver)
         pool._workers[0].process.kill()
-        with pytest.raises(NoWorkersError, match="found that it has ended") as caught:
+        with pytest.raises(NoWorkersError, match="The worker process has ended") as caught:
             await late
         assert caught.value.is_final
         await diary.until("lost", worker)
         assert [str(error).partition("; ")[0] for error in diary.errors] == [
-            f"Expected the worker at {worker.address} to run, found that the worker process with pid {pool.pids[0]} "
+            f"The worker at {worker.address} does not run: the worker process with pid {pool.pids[0]} "
             "ended with signal 9 (SIGKILL)"
         ]
         lease.release()
@@ -369,7 +369,7 @@ async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
     lease = await driver.acquire()
     late = await waiting(driver)
     driver.close()
-    with pytest.raises(ClosedError, match="Expected open workers, found them closed"):
+    with pytest.raises(ClosedError, match="The connections to these workers are closed"):
         await late
     with pytest.raises(ClosedError):
         await driver.ready()

@@ -89,7 +89,7 @@ def test_a_mistake_that_all_workers_share_is_raised_as_it_is(fleet: FakeFleet) -
     assert Wait(fleet).decide() == GiveUp(WRONG)
     fleet.failed(fleet.join("c"), AuthenticationError("another certificate"))
     error = Wait(fleet).decide().error
-    assert str(error).startswith("Expected at least one of 3 workers to let us in, found none:\n  a: another token")
+    assert str(error).startswith("None of 3 workers lets us in:\n  a: another token")
 
 
 def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeFleet) -> None:
