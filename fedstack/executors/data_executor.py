@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.portability import leaves_of
 from fedstack.computations.plan.program import DataSource, Linking, Operation, Program
+from fedstack.computations.plan.render import literal
 from fedstack.computations.types.language import Executor, Type, computation_pb2
+from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.client_blocks import Sink
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.verb_values import Source, VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
@@ -82,6 +86,8 @@ class DataEngine(PassingEngine):
 class DataExecutor(WrapperExecutor):
     """Resolves each `data` block once per run, and leaves everything else to its target.
 
+    Over an executor that has no engine, data is resolved when a computation is created, and goes to the target in it.
+
     Args:
       target: The executor below. It is closed with this one.
       backend: Resolves the data.
@@ -93,6 +99,22 @@ class DataExecutor(WrapperExecutor):
 
     def wrap(self, engine: ProgramEngine) -> ProgramEngine:
         return DataEngine(engine, self._backend)
+
+    async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
+        if self.engine is None:
+            computation = await self._resolved(computation)
+        return await super().embed(computation, declared, source)
+
+    async def _resolved(self, computation: computation_pb2.Computation) -> computation_pb2.Computation:
+        """Returns the computation with literals for its data."""
+        resolved = computation_pb2.Computation()
+        resolved.CopyFrom(computation)
+        for block in list(leaves_of(resolved)):
+            if block.HasField("data") and not block.type.HasField("function"):
+                type_spec = type_from_proto(block.type)
+                value = await self._backend.materialize(block.data, type_spec)
+                block.CopyFrom(literal(normalize(value, type_spec, "the data"), type_spec))
+        return resolved
 
 
 def _mark(operation: Operation) -> Operation:

@@ -6,8 +6,9 @@ context = fedstack.contexts.SyncExecutionContext(factory, retry_policy=fedstack.
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, cast
 
 import attrs
@@ -21,6 +22,7 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.base.client_blocks import Sink
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
+from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.side_by_side import gather
@@ -151,20 +153,12 @@ class FaultEngine(PassingEngine):
         return None  # so that nothing is folded past the plan
 
     async def run_clients(self, program: Program, inputs: Sequence[Column], clients: range, sink: Sink) -> None:
-        faults = self._plan.next_phase(clients)
-        for fault in faults:
-            if fault.outcome == "error":
-                raise self._plan.error(f"Expected client {fault.client} to answer, found that its worker is gone")
-        dropped = [fault for fault in faults if fault.outcome == "drop"]
-        into = _Nowhere() if dropped else sink
-        if any(fault.latency for fault in faults):
-            await self._run_one_by_one(program, inputs, faults, into)
-        else:
-            await self.target.run_clients(program, inputs, clients, into)
-        if dropped:
-            raise self._plan.error(
-                f"Expected a result of client {dropped[0].client}, found that it got lost on its way"
-            )
+        with _faults(self._plan, clients) as faults:
+            into = _Nowhere() if any(fault.outcome == "drop" for fault in faults) else sink
+            if any(fault.latency for fault in faults):
+                await self._run_one_by_one(program, inputs, faults, into)
+            else:
+                await self.target.run_clients(program, inputs, clients, into)
 
     async def _run_one_by_one(
         self, program: Program, inputs: Sequence[Column], faults: Sequence[Fault], sink: Sink
@@ -181,8 +175,23 @@ class FaultEngine(PassingEngine):
         await gather([run(position, fault) for position, fault in enumerate(faults)])
 
 
+@contextlib.contextmanager
+def _faults(plan: FaultPlan, clients: range) -> Generator[Sequence[Fault], None, None]:
+    """Decides what happens to some clients in the block, and raises before it or after it if their results get lost."""
+    faults = plan.next_phase(clients)
+    for fault in faults:
+        if fault.outcome == "error":
+            raise plan.error(f"Expected client {fault.client} to answer, found that its worker is gone")
+    yield faults
+    for fault in faults:
+        if fault.outcome == "drop":
+            raise plan.error(f"Expected a result of client {fault.client}, found that it got lost on its way")
+
+
 class FaultInjectingExecutor(WrapperExecutor):
     """Lets a plan decide what goes wrong in client work, and leaves the rest to its target.
+
+    Over an executor that shows no clients, each `compute()` is the work of client 0.
 
     Args:
       target: The executor of client work. It is closed with this one.
@@ -203,6 +212,13 @@ class FaultInjectingExecutor(WrapperExecutor):
 
     def wrap(self, engine: ProgramEngine) -> ProgramEngine:
         return FaultEngine(engine, self.plan)
+
+    async def computed(self, value: VerbValue) -> object:
+        if self.engine is not None:
+            return await super().computed(value)
+        with _faults(self.plan, range(1)) as (fault,):
+            await asyncio.sleep(fault.latency)
+            return await super().computed(value)
 
     def __repr__(self) -> str:
         return f"<FaultInjectingExecutor of {self.plan!r} over {self.target!r}>"

@@ -99,9 +99,9 @@ def call_intrinsic(
     """
     argument = arguments[0] if len(arguments) == 1 else struct(arguments)
     parameter = Type.from_proto(argument.type)
-    if declared is not None and len(arguments) == 1:
+    if declared and len(arguments) == 1:
         (parameter,) = declared
-    elif declared is not None:
+    elif declared:
         functions = INTRINSICS[uri].functions
         others = iter(declared)
         own = fields_of(cast(StructType, parameter))

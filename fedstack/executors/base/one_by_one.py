@@ -19,11 +19,12 @@ from fedstack.computations.plan.program import (
     Operation,
     Program,
 )
-from fedstack.computations.types.language import Executor, ExecutorValue, FunctionType, Type, computation_pb2
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.language import Executor, FunctionType, RetryableError, Type, computation_pb2
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import normalize_argument
-from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
+from fedstack.errors import FedstackError, InvalidComputationError, LeafError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
 from fedstack.executors.base.client_blocks import ClientBlocks, Sink
 from fedstack.executors.base.engines import ProgramEngine
@@ -48,16 +49,25 @@ class _ForeignLeaf(BoundOperation):
         self._computation = computation
 
     def call(self, argument: object, client: int | None = None) -> object:
-        return normalize_argument(_wait(self._call(argument)), self.result, f"the result of a {self.name}")
+        # Here, on a thread: it may be a stream, whose elements other calls of this executor make.
+        given = None if self.parameter is None else to_result(argument, self.parameter)
+        try:
+            result = _wait(self._call(given))
+        except FedstackError as error:
+            if client is None or isinstance(error, RetryableError):
+                raise
+            placed = with_place(error, f"at client {client}")
+            if isinstance(placed, LeafError):
+                placed.client_index = client
+            raise placed from error.__cause__
+        return normalize_argument(result, self.result, f"the result of a {self.name}")
 
     async def _call(self, argument: object) -> object:
         function = await self._executor.create_value(self._computation, self._type)
         if not isinstance(self._type, FunctionType):
             return await function.compute()
-        embedded: ExecutorValue | None = None
-        if self.parameter is not None:
-            embedded = await self._executor.create_value(to_result(argument, self.parameter), self.parameter)
-        return await (await self._executor.create_call(function, embedded)).compute()
+        given = None if self.parameter is None else await self._executor.create_value(argument, self.parameter)
+        return await (await self._executor.create_call(function, given)).compute()
 
 
 def _wait(coroutine: Coroutine[Any, Any, _T]) -> _T:
