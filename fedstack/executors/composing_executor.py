@@ -118,8 +118,8 @@ class ComposingExecutor(VerbExecutor):
                 f"Expected a number of clients of at least 0 for each of {len(children)} children, found "
                 f"{list(clients)}"
             )
-        self.server = with_programs(server)
-        engine = ComposedPhases(self.server.programs, list(map(_phases_in, children)), list(clients))
+        self.server, programs = with_programs(server)
+        engine = ComposedPhases(programs, list(map(_phases_in, children)), list(clients))
         super().__init__(LazyRecorder(engine), *([self.server] if closes_server else []), *children)
         self._children = len(children)
 

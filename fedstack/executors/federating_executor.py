@@ -94,14 +94,14 @@ class FederatingExecutor(VerbExecutor):
     def __init__(self, target: Executor, num_clients: int, *, client_target: Executor | None = None) -> None:
         if num_clients < 0:
             raise InvalidValueError(f"Expected a number of clients of at least 0, found {num_clients}")
-        self.server = with_programs(target)
-        self._client_target = self.server if client_target is None else with_programs(client_target)
-        self._num_clients = num_clients
-        engine = LocalPhases(self.server.programs, self._client_target.programs, num_clients)
+        self.server, programs = self._client_target, client_programs = with_programs(target)
+        if client_target is not None:
+            self._client_target, client_programs = with_programs(client_target)
+        engine = LocalPhases(programs, client_programs, num_clients)
         super().__init__(LazyRecorder(engine), self.server, self._client_target)
 
     def __repr__(self) -> str:
-        return f"<FederatingExecutor with {self._num_clients} clients over {self._client_target!r}>"
+        return f"<FederatingExecutor with {self.known_clients} clients over {self._client_target!r}>"
 
 
 def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]) -> Column | None:

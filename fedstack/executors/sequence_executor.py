@@ -152,8 +152,8 @@ class SequenceExecutor(VerbExecutor):
     """
 
     def __init__(self, target: Executor) -> None:
-        self._target = with_programs(target)
-        super().__init__(LazyRecorder(SequenceEngine(self._target.programs)), self._target)
+        self._target, programs = with_programs(target)
+        super().__init__(LazyRecorder(SequenceEngine(programs)), self._target)
 
     def __repr__(self) -> str:
         return f"<SequenceExecutor over {self._target!r}>"

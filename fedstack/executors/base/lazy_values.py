@@ -4,14 +4,14 @@ A call is a `Frame`: the traced function, what it is called with, and what has b
 pulled or members of it; what two members need runs once.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from typing import cast
 
 from fedstack.computations.plan.graph import Callee, Pack, Parameter, Scope, Symbol
 from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
-from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.types.type_structure import contains_function, fields_of
 from fedstack.executors.base.engines import Engine, FunctionRun
-from fedstack.executors.base.resolver import Argument, ResolvedCall
+from fedstack.executors.base.resolver import ResolvedCall
 from fedstack.executors.base.schedule_run import UNPULLED
 from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner, VerbValue, function_error
 from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
@@ -19,7 +19,6 @@ from fedstack.executors.concurrency.leaf_threads import runs_inline
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 
-_T = TypeVar("_T")
 # So many values are pulled side by side.
 _AT_ONCE = 1000
 
@@ -33,7 +32,7 @@ class LazyValue(VerbValue):
         """Returns the member of a struct value, without running anything."""
         raise NotImplementedError
 
-    def symbol(self, scope: Scope, free: list[Argument]) -> Symbol:
+    def symbol(self, scope: Scope, free: "list[LazyValue]") -> Symbol:
         """Returns a symbol for the value; where it is data, a new entry of `free` stands behind it."""
         free.append(self)
         return Parameter(self._type, scope)
@@ -71,7 +70,7 @@ class FunctionValue(LazyValue):
     async def pull(self) -> object:
         raise function_error(self._type)
 
-    def symbol(self, scope: Scope, free: list[Argument]) -> Symbol:
+    def symbol(self, scope: Scope, free: "list[LazyValue]") -> Symbol:
         return Callee(self.computation)
 
 
@@ -95,7 +94,7 @@ class StructValue(LazyValue):
     def member(self, position: int, type_spec: Type) -> LazyValue:
         return self.members[position]
 
-    def symbol(self, scope: Scope, free: list[Argument]) -> Symbol:
+    def symbol(self, scope: Scope, free: "list[LazyValue]") -> Symbol:
         names = tuple(name for name, _ in fields_of(cast(StructType, self._type)))
         return Pack(names, tuple(member.symbol(scope, free) for member in self.members))
 
@@ -214,13 +213,6 @@ class LazyRecorder(Recorder[LazyValue]):
     def known_clients(self) -> int | None:
         return self._engine.known_clients
 
-    @property
-    def drives_inline(self) -> bool:
-        return self._engine.drives_inline
-
-    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        return await self._engine.finish(work, type_spec)
-
     async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> LazyValue:
         return KnownValue(owner, type_spec, payload)
 
@@ -234,11 +226,14 @@ class LazyRecorder(Recorder[LazyValue]):
     async def call(
         self, owner: ValueOwner, function: LazyValue, argument: LazyValue | None, type_spec: Type
     ) -> LazyValue:
-        call = ResolvedCall(cast(FunctionValue, function).computation, type_spec, argument)
+        called = cast(FunctionValue, function)
+        parameter = cast(FunctionType, called.type_signature).parameter
+        takes_functions = parameter is not None and contains_function(parameter)
+        call = ResolvedCall(called.computation, type_spec, argument if takes_functions else None)
         given = argument
         if call.members is not None:
             types = StructType([value.type_signature for value in call.members])
-            given = StructValue(owner, types, cast("list[LazyValue]", call.members))
+            given = StructValue(owner, types, call.members)
         return CallValue(owner, type_spec, Frame(self._engine, call, given, (function, argument)))
 
     async def struct(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 
@@ -129,19 +129,6 @@ class ForeignEngine(ProgramEngine):
         self._threads.close()
 
 
-class HasPrograms(Protocol):
-    """An executor that runs programs for others."""
-
-    @property
-    def programs(self) -> ProgramEngine:
-        """What runs them."""
-        ...
-
-    def close(self) -> None:
-        """Closes it. Idempotent; never raises."""
-        ...
-
-
 class OneByOneExecutor(VerbExecutor):
     """Lets executors of ours stand on one without an engine, or on one of another origin.
 
@@ -150,15 +137,18 @@ class OneByOneExecutor(VerbExecutor):
     """
 
     def __init__(self, target: Executor) -> None:
-        engine = ForeignEngine(target)
-        super().__init__(LazyRecorder(engine), engine, target)
+        self.foreign = ForeignEngine(target)
+        super().__init__(LazyRecorder(self.foreign), self.foreign, target)
         self.target = target
 
     def __repr__(self) -> str:
         return f"<OneByOneExecutor over {self.target!r}>"
 
 
-def with_programs(executor: Executor) -> HasPrograms:
-    """Returns an executor as one that runs programs: itself, or an adapter that drives it one by one."""
-    runs_programs = isinstance(executor, VerbExecutor) and executor.programs is not None
-    return cast(HasPrograms, executor if runs_programs else OneByOneExecutor(executor))
+def with_programs(executor: Executor) -> tuple[Executor, ProgramEngine]:
+    """Returns an executor that runs programs, and what runs them: itself, or an adapter that drives it one by one."""
+    programs = executor.programs if isinstance(executor, VerbExecutor) else None
+    if programs is not None:
+        return executor, programs
+    adapter = OneByOneExecutor(executor)
+    return adapter, adapter.foreign

@@ -1,7 +1,7 @@
 """Resolves what is called into a traced function of one argument: names, lambdas, and functions in the argument."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from fedstack.computations.plan.graph import (
     Callee,
@@ -18,21 +18,10 @@ from fedstack.computations.plan.graph import (
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.trace import Tracer, check_result
 from fedstack.computations.types.language import StructType, Type, computation_pb2
-from fedstack.computations.types.type_structure import contains_function
 from fedstack.errors import ResourceLimitError
 
-
-class Argument(Protocol):
-    """A value that a function is called with."""
-
-    @property
-    def type_signature(self) -> Type:
-        """Its type."""
-        ...
-
-    def symbol(self, scope: Scope, free: "list[Argument]") -> Symbol:
-        """Returns a symbol for the value; where it is data, a new entry of `free` stands behind it."""
-        ...
+if TYPE_CHECKING:
+    from fedstack.executors.base.lazy_values import LazyValue
 
 
 class ResolvedCall:
@@ -41,7 +30,7 @@ class ResolvedCall:
     Args:
       computation: What is called: a function, or what yields a value.
       result: The type of the result.
-      argument: What it is called with, if anything.
+      argument: What it is called with, if there are functions in that.
 
     Attributes:
       function: The traced function.
@@ -52,9 +41,9 @@ class ResolvedCall:
       TypeMismatchError: If functions in the argument do not fit.
     """
 
-    def __init__(self, computation: computation_pb2.Computation, result: Type, argument: Argument | None) -> None:
-        self.members: list[Argument] | None = None
-        if argument is None or not contains_function(argument.type_signature):
+    def __init__(self, computation: computation_pb2.Computation, result: Type, argument: "LazyValue | None") -> None:
+        self.members: list[LazyValue] | None = None
+        if argument is None:
             self.function = plans.plan(computation)
         else:
             self.members = []
@@ -78,7 +67,7 @@ class ResolvedCall:
 
 
 def _traced(
-    computation: computation_pb2.Computation, result: Type, argument: Argument, free: list[Argument]
+    computation: computation_pb2.Computation, result: Type, argument: "LazyValue", free: "list[LazyValue]"
 ) -> Function:
     """Traces a call whose argument has functions in it; the data in it become members of one parameter."""
     placeholders = argument.symbol(Scope(), free)

@@ -75,7 +75,7 @@ class VerbExecutor(Executor):
     @property
     def drives_inline(self) -> bool:
         """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
-        return self._recorder.drives_inline
+        return self.engine is not None and self.engine.drives_inline
 
     @property
     def waits_to_create(self) -> bool:
@@ -102,7 +102,7 @@ class VerbExecutor(Executor):
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        return await self._recorder.finish(work, type_spec)
+        return work() if self.engine is None else await self.engine.finish(work, type_spec)
 
     def check_open(self) -> None:
         """Raises `ClosedError` after `close()`."""

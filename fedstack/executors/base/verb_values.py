@@ -104,17 +104,8 @@ class Recorder(abc.ABC, Generic[V]):
         """How many clients values have to be for; `None` if that is not known here."""
         return None
 
-    @property
-    def drives_inline(self) -> bool:
-        """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
-        return False
-
     def check(self, value: V, role: str) -> None:
         """Raises if a value that the executor made is of no use any more."""
-
-    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
-        """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        return work()
 
     @abc.abstractmethod
     async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> V:

@@ -203,10 +203,10 @@ class WorkersExecutor(VerbExecutor):
         sessions: WorkerSessions,
         make_remote: Callable[[Worker], RemoteExecutor],
     ) -> None:
-        self.server = with_programs(server)
+        self.server, programs = with_programs(server)
         self._fleet = fleet
         phases = FleetPhases(
-            self.server.programs,
+            programs,
             fleet,
             num_clients,
             max_fanout=max_fanout,
