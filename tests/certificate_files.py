@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import trustme
 
 from fedstack.service.server.certificates import CertificateFiles
@@ -27,3 +28,14 @@ def write_certificates(folder: Path, names: Sequence[str] = HERE, *, expired: bo
         issued.cert_chain_pems[0].write_to_path(cert)
         issued.private_key_pem.write_to_path(key)
     return files
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return write_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    """Certificates of another authority, for another host."""
+    return write_certificates(tmp_path_factory.mktemp("others"), ["other.example"])

@@ -205,3 +205,10 @@ def test_importing_fedstack_imports_nothing_heavy_or_optional() -> None:
     program = "import sys, fedstack; print(*{name.partition('.')[0] for name in sys.modules})"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert set(found) & NOT_ON_IMPORT == set()
+
+
+def test_tests_stand_in_folders_named_after_the_rooms() -> None:
+    tests = PACKAGE.parent / "tests"
+    of_the_whole = {"benchmarks", "faults", "project"}
+    folders = {file.parent.relative_to(tests).as_posix() for file in tests.rglob("test_*.py")} - of_the_whole
+    assert [folder for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
