@@ -81,7 +81,7 @@ def test_an_aggregate_of_no_clients_for_which_there_is_no_memory_names_its_type(
     huge = fl.TensorType(np.float32, [10**15])
     run = fl.federated_computation(lambda x: aggregate(x), fl.FederatedType(huge, fl.CLIENTS))
     with pytest.raises(
-        ResourceLimitError, match=r"float32\[1000000000000000\], found none .* 4,000,000,000,000,000 bytes"
+        ResourceLimitError, match=r"float32\[1000000000000000\], which takes 4,000,000,000,000,000 bytes"
     ):
         run([])
 

@@ -262,7 +262,7 @@ async def test_a_fleet_may_begin_without_workers(targets: list[str]) -> None:
         (stub,) = make_stubs(targets[0], None)
         driver.add(stub)
         assert (await asyncio.wait_for(late, WALL)).worker.address == targets[0]
-    with driver_over(connect_seconds=0.1) as driver, pytest.raises(NoWorkersError, match="the fleet has none"):
+    with driver_over(connect_seconds=0.1) as driver, pytest.raises(NoWorkersError, match="The fleet had no worker"):
         await driver.acquire()
 
 

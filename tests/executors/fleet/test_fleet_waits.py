@@ -101,7 +101,7 @@ def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeFleet) -> 
     wait = Wait(fleet)
     fleet.time.now += 10.0
     assert wait.decide() == LookFor([])
-    assert str(wait.decide().error) == "Expected a worker within 10 s, found that the fleet has none; add one"
+    assert str(wait.decide().error) == "The fleet had no worker within 10 s; add one"
 
 
 def test_a_supervised_worker_is_waited_for_but_not_looked_for(fleet: FakeFleet) -> None:
