@@ -1,8 +1,9 @@
 """Defines the executor at the top of every stack: it takes any computation and resolves the names in it."""
 
 from fedstack.computations.types.language import Executor, computation_pb2
+from fedstack.executors.base.verb_executor import engine_of
 from fedstack.executors.base.verb_run import VerbEngine
-from fedstack.executors.base.wrapper_executor import TargetExecutor, engine_of
+from fedstack.executors.base.wrapper_executor import TargetExecutor
 
 
 class ReferenceResolvingExecutor(TargetExecutor):

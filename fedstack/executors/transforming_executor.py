@@ -7,8 +7,9 @@ from fedstack.computations.types.language import ComputationBuildingBlock, Execu
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.verb_executor import engine_of
 from fedstack.executors.base.verb_values import Source, VerbValue
-from fedstack.executors.base.wrapper_executor import TargetExecutor, engine_of
+from fedstack.executors.base.wrapper_executor import TargetExecutor
 
 Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 

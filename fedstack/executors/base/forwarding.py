@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedstack.computations.types.language import Executor, ExecutorValue, FunctionType, Struct, Type, computation_pb2
-from fedstack.executors.base.verb_executor import VerbExecutor, create_known, pull
+from fedstack.executors.base.verb_executor import create_known, known_clients_of, pull
 from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner, VerbValue, function_error
 
 
@@ -40,7 +40,7 @@ class ForwardingRecorder(Recorder[ForwardedValue]):
 
     @property
     def known_clients(self) -> int | None:
-        return self._target.known_clients if isinstance(self._target, VerbExecutor) else None
+        return known_clients_of(self._target)
 
     async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> ForwardedValue:
         return ForwardedValue(owner, type_spec, await create_known(self._target, payload, type_spec))

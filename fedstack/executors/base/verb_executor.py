@@ -249,6 +249,16 @@ def foreign_value_error(executor: Executor, other: object, role: str) -> Foreign
     )
 
 
+def engine_of(executor: Executor) -> Engine | None:
+    """Returns what runs traced functions in an executor, if anything does."""
+    return executor.engine if isinstance(executor, VerbExecutor) else None
+
+
+def known_clients_of(executor: Executor) -> int | None:
+    """Returns how many clients values of an executor have to be for, if it says."""
+    return executor.known_clients if isinstance(executor, VerbExecutor) else None
+
+
 def phases_of(executor: Executor) -> PhaseRunner | None:
     """Returns what runs client phases in an executor, if anything does."""
     return executor.phases if isinstance(executor, VerbExecutor) else None

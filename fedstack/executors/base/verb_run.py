@@ -14,7 +14,7 @@ from fedstack.computations.types.language import Executor, ExecutorValue, Struct
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.executors.base.engines import Engine, FunctionRun
 from fedstack.executors.base.schedule_run import merged_argument
-from fedstack.executors.base.verb_executor import VerbExecutor, create_known, pull
+from fedstack.executors.base.verb_executor import create_known, known_clients_of, pull
 from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 
 Computation = computation_pb2.Computation
@@ -37,7 +37,7 @@ class VerbEngine(Engine):
 
     @property
     def known_clients(self) -> int | None:
-        return self._target.known_clients if isinstance(self._target, VerbExecutor) else None
+        return known_clients_of(self._target)
 
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
         return VerbRun(self._target, function)

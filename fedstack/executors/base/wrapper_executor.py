@@ -7,7 +7,7 @@ from fedstack.executors.base.engines import Engine, ProgramEngine
 from fedstack.executors.base.forwarding import ForwardingRecorder
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import ForeignEngine
-from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.base.verb_executor import VerbExecutor, engine_of
 
 
 class TargetExecutor(VerbExecutor):
@@ -54,8 +54,3 @@ class WrapperExecutor(TargetExecutor):
     def programs(self) -> ProgramEngine | None:
         # Below executors that have clients programs are counted, slowed down and so on as over any target.
         return super().programs if self._foreign is None else self.wrap(self._foreign)
-
-
-def engine_of(executor: Executor) -> Engine | None:
-    """Returns what runs traced functions in an executor, if anything does."""
-    return executor.engine if isinstance(executor, VerbExecutor) else None

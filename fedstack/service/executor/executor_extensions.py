@@ -17,6 +17,7 @@ from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
+from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
@@ -150,7 +151,7 @@ class ExecutorExtensions:
         if kind == "value":
             has_pieces = creation.value.value.WhichOneof("kind") not in ("array", "raw", "column", "rows")
             weight = PIECES_WEIGHT * size if has_pieces else size
-            known = await sized(weight, lambda: self._known(creation.value, held_values.clients_of(executor)))
+            known = await sized(weight, lambda: self._known(creation.value, known_clients_of(executor)))
             return await held_values.create_known(executor, *known)
         if kind == "computation":
             await self._core.admission.admit(creation.computation, size)
@@ -192,7 +193,7 @@ class ExecutorExtensions:
         upload = received.message
         session = self._core.find(upload.executor)
         check_new_id(upload.id)
-        clients = held_values.clients_of(session.executor)
+        clients = known_clients_of(session.executor)
 
         async def create() -> None:
             payload, type_spec, unpacker = await sized(received.size, lambda: self._unpacked(upload.value, clients))

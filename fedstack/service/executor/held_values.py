@@ -26,7 +26,7 @@ from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
-from fedstack.executors.base.verb_executor import VerbExecutor, phases_of, pull
+from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -43,7 +43,7 @@ async def create_known(executor: Executor, payload: object, type_spec: Type) -> 
     Raises:
       CardinalityError: If it has values for another number of clients than the executor has.
     """
-    check_clients(payload, type_spec, clients_of(executor))
+    check_clients(payload, type_spec, known_clients_of(executor))
     if isinstance(executor, VerbExecutor):
         return await executor.create_known(payload, type_spec)
     return await executor.create_value(await off_loop(lambda: to_result(payload, type_spec)), type_spec)
@@ -166,11 +166,6 @@ def phases_in(executor: Executor) -> PhaseRunner:
             f"Expected a stack that runs client phases, found {executor!r}; send values and calls one by one"
         )
     return found
-
-
-def clients_of(executor: Executor) -> int | None:
-    """Returns how many clients an executor has, if that can be told."""
-    return executor.known_clients if isinstance(executor, VerbExecutor) else None
 
 
 class SharedComputation:

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
+from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
-from fedstack.service.executor.held_values import SharedComputation, clients_of
+from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServiceLimits, exceeded
 from fedstack.transport.peers.leases import Leases
@@ -228,7 +229,7 @@ class SessionTable:
             self._shares.give_back(caller)
             close()
 
-        found = clients_of(executor)  # a factory may have a default
+        found = known_clients_of(executor)  # a factory may have a default
         any_number = CLIENTS not in cardinalities and isinstance(self._factory, ResourceManagingExecutorFactory)
         clients = clients if found is None else found
         session = Session(executor, clients, self._limits, end, takes_any_number=any_number)
