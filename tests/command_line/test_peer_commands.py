@@ -20,7 +20,7 @@ import pytest
 from calling import call, on_loop
 from certificate_files import CertificateFiles, write_certificates
 from echo_service import EchoService
-from test_serve_command import served
+from serving import served
 
 import fedstack
 from fedstack.__main__ import main

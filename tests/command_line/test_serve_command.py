@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import signal
 import socket
 import statistics
@@ -25,6 +24,7 @@ import pytest
 from calling import WALL, call, on_loop
 from certificate_files import CertificateFiles, write_certificates
 from grpc_health.v1 import health_pb2
+from serving import Server, served
 
 import fedstack
 from fedstack import errors
@@ -327,49 +327,6 @@ def test_a_log_line_can_be_json() -> None:
     found = json.loads(line)
     assert (found["level"], found["logger"], found["message"]) == ("error", "a.b", "failed\ntwice")
     assert "by nothing" in found["exception"]
-
-
-class Server:
-    """A process that serves."""
-
-    def __init__(self, process: "subprocess.Popen[str]", line: str) -> None:
-        self.process = process
-        self.line = line
-        self.target = line.split(" serving on ")[1].split(" (")[0]
-
-
-@contextlib.contextmanager
-def served(
-    *arguments: object, environment: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
-) -> Iterator[Server]:
-    """Runs `fedstack serve` until the block is left."""
-    command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", *map(str, arguments)]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        env={**os.environ, **(environment or {})},
-    ) as process:
-        try:
-            yield Server(process, first_line(process))
-        finally:
-            process.kill()
-
-
-def first_line(process: "subprocess.Popen[str]") -> str:
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    assert process.stdout is not None
-    thread = threading.Thread(target=lambda: lines.put(process.stdout.readline()))  # type: ignore[union-attr]
-    thread.start()
-    try:
-        return lines.get(timeout=WALL)
-    except queue.Empty:
-        process.kill()
-        raise AssertionError(f"nothing within {WALL} s") from None
-    finally:
-        thread.join()
 
 
 def ended(server: Server) -> tuple[int, str, str]:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("sklearn")
 
-from test_serve_command import served
+from serving import served
 
 from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 

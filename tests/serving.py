@@ -1,0 +1,55 @@
+"""Runs `fedstack serve` in a process of its own, for the duration of a block."""
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from calling import WALL
+
+
+class Server:
+    """A process that serves."""
+
+    def __init__(self, process: "subprocess.Popen[str]", line: str) -> None:
+        self.process = process
+        self.line = line
+        self.target = line.split(" serving on ")[1].split(" (")[0]
+
+
+@contextlib.contextmanager
+def served(
+    *arguments: object, environment: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
+) -> Iterator[Server]:
+    """Runs `fedstack serve` until the block is left."""
+    command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    ) as process:
+        try:
+            yield Server(process, first_line(process))
+        finally:
+            process.kill()
+
+
+def first_line(process: "subprocess.Popen[str]") -> str:
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    assert process.stdout is not None
+    thread = threading.Thread(target=lambda: lines.put(process.stdout.readline()))  # type: ignore[union-attr]
+    thread.start()
+    try:
+        return lines.get(timeout=WALL)
+    except queue.Empty:
+        process.kill()
+        raise AssertionError(f"nothing within {WALL} s") from None
+    finally:
+        thread.join()
