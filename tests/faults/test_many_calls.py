@@ -12,6 +12,7 @@ from fault_stacks import Background, context_over, eventually, executor_at, loca
 from processes import Fleet
 from tcp_proxy import Proxies
 
+from fedstack.computations.types.language import ExecutorValue
 from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
 
 NUMBERS = [0.1 * number for number in range(9)]
@@ -38,11 +39,12 @@ async def test_very_many_values_are_created_called_and_computed_side_by_side(fle
     with executor_at(worker.target, control_seconds=60.0, extensions=extensions) as executor:
         function = await executor.create_value(double)
 
-        async def call(number: int) -> int:
+        async def create(number: int) -> ExecutorValue:
             argument = await executor.create_value(np.int32(number), np.int32)
-            return int(await (await executor.create_call(function, argument)).compute())
+            return await executor.create_call(function, argument)
 
-        results = await asyncio.wait_for(asyncio.gather(*[call(number) for number in range(many)]), 100)
+        values = await asyncio.wait_for(asyncio.gather(*map(create, range(many))), 100)
+        results = await asyncio.wait_for(asyncio.gather(*[value.compute() for value in values]), 100)
         assert results == [2 * number for number in range(many)]
         calls = status_of(worker.target).calls
     assert {call.code for call in calls} == {"OK"}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.leaves.python.references import used_locals
+from fedstack.computations.leaves.python.used_locals import used_locals
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import (
     Callee,

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.values.columns import Column
+from fedstack.errors import UnsupportedIntrinsicError
 from fedstack.executors.folds.fold_states import (
     FoldState,
     MeanState,
@@ -52,7 +53,9 @@ def tree_state(fold: Fold, argument: FoldArgument) -> FoldState:
         return TreeState(fold, np.maximum, lowest_of)
     if fold.uri in ("federated_secure_sum", "federated_secure_sum_bitwidth"):
         return SecureSumState(fold, argument.bounds(fold))
-    return TreeState(fold, np.add, zero_of)
+    if fold.uri == "federated_sum":
+        return TreeState(fold, np.add, zero_of)
+    raise UnsupportedIntrinsicError(f"Expected an aggregation that is folded along the tree, found {fold.uri}")
 
 
 def partial_states(phase: Phase, arguments: FoldArguments) -> list[FoldState | None]:

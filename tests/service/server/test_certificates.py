@@ -108,7 +108,7 @@ def test_a_file_in_the_way_is_one_line_that_names_it(tmp_path: Path, capsys: pyt
         assert main(["certs", str(tmp_path / arguments[0]), *arguments[1:]]) == 1
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.startswith("fedstack certs: error: Expected a folder ")
+        assert err.startswith("fedstack certs: error: Cannot write certificates to ")
         assert expected in err
         assert "Errno" not in err
         assert err.count("\n") == 1
@@ -118,7 +118,7 @@ def test_a_file_in_the_way_is_one_line_that_names_it(tmp_path: Path, capsys: pyt
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in _unwritable_folders(tmp_path):
         assert main(["certs", str(folder)]) == 1
-        assert "Expected a folder to write certificates to, found that" in capsys.readouterr().err
+        assert "Cannot write certificates to " in capsys.readouterr().err
 
 
 def _unwritable_folders(tmp_path: Path) -> Iterator[Path]:

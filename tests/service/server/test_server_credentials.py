@@ -197,7 +197,7 @@ def test_certificates_that_cannot_be_used_are_told_apart(files: CertificateFiles
 
 
 def test_a_key_that_cannot_be_read_is_told_with_its_name(tmp_path: Path, files: CertificateFiles) -> None:
-    with pytest.raises(errors.InvalidValueError, match="Expected a file at .*nothing.key"):
+    with pytest.raises(errors.InvalidValueError, match="Cannot read the file .*nothing.key"):
         ServerCredentials.from_files(certificate=files.server_cert, private_key=tmp_path / "nothing.key")
 
 

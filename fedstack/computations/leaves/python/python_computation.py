@@ -9,13 +9,13 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_type
 from fedstack.computations.leaves.leaf_errors import raise_leaf_error
 from fedstack.computations.leaves.python.carriers import PythonFunction, handle_content, registry
 from fedstack.computations.leaves.python.computation_pickles import WrittenFunction, write_function
 from fedstack.computations.leaves.python.function_pickles import Reduced
 from fedstack.computations.leaves.python.named_functions import Decorated
 from fedstack.computations.leaves.python.python_functions import bind
-from fedstack.computations.leaves.signatures import ParameterTypes, parameter_type, plain_type
 from fedstack.computations.types.language import (
     ConcreteComputation,
     FunctionType,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import cast
 
 from fedstack.computations.leaves.arguments import Convert, argument_converter, converted
+from fedstack.computations.leaves.declared_types import calls_by_name, unpacks
 from fedstack.computations.leaves.leaf import Leaf
-from fedstack.computations.leaves.signatures import calls_by_name, unpacks
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.containers import argument_maker
