@@ -94,11 +94,8 @@ class DataExecutor(WrapperExecutor):
     """
 
     def __init__(self, target: Executor, backend: DataBackend) -> None:
+        super().__init__(target, lambda engine: DataEngine(engine, backend))
         self._backend = backend
-        super().__init__(target)
-
-    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
-        return DataEngine(engine, self._backend)
 
     async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
         if self.engine is None:

@@ -1,12 +1,11 @@
 """Defines the executor at the top of every stack: it takes any computation and resolves the names in it."""
 
 from fedstack.computations.types.language import Executor, computation_pb2
-from fedstack.executors.base.verb_executor import engine_of
 from fedstack.executors.base.verb_run import VerbEngine
-from fedstack.executors.base.wrapper_executor import TargetExecutor
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
 
 
-class ReferenceResolvingExecutor(TargetExecutor):
+class ReferenceResolvingExecutor(WrapperExecutor):
     """Interprets lambdas, blocks, references, selections and calls, and hands what is left to its target.
 
     A computation is traced once (`computations.trace`): calls of lambdas are unfolded, captured values have become
@@ -18,7 +17,7 @@ class ReferenceResolvingExecutor(TargetExecutor):
     """
 
     def __init__(self, target: Executor) -> None:
-        super().__init__(target, engine_of(target) or VerbEngine(target))
+        super().__init__(target, stand_in=VerbEngine)
 
     def accepts(self, computation: computation_pb2.Computation) -> None:
         """Takes every computation of the language; what is wrong with one shows when it is traced."""

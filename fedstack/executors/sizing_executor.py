@@ -124,11 +124,9 @@ class SizingExecutor(WrapperExecutor):
     """
 
     def __init__(self, target: Executor, sizes: SizeInfo | None = None) -> None:
-        self._sizes = SizeInfo() if sizes is None else sizes
-        super().__init__(target)
-
-    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
-        return SizingEngine(engine, self._sizes)
+        counts = SizeInfo() if sizes is None else sizes
+        super().__init__(target, lambda engine: SizingEngine(engine, counts))
+        self._sizes = counts
 
     def get_size_info(self) -> SizeInfo:
         """Returns the counts so far."""

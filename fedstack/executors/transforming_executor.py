@@ -7,14 +7,13 @@ from fedstack.computations.types.language import ComputationBuildingBlock, Execu
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.verb_executor import engine_of
 from fedstack.executors.base.verb_values import Source, VerbValue
-from fedstack.executors.base.wrapper_executor import TargetExecutor
+from fedstack.executors.base.wrapper_executor import WrapperExecutor
 
 Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 
 
-class TransformingExecutor(TargetExecutor):
+class TransformingExecutor(WrapperExecutor):
     """Applies a function to the building block of each computation that it is given; values pass as they are.
 
     Args:
@@ -23,7 +22,7 @@ class TransformingExecutor(TargetExecutor):
     """
 
     def __init__(self, transformation_fn: Transformation, target: Executor) -> None:
-        super().__init__(target, engine_of(target))
+        super().__init__(target)
         self._transformation_fn = transformation_fn
 
     @property

@@ -207,11 +207,8 @@ class FaultInjectingExecutor(WrapperExecutor):
             raise InvalidValueError(
                 f"Expected a FaultPlan, found {describe(plan)}; give FaultPlan.none() for no faults"
             )
+        super().__init__(target, lambda engine: FaultEngine(engine, plan))
         self.plan = plan
-        super().__init__(target)
-
-    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
-        return FaultEngine(engine, self.plan)
 
     async def computed(self, value: VerbValue) -> object:
         if self.engine is not None:

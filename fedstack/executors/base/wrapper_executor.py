@@ -1,6 +1,7 @@
 """Defines the base of executors that wrap one other and change a single thing about it."""
 
-import abc
+from collections.abc import Callable
+from typing import TypeAlias
 
 from fedstack.computations.types.language import Executor, computation_pb2
 from fedstack.executors.base.engines import Engine, ProgramEngine
@@ -9,18 +10,42 @@ from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import ForeignEngine
 from fedstack.executors.base.verb_executor import VerbExecutor, engine_of
 
+Wrap: TypeAlias = Callable[[ProgramEngine], ProgramEngine]
 
-class TargetExecutor(VerbExecutor):
-    """An executor over any one other: it runs on an engine or, where there is none, by the verbs of its target.
+
+class WrapperExecutor(VerbExecutor):
+    """Runs on the engine of its target, changed by `wrap`, or, where there is none, by the verbs of its target.
+
+    What a wrapper changes without an engine, it changes as values pass: in `create_known`, `embed` and `computed`.
 
     Args:
-      target: The executor below. It is closed with this one.
-      engine: What runs traced functions.
+      target: The executor below, of any origin. It is closed with this one.
+      wrap: Returns what runs programs in place of the target's engine; `None` to change nothing there.
+      stand_in: Makes the engine over a target that has none; `None` to pass the verbs on.
     """
 
-    def __init__(self, target: Executor, engine: Engine | None) -> None:
-        super().__init__(ForwardingRecorder(target) if engine is None else LazyRecorder(engine), target)
+    def __init__(
+        self, target: Executor, wrap: Wrap | None = None, stand_in: Callable[[Executor], Engine] | None = None
+    ) -> None:
+        engine = engine_of(target)
+        if engine is None:
+            engine = None if stand_in is None else stand_in(target)
+        elif wrap is not None:
+            engine = engine.over(wrap)
+        recorder = ForwardingRecorder(target) if engine is None else LazyRecorder(engine)
+        self._below: ProgramEngine | None = None
+        if engine is None and wrap is not None:
+            # Below executors that have clients programs are counted, slowed down and so on as over any target.
+            foreign = ForeignEngine(target)
+            self._below = wrap(foreign)
+            super().__init__(recorder, target, foreign)
+        else:
+            super().__init__(recorder, target)
         self.target = target
+
+    @property
+    def programs(self) -> ProgramEngine | None:
+        return super().programs if self._below is None else self._below
 
     def accepts(self, computation: computation_pb2.Computation) -> None:
         if isinstance(self.target, VerbExecutor):
@@ -28,29 +53,3 @@ class TargetExecutor(VerbExecutor):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} over {self.target!r}>"
-
-
-class WrapperExecutor(TargetExecutor):
-    """Changes how the programs of its target run, and passes everything else through.
-
-    Over an executor that has no engine it passes the verbs on; what it changes there, it changes as values pass.
-
-    Args:
-      target: The executor below. It is closed with this one.
-    """
-
-    def __init__(self, target: Executor) -> None:
-        engine = engine_of(target)
-        super().__init__(target, None if engine is None else engine.over(self.wrap))
-        self._foreign = ForeignEngine(target) if self.engine is None else None
-        if self._foreign is not None:
-            self._owned = (*self._owned, self._foreign)
-
-    @abc.abstractmethod
-    def wrap(self, engine: ProgramEngine) -> ProgramEngine:
-        """Returns what runs programs in place of the target's engine."""
-
-    @property
-    def programs(self) -> ProgramEngine | None:
-        # Below executors that have clients programs are counted, slowed down and so on as over any target.
-        return super().programs if self._foreign is None else self.wrap(self._foreign)
