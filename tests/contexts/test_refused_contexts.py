@@ -230,7 +230,7 @@ def test_a_function_that_has_ended_all_workers_of_a_pool_is_not_tried_again(
         with context, fedstack.use_context(context), pytest.raises(errors.NoWorkersError) as caught:
             dying([1, 2])
     head, *lines, told = str(caught.value).splitlines()
-    assert "likely from a client function (os._exit, a crash, too much memory)" in head
+    assert "likely because of a client function (os._exit, a crash, too much memory)" in head
     assert lines == [
         f"  {target}: the worker process with pid {pid} ended with exit status 7"
         for target, pid in zip(pool.targets, pool.pids)

@@ -16,7 +16,7 @@ from fedstack.transport.peers.io_loop import io_loop, start_apart
 # How long it may take to find out whether a worker that was away listens now.
 _LOOK_SECONDS = 0.5
 # How often to look for losses as long as there are observers.
-_WATCH_SECONDS = 0.5
+_WATCH_SECONDS = 0.1
 
 
 @attrs.frozen
