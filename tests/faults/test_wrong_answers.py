@@ -412,7 +412,7 @@ def test_silence_after_a_header_is_not_waited_out() -> None:
 
         return StreamMethod(stall)
 
-    with pytest.raises(RetryLimitError, match="a sign of life") as caught:
+    with pytest.raises(RetryLimitError, match="no sign of life") as caught:
         round_with(make, models)
     cause = caught.value.__cause__
     assert isinstance(cause, WorkerUnavailableError)
