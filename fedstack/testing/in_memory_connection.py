@@ -1,7 +1,6 @@
 """Connects a stub to a service in this process without a network between them."""
 
-import contextlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable
 
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import ClosedError, RemoteError
@@ -54,14 +53,12 @@ class InMemoryConnection(Connection):
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         method = self._find(path)
         assert isinstance(method, UnaryMethod)
-        with self._errors():
-            return await method.handle(request)
+        return await self._outcome(method.handle(request))
 
     async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         method = self._find(path)
         assert isinstance(method, UploadMethod)
-        with self._errors():
-            return await method.handle(incoming_of(parcel))
+        return await self._outcome(method.handle(incoming_of(parcel)))
 
     def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
         method = self._find(path)
@@ -73,31 +70,38 @@ class InMemoryConnection(Connection):
         assert isinstance(method, ExchangeMethod)
         return self._answer(method.handle(incoming_of(parcel)))
 
+    async def _outcome(self, answer: Awaitable[bytes]) -> bytes:
+        try:
+            return await answer
+        except Exception as error:
+            received = self._received(error)
+        try:
+            raise received from received.__cause__
+        finally:
+            # A service may keep its error, and with it the frames that it came through; this is one of them.
+            del received
+
     async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
         try:
-            with self._errors():
-                async for answer in answers:
-                    for piece in pieces_of(answer) if isinstance(answer, Parcel) else (answer,):
-                        yield piece
+            async for answer in answers:
+                for piece in pieces_of(answer) if isinstance(answer, Parcel) else (answer,):
+                    yield piece
+            return
+        except Exception as error:
+            received = self._received(error)
         finally:
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
-
-    @contextlib.contextmanager
-    def _errors(self) -> Generator[None, None, None]:
-        """Raises what a client would see of an error."""
-        received = None
         try:
-            yield
-        except Exception as error:
-            received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
-            without_frames(error)  # as a server does
-        if received is not None:
-            try:
-                raise received from received.__cause__
-            finally:
-                # A service may keep its error, and with it the frames that it came through; this is one of them.
-                del received
+            raise received from received.__cause__
+        finally:
+            del received
+
+    def _received(self, error: Exception) -> Exception:
+        """Returns what a client would see of an error, which leads to nothing of the service."""
+        received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
+        without_frames(error)  # as a server does
+        return received
 
     async def wait_ready(self, seconds: float) -> None:
         if self._closed:
