@@ -1,5 +1,6 @@
 """Connects a stub to a service in this process without a network between them."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 
 from fedstack.computations.types.traceback_filter import without_frames
@@ -73,6 +74,9 @@ class InMemoryConnection(Connection):
     async def _outcome(self, answer: Awaitable[bytes]) -> bytes:
         try:
             return await answer
+        except asyncio.CancelledError as error:
+            without_frames(error)  # Python 3.10 keeps it in the task that was cancelled
+            raise
         except Exception as error:
             received = self._received(error)
         try:
@@ -87,6 +91,9 @@ class InMemoryConnection(Connection):
                 for piece in pieces_of(answer) if isinstance(answer, Parcel) else (answer,):
                     yield piece
             return
+        except asyncio.CancelledError as error:
+            without_frames(error)
+            raise
         except Exception as error:
             received = self._received(error)
         finally:

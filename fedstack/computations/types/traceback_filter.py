@@ -4,6 +4,7 @@ What the standard library does between our frames, such as loading a module or e
 what it does for the user's function stays. Cutting them out of the errors themselves also frees what they have.
 """
 
+import concurrent.futures
 import os
 from asyncio import Future
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,6 +59,13 @@ def consume_exception(outcome: "Future[Any]") -> None:
     """Looks at an outcome that may not be asked for any more, as a callback of its future: asyncio would complain."""
     if not outcome.cancelled():
         outcome.exception()
+
+
+def drop_outcome(outcome: "Future[Any] | concurrent.futures.Future[Any]") -> None:
+    """Drops the frames of an error that the caller was cancelled for, as a callback of its future."""
+    error = None if outcome.cancelled() else outcome.exception()
+    if error is not None:
+        without_frames(error)
 
 
 def without_own_frames(error: _E) -> _E:

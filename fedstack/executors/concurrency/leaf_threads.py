@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.traceback_filter import consume_exception
+from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
 from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
 
 _T = TypeVar("_T")
@@ -95,6 +95,7 @@ class LeafThreads:
             if cancel is not None:
                 cancel()
             self.abandon(future)
+            future.add_done_callback(drop_outcome)
             raise
 
     def abandon(self, future: "Future[Any]") -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.traceback_filter import consume_exception, without_frames
+from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
 
@@ -69,7 +69,7 @@ class IoLoop:
         except asyncio.CancelledError:
             if outcome.cancel():
                 await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
-            outcome.add_done_callback(_let_go)
+            outcome.add_done_callback(drop_outcome)
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
@@ -156,13 +156,6 @@ class Submitted(concurrent.futures.Future[_T]):
             self.set_exception(error)
         else:
             self.set_result(task.result())
-
-
-def _let_go(outcome: "concurrent.futures.Future[Any]") -> None:
-    """Lets go of what an error has that nobody gets to know."""
-    error = None if outcome.cancelled() else outcome.exception()
-    if error is not None:
-        without_frames(error)
 
 
 def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":

@@ -432,3 +432,26 @@ def test_threads_of_all_pools_are_counted():
     held.end.set()
     assert future.result(LIMIT) == "held"
     threads.close()
+
+
+async def test_the_error_of_work_that_nobody_waits_for_any_more_keeps_nothing(eventually) -> None:
+    begun, released = threading.Event(), threading.Event()
+    things: list[weakref.ref[threading.Event]] = []
+
+    def work() -> None:
+        thing = threading.Event()
+        things.append(weakref.ref(thing))
+        begun.set()
+        released.wait(20)
+        raise ValueError("too late")
+
+    threads = LeafThreads(1)
+    task = asyncio.ensure_future(threads.run(work))
+    await asyncio.to_thread(begun.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    released.set()
+    await eventually(lambda: things[0]() is None)
+    assert caught.value.__traceback__ is not None, "the caller's frames are still there"
+    threads.close()
