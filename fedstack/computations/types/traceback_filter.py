@@ -62,9 +62,10 @@ def consume_exception(outcome: "Future[Any]") -> None:
 
 
 def drop_outcome(outcome: "Future[Any] | concurrent.futures.Future[Any]") -> None:
-    """Drops the frames of an error that the caller was cancelled for, as a callback of its future."""
-    error = None if outcome.cancelled() else outcome.exception()
-    if error is not None:
+    """Drops the frames of an error that nobody gets, as a callback of its future or once that is done."""
+    try:
+        outcome.result()  # not exception(): futures keep a traceback of their own, and cancelled ones an error
+    except BaseException as error:
         without_frames(error)
 
 

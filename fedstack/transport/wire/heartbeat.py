@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Final, TypeVar, cast
 
-from fedstack.computations.types.traceback_filter import consume_exception
+from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
 from fedstack.errors import DeadlineExceededError
 
 _T = TypeVar("_T")
@@ -64,3 +64,4 @@ async def _end(task: "asyncio.Task[object]") -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait([task])
+        drop_outcome(task)
