@@ -17,6 +17,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
 ROOMS = (
     "errors",
     "_version",
+    # What errors look like, and forks: observers need it too.
+    "computations/types/after_fork",
+    "computations/types/error_text",
+    "computations/types/traceback_filter",
+    "observe",
     "proto",
     "computations/types",
     "computations/values",

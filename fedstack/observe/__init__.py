@@ -1,0 +1,52 @@
+"""Watching what happens: calls, phases, workers, sessions. Nothing is told, and nothing costs, until somebody watches.
+
+>>> from fedstack.observe import CallEnded, Observer, add_observer
+>>> class Timer(Observer):
+...     def observe(self, event):
+...         if isinstance(event, CallEnded):
+...             print(event.computation, event.seconds)
+>>> with add_observer(Timer()):
+...     pass  # call computations
+"""
+
+from fedstack.observe.events import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    ClientsChanged,
+    Event,
+    Folded,
+    LeafLoaded,
+    LoopStalled,
+    PhaseEnded,
+    PhaseStarted,
+    RpcEnded,
+    SessionClosed,
+    SessionOpened,
+    WorkCancelled,
+    WorkerLost,
+    WorkerReady,
+)
+from fedstack.observe.observers import Observer, Subscription, add_observer
+
+__all__ = [
+    "CallEnded",
+    "CallRetried",
+    "CallStarted",
+    "ClientsChanged",
+    "Event",
+    "Folded",
+    "LeafLoaded",
+    "LoopStalled",
+    "Observer",
+    "PhaseEnded",
+    "PhaseStarted",
+    "RpcEnded",
+    "SessionClosed",
+    "SessionOpened",
+    "Subscription",
+    "WorkCancelled",
+    "WorkerLost",
+    "WorkerReady",
+    "add_observer",
+]
