@@ -32,6 +32,7 @@ from fedstack.computations.leaves.python.named_functions import (
     digest_of,
     resolve_reference,
     resolves_to_itself,
+    script_of,
 )
 from fedstack.computations.leaves.python.python_containers import (
     Containers,
@@ -287,9 +288,11 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
             ) from error
         result.Pack(carriers_pb2.PickledPython(function=pickled, python_version=_python_version(), name=found.name))
     else:
+        script = script_of(function)
+        why = f" (a worker that imported {script} would run it)" if script else ""
         raise CarrierError(
-            f"Expected a function that can travel, found {found.name!r}, which is local to this process; define it at "
-            f"the top of a module that is installed on the worker, or {destination.advice}"
+            f"Expected a function that can travel, found {found.name!r}, which is local to this process{why}; define "
+            f"it at the top of a module that is installed on the worker, or {destination.advice}"
         )
     return result
 

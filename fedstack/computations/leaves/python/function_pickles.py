@@ -2,8 +2,12 @@
 
 import functools
 import io
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, cast
+
+from fedstack.computations.leaves.python.named_functions import is_script
 
 _CACHED: type = type(functools.lru_cache(len))
 Reduced = tuple[Callable[..., object], tuple[object, ...]]
@@ -47,6 +51,9 @@ def _pickler() -> Any:
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             if type(obj) in _reducers:
                 return _reducers[type(obj)](obj)
+            # What has another name than `__main__` would be referred to by that.
+            if isinstance(obj, (FunctionType, type)) and is_script(obj.__module__) and obj.__module__ in sys.modules:
+                cloudpickle.register_pickle_by_value(sys.modules[obj.__module__])
             return base.reducer_override(self, obj)
 
     return Pickler

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TypeGuard, cast
@@ -16,6 +17,8 @@ from fedstack.errors import CarrierError
 LOADING_ERRORS = (Exception, SystemExit)
 # When each file that functions were taken from was last written, and its size, as of the first of them.
 _files_as_imported: dict[str, tuple[int, int]] = {}
+# What Python calls the module that is run as a program, `multiprocessing` that of its parent, and `runpy` a file.
+_PROGRAMS = ("__main__", "__mp_main__", "<run_path>")
 
 
 class Decorated:
@@ -29,9 +32,7 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
       CarrierError: If there is no such module or function, it is another module's and only imported there, it is no
         function, or the module cannot be imported or may not be.
     """
-    parts = module.split(".")
-    # The first runs the command line of a package, the second its body again, under another name.
-    if not all(part.isidentifier() and not (part.startswith("__") and part.endswith("__")) for part in parts):
+    if not _may_be_imported(module):
         raise CarrierError(f"Expected the name of a module that may be imported, found {name_text(module)!r}")
     shown = name_text(f"{module}:{qualname}")
     try:
@@ -43,15 +44,31 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
                 f"Cannot load the function {shown}: importing {name_text(module)} raised {describe_error(error)}"
             ) from error
         raise _not_found(module, qualname, error) from error
+    found = _function_in(imported, module, qualname)
+    state = _state_of_file(found)
+    if state is not None:
+        _files_as_imported.setdefault(*state)
+    return found
+
+
+def _may_be_imported(module: str) -> bool:
+    """Returns whether it is the name of a module, and neither of `__main__`, a program, nor of `__init__`.
+
+    The latter is the body of a package, which would run again under another name.
+    """
+    parts = module.split(".")
+    return all(part.isidentifier() and not (part.startswith("__") and part.endswith("__")) for part in parts)
+
+
+def _function_in(imported: object, module: str, qualname: str) -> Callable[..., object]:
+    """Returns the function or class that a module defines under a name."""
     found = _member_of(imported, module, qualname)
+    shown = name_text(f"{module}:{qualname}")
     # A module that imports `os` has a name `os.system`, which nobody means by allowing the module.
     if _names_of(found) != (module, qualname):
         raise CarrierError(f"Expected a function defined as {shown}, found {_shown(found)} there")
     if not callable(found):
         raise CarrierError(f"Expected a function as {shown}, found {_shown(found)} there")
-    state = _state_of_file(found)
-    if state is not None:
-        _files_as_imported.setdefault(*state)
     return found
 
 
@@ -156,10 +173,34 @@ def digest_of(function: Callable[..., object]) -> bytes:
 
 
 def resolves_to_itself(function: Callable[..., object]) -> bool:
-    """Tells whether a reference to a function leads to it again."""
-    if getattr(function, "__module__", "__main__") == "__main__" or getattr(function, "__closure__", None):
+    """Returns whether a reference to a function leads to it again. It imports nothing."""
+    module = getattr(function, "__module__", None)
+    if not isinstance(module, str) or not _may_be_imported(module) or is_script(module):
+        return False
+    if getattr(function, "__closure__", None):
         return False
     try:
-        return resolve_reference(function.__module__, function.__qualname__) is function
+        return _function_in(sys.modules.get(module), module, function.__qualname__) is function
     except (CarrierError, AttributeError):
         return False
+
+
+def is_script(module: object) -> bool:
+    """Returns whether a process that imported this module would run a program.
+
+    A program has been started from it, as `python -m package` does, or computations are called by its own top level.
+
+    Args:
+      module: What an object has as `__module__`.
+    """
+    if not isinstance(module, str):
+        return False
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module.rpartition(".")[2] in _PROGRAMS or bool(getattr(spec, "_initializing", False))
+
+
+def script_of(function: Callable[..., object]) -> str:
+    """Returns the name of the file of the program that a function belongs to; nothing if there is none."""
+    module = getattr(function, "__module__", None)
+    file = getattr(sys.modules.get(module), "__file__", None) if isinstance(module, str) and is_script(module) else None
+    return os.path.basename(file or "")
