@@ -16,6 +16,7 @@ from benchmarks import (
     scalars,
     start_up,
     sums,
+    waiting,
 )
 from benchmarks.harness import Effort, Measurement
 
@@ -40,6 +41,7 @@ WORKLOADS = (
     Workload("scalars", "mean of a Python function of a scalar; floor: a Python loop", scalars.run_scalars),
     Workload("structs", "mean of a Python function of 4 fields; floor: a Python loop", scalars.run_structs),
     Workload("broadcast", "mean of updates to a broadcast model; floor: a NumPy loop", broadcast.run),
+    Workload("waiting", "clients that only wait, at first and again; floor: as many as possible at once", waiting.run),
     Workload("fedavg", "round of federated averaging; floor: a NumPy loop", fedavg.run),
     Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
     Workload("start-up", "hello world; floor: importing the language", start_up.run),

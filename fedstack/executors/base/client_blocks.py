@@ -17,6 +17,7 @@ from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import measurements_of
 from fedstack.executors.concurrency.progress import name_of
+from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.transport.wire.frames import Work
 
 _BLOCK_SECONDS = 0.004
@@ -27,13 +28,14 @@ _TOO_LARGE_TO_WAIT = 1 << 20
 # Where results are large threads fold neighbours, so that partial results do not wander from one core to the other.
 _STREAMED_SECONDS = 0.03
 _HELPER_DELAY_SECONDS = 0.005
+_HELPER_MOST_DELAY_SECONDS = 0.3
 _HELPER_MIN_SECONDS = 0.0002
 # Below this part of one core the workers wait for something. A core that others keep busy gives more than that.
 _WAITING_CPU_SHARE = 0.15
 # A helper has to bring down the time per client to this part of what one thread needs, or it leaves.
 _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
-_RUNS_UNTIL_TRIED_AGAIN = 50
+_RUNS_UNTIL_TRIED_AGAIN = 51
 # What one thread needs is measured when the caches are warm, and again from time to time: machines have other work too.
 _RUNS_BETWEEN_MEASUREMENTS = 32
 
@@ -101,8 +103,9 @@ class ClientBlocks:
       When does the first   At once if a client is known to take 0.2 ms; otherwise after 5 ms. Two of 32 runs wait
       come?                 5 ms in any case, to measure what one thread needs alone.
       And the next?         5 ms after the one before it has joined.
-      Does it join?         If a client takes 0.2 ms. Or if the workers only wait: they used less than 15 % of a core in
-                            those 5 ms, and a client yields at most 1 MiB.
+      Does it come?         If a client takes 0.2 ms. Or if the workers only wait: they used less than 15 % of a core in
+                            that time, and a client yields at most 1 MiB. Otherwise the next look is after twice the
+                            time, up to 0.3 s: what loads or computes at first may wait later.
       How many work?        One thread per core; up to `max_threads` while the workers only wait.
       When does it leave?   After a block, once 8 clients and 5 ms show that a client still takes 90 % of the time that
                             one thread needs or more: the function holds the interpreter lock, then. For 50 runs no
@@ -151,6 +154,7 @@ class ClientBlocks:
         self._error_client = clients.stop
         self._cancelled = False
         self._workers = 0
+        self._expected = 1  # workers, those included that have been called and have not begun
         self._done = 0
         self._seconds = 0.0
         self._alone: float | None = None
@@ -161,6 +165,8 @@ class ClientBlocks:
     def cancel(self, threads: LeafThreads) -> None:
         """Makes every worker stop after its block; of the helpers from `threads` nobody knows when that will be."""
         self._cancelled = True
+        if self._finished is not None:
+            self._finished.set()
         while self._helpers:
             threads.abandon(self._helpers.pop())
 
@@ -180,15 +186,14 @@ class ClientBlocks:
             and size > 1
             and (known is None or known * size > 2 * _HELPER_DELAY_SECONDS)
         ):
-            # What is known to last gets its first helper at once; what is not known has to last a moment first.
-            pays = self.measured.runs_without_helpers == 0
-            lasts = known is not None and known >= _HELPER_MIN_SECONDS
-            is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
-            delay = 0.0 if pays and lasts and not is_measured else _HELPER_DELAY_SECONDS
-            self.measured.runs += 1
             self.measured.runs_without_helpers = max(0, self.measured.runs_without_helpers - 1)
-            self._finished = threading.Event()
-            self._call_helper(threads, self._finished, delay, pays)
+            # What is known to last gets its first helper at once; what is not known has to last a moment first.
+            is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
+            self.measured.runs += 1
+            if known is not None and self._pays(known) and not is_measured:
+                self._call_helper(threads, waits=False)
+            finished = self._finished = threading.Event()
+            self._helpers.append(threads.submit(lambda: self._watch(threads, finished)))
         try:
             self._work()
             with self._room:
@@ -214,31 +219,44 @@ class ClientBlocks:
             return False
         return not isinstance(self._error, Exception) or all(start > self._error_client for start in self._working)
 
-    def _call_helper(self, threads: LeafThreads, finished: threading.Event, delay: float, pays: bool) -> None:
-        """Lets a thread come to help; if there is none, the work is done without."""
-        self._helpers.append(threads.submit(lambda: self._help(threads, finished, delay, pays)))
+    def _pays(self, seconds: float | None) -> bool:
+        """Returns whether a client that takes so long, if that is known, is worth one more thread that computes."""
+        lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
+        return lasts and self._expected < CORES and self.measured.runs_without_helpers == 0
 
-    def _help(self, threads: LeafThreads, finished: threading.Event, delay: float, pays: bool) -> None:
-        """Joins the work if it lasts; then sees to it that another helper joins if threads only wait."""
-        cpu, wall = time.process_time(), time.perf_counter()
-        if finished.wait(delay):
-            return
-        busy = (time.process_time() - cpu) / max(time.perf_counter() - wall, 1e-9)
+    def _call_helper(self, threads: LeafThreads, *, waits: bool) -> None:
+        """Lets a thread come to help; if there is none, the work is done without."""
         with self._room:
-            workers, done = self._workers, self._done
-            done_by_all = self._done_by_all()
-            if self._next >= self.clients.stop or self._error is not None or self._cancelled:
+            self._expected += 1
+        self._helpers.append(threads.submit(lambda: self._help(waits)))
+
+    def _watch(self, threads: LeafThreads, finished: threading.Event) -> None:
+        """Calls helpers while the work goes on, one after the other, as it turns out that they pay."""
+        delay = _HELPER_DELAY_SECONDS
+        while True:
+            cpu, wall = time.process_time(), time.perf_counter()
+            with waiting():  # in the pool there is room for who works
+                if finished.wait(delay):
+                    return
+            busy = (time.process_time() - cpu) / (time.perf_counter() - wall)
+            waits = busy < _WAITING_CPU_SHARE and self.measured.result_bytes <= _TOO_LARGE_TO_WAIT
+            with self._room:
+                if self._expected >= self.max_threads or self._next >= self.clients.stop or self._error is not None:
+                    return
+                seconds = self._seconds / self._done if self._done else None
+                if self._workers <= 1 and self._alone is None:
+                    self._alone = seconds or self.measured.seconds_per_call
+                calls = self._workers == self._expected and (waits or self._pays(seconds))
+            if calls:
+                self._call_helper(threads, waits=waits)
+            delay = max(delay / 2, _HELPER_DELAY_SECONDS) if calls else min(2 * delay, _HELPER_MOST_DELAY_SECONDS)
+
+    def _help(self, waits: bool) -> None:
+        """Works beside the others; where these do not only wait, as long as that makes the work go on quicker."""
+        with self._room:
+            if self._next >= self.clients.stop:
                 return
-            cheap = done > 0 and self._seconds / done < _HELPER_MIN_SECONDS
-            if workers <= 1 and self._alone is None:
-                self._alone = self._seconds / done if done else self.measured.seconds_per_call
-        waits = delay > 0 and busy < _WAITING_CPU_SHARE and self.measured.result_bytes <= _TOO_LARGE_TO_WAIT
-        if (cheap or not pays) and not waits:
-            return
-        if workers >= self.max_threads or (workers >= CORES and not waits):
-            return
-        self._call_helper(threads, finished, _HELPER_DELAY_SECONDS, pays)
-        begin = time.perf_counter()
+            begin, done_by_all = time.perf_counter(), self._done_by_all()
         with one_blas_thread():
             self._work(None if waits else lambda: self._slows_down(done_by_all, time.perf_counter() - begin))
 
@@ -274,6 +292,7 @@ class ClientBlocks:
         finally:
             with self._room:
                 self._workers -= 1
+                self._expected -= 1
                 self._room.notify_all()
 
     def _take(self) -> _Block | None:
@@ -302,8 +321,8 @@ class ClientBlocks:
             wanted = max(wanted, 1.0)
         else:
             wanted = min(wanted, 8.0 * self._done)  # one slow first call must not fix the size, nor a quick one
-        if self._workers > 1:
-            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._workers))  # so that all end together
+        if self._expected > 1:
+            wanted = min(wanted, (self.clients.stop - self._next) / (2 * self._expected))  # so that all end together
         wanted = max(self.smallest_block, min(wanted, 2.0 * len(self.clients)), 1.0)
         return 1 << (int(wanted).bit_length() - 1)
 

@@ -1,0 +1,166 @@
+"""How many clients run at once: waiting ones on many threads from the first call on, computing ones on one per core."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.contexts import SyncExecutionContext
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.testing.meeting import LIMIT_SECONDS, Meeting
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+
+AT_ONCE = 32  # by default, with up to 8 cores
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[SyncExecutionContext]:
+    """Runs the block's computations at services of this process, which have threads of their own."""
+    services = [ExecutorService(fedstack.local_executor_factory()) for _ in range(count)]
+    stubs = [ExecutorStub(InMemoryConnection(service)) for service in services]
+    with SyncExecutionContext(fedstack.remote_executor_factory(stubs)) as context, fedstack.use_context(context):
+        yield context
+    for service in services:
+        io_loop.run_sync(service.close())
+
+
+@contextlib.contextmanager
+def locally(**options: Any) -> Iterator[Any]:
+    with fedstack.create_sync_local_execution_context(**options) as context, fedstack.use_context(context):
+        yield context
+
+
+def at_clients(function: Callable[[Any], Any]) -> Callable[[list[int]], Any]:
+    leaf = fedstack.python_computation([np.int32], np.int32)(function)
+    return fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))(lambda x: fl.federated_map(leaf, x))
+
+
+def meeting_of(clients: int) -> Callable[[list[int]], Any]:
+    """Returns a computation whose clients go on when all of them have begun."""
+    meeting = Meeting(*range(clients))
+
+    def arrive(x: Any) -> Any:
+        meeting.arrive(int(x))
+        return x
+
+    return at_clients(arrive)
+
+
+class Clock:
+    """Stands for the `time` module: what this process is busy with is the test's."""
+
+    perf_counter = staticmethod(time.perf_counter)
+
+    def __init__(self, busy_until: float = float("inf")) -> None:
+        self.asked = 0
+        self.busy_until = busy_until
+
+    def process_time(self) -> float:
+        """Counts two calls a look."""
+        self.asked += 1
+        return time.perf_counter() if self.asked <= self.busy_until else 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("fedstack.executors.base.client_blocks.time", made)
+    return made
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstack.executors.base.client_blocks.CORES", 2)
+
+
+class Running:
+    """Counts the clients that run at once, each of which waits for something."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self._lock = threading.Lock()
+        self._wait = wait
+        self.now = self.most = 0
+
+    def __call__(self, x: Any) -> Any:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self._wait()
+        with self._lock:
+            self.now -= 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("stack", "clients"),
+    [(locally, AT_ONCE), (lambda: workers(1), AT_ONCE), (lambda: workers(2), 2 * AT_ONCE)],
+    ids=["locally", "1 worker", "2 workers"],
+)
+def test_clients_that_wait_run_side_by_side_in_the_first_call(stack: Any, clients: int) -> None:
+    with stack():
+        assert meeting_of(clients)(list(range(clients))) == list(range(clients))
+
+
+async def test_clients_that_wait_run_side_by_side_in_the_first_call_of_an_asynchronous_context() -> None:
+    with fedstack.create_async_local_execution_context() as context, fedstack.use_context(context):
+        assert await meeting_of(AT_ONCE)(list(range(AT_ONCE))) == list(range(AT_ONCE))
+
+
+def test_clients_that_wait_after_they_have_loaded_something_run_side_by_side_too(clock: Clock, two_cores: None) -> None:
+    clock.busy_until = 10
+    with locally():
+        assert meeting_of(AT_ONCE)(list(range(AT_ONCE))) == list(range(AT_ONCE))
+
+
+def test_clients_that_compute_never_run_on_more_threads_than_there_are_cores(clock: Clock, two_cores: None) -> None:
+    def compute() -> None:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while clock.asked < 10:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.001)
+
+    running = Running(compute)
+    with locally():
+        at_clients(running)(list(range(20)))
+    assert running.most <= 2
+
+
+def test_clients_that_wait_never_run_on_more_threads_than_allowed() -> None:
+    barrier = threading.Barrier(3)
+    running = Running(lambda: barrier.wait(LIMIT_SECONDS))
+    with locally(max_concurrent_clients=3):
+        at_clients(running)(list(range(30)))
+    assert running.most == 3
+
+
+async def test_whoever_looks_whether_more_threads_pay_takes_none_from_other_work(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstack.executors.base.client_blocks.CORES", 1)
+    begun, end = threading.Event(), threading.Event()
+
+    @at_clients
+    def wait(x: Any) -> Any:
+        begun.set()
+        assert end.wait(LIMIT_SECONDS)
+        return x
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def let_go(x: Any) -> Any:
+        end.set()
+        return x
+
+    with fedstack.create_async_local_execution_context(max_threads=2) as context, fedstack.use_context(context):
+        waiting = asyncio.ensure_future(wait([1, 2, 3]))
+        assert await asyncio.to_thread(begun.wait, LIMIT_SECONDS)
+        assert await let_go(4) == 4
+        assert await waiting == [1, 2, 3]
