@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
+from fedstack.command_line.log_format import json_line
 from fedstack.errors import FedstackError
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+# In the `meta` of a context: the command says everything as JSON lines, its errors too.
+LOGS_JSON = "fedstack.logs_json"
 
 
 def run_command_line(commands: Sequence[click.Command], version: str, arguments: Sequence[str] | None) -> int:
@@ -42,9 +45,9 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
     except click.exceptions.Exit as end:  # help or the version has been printed
         return end.exit_code
     except click.UsageError as error:
-        return _wrong_usage(error, _running(context))
+        return _wrong_usage(error, context)
     except KeyboardInterrupt:
-        print(f"\n{_running(context)}: interrupted", file=sys.stderr)
+        _print_error("interrupted", context, before="\n")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has left. Python would complain about the rest of it when it exits.
@@ -53,7 +56,7 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
     except (FedstackError, ImportError, OSError) as error:
         if isinstance(error, ImportError) and error.name is not None:
             raise  # not one of ours, which say what to install, but a broken installation
-        print(f"{_running(context)}: error: {error}", file=sys.stderr)
+        _print_error(f"error: {error}", context)
         return FAILURE
 
 
@@ -62,14 +65,21 @@ def _running(context: click.Context | None) -> str:
     return f"fedstack {chosen}" if chosen else "fedstack"
 
 
-def _wrong_usage(error: click.UsageError, command: str) -> int:
+def _wrong_usage(error: click.UsageError, context: click.Context | None) -> int:
     """Says in one line what is wrong with the arguments: the usage of a command with many options is long."""
     message = error.format_message().rstrip(".").replace("\n", " ")
     given = {} if error.ctx is None else error.ctx.params
     if given.get("json"):
         print(json.dumps({"ok": False, "target": given.get("target"), "error": message}), flush=True)
-    print(f"{command}: error: {message}; see '{command} --help'", file=sys.stderr)
+    _print_error(f"error: {message}; see '{_running(context)} --help'", context)
     return WRONG_USAGE
+
+
+def _print_error(message: str, context: click.Context | None, before: str = "") -> None:
+    if context is not None and LOGS_JSON in context.meta:
+        print(json_line("error", _running(context), message.removeprefix("error: ")), file=sys.stderr)
+    else:
+        print(f"{before}{_running(context)}: {message}", file=sys.stderr)
 
 
 def subcommand(

@@ -8,8 +8,8 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Generator
-from typing import Any, BinaryIO, cast
+from collections.abc import Callable, Generator
+from typing import Any, BinaryIO, TextIO, cast
 
 
 class _ForgivingFile(io.RawIOBase):
@@ -36,20 +36,44 @@ class _ForgivingFile(io.RawIOBase):
         return True
 
 
+class _ConvertingFile(_ForgivingFile):
+    """Writes what `convert` makes of the bytes that it is given."""
+
+    def __init__(self, descriptor: int, convert: Callable[[bytes], bytes]) -> None:
+        super().__init__(descriptor)
+        self._convert = convert
+
+    def write(self, data: Any, /) -> int:
+        given = bytes(data)
+        super().write(self._convert(given))
+        return len(given)
+
+
 @contextlib.contextmanager
-def all_output_to_standard_error() -> Generator[None]:
+def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None) -> Generator[TextIO]:
     """Sends what is written to standard output and standard error inside of the block there, and lets none of it fail.
 
     Standard error that is no file, because someone has replaced it, is used as it is.
+
+    Args:
+      convert: Returns what is written instead of bytes that are given.
+
+    Yields:
+      Standard error that does not fail, and converts nothing.
     """
-    out = sys.stderr
-    descriptor = _descriptor_of(out)
-    if descriptor is not None:
-        out = io.TextIOWrapper(
-            cast(BinaryIO, _ForgivingFile(descriptor)), out.encoding, "backslashreplace", line_buffering=True
-        )
+    descriptor = _descriptor_of(sys.stderr)
+    if descriptor is None:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield sys.stderr
+        return
+    plain = _stream(_ForgivingFile(descriptor), sys.stderr.encoding)
+    out = plain if convert is None else _stream(_ConvertingFile(descriptor, convert), sys.stderr.encoding)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        yield
+        yield plain
+
+
+def _stream(file: _ForgivingFile, encoding: str) -> TextIO:
+    return io.TextIOWrapper(cast(BinaryIO, file), encoding, "backslashreplace", line_buffering=True)
 
 
 def _descriptor_of(stream: object) -> int | None:

@@ -17,10 +17,10 @@ import attrs
 import click
 
 from fedstack._version import __version__
-from fedstack.command_line.command import SUCCESS, seconds, subcommand, whole_number
+from fedstack.command_line.command import LOGS_JSON, SUCCESS, seconds, subcommand, whole_number
 from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption, Switch, options_of
 from fedstack.command_line.forgiving_output import all_output_to_standard_error
-from fedstack.command_line.log_format import FORMATS, LEVELS, configure_logging
+from fedstack.command_line.log_format import FORMATS, LEVELS, configure_logging, json_line, printed_as_json
 from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
 from fedstack.command_line.standard_input import empty_standard_input
 from fedstack.errors import InvalidValueError
@@ -79,8 +79,9 @@ def run(context: click.Context, **_: Any) -> int:
     # What functions print is not for whoever waits for that line.
     waiting = sys.stdout
     # Before anything that a client sends is loaded.
-    with all_output_to_standard_error(), empty_standard_input() as standard_input:
-        configure_logging(options.log_level, options.log_format)
+    convert = printed_as_json if options.log_format == "json" else None
+    with all_output_to_standard_error(convert) as out, empty_standard_input() as standard_input:
+        configure_logging(options.log_level, options.log_format, out)
         return _serve(options, standard_input, waiting)
 
 
@@ -95,7 +96,11 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
         server = make_server(options)
         thread = ServerThread(server)
         thread.start()
-        print(ready_line(dialled_address(server.target, options), options), file=waiting, flush=True)
+        target = dialled_address(server.target, options)
+        line = ready_line(target, options)
+        if options.log_format == "json":
+            line = json_line("info", __name__, line, target=target)
+        print(line, file=waiting, flush=True)
         who = requests.wait()
         _logger.info("Asked to stop by %s", who)
         thread.stop(0.0 if who == PARENT_GONE else None)
@@ -260,6 +265,12 @@ def _is_private(options: SimpleNamespace) -> bool:
     return options.unix_socket is not None or TcpListener(options.host, options.port).is_private
 
 
+def _log_format(context: click.Context, _: click.Parameter, value: str) -> str:
+    if value == "json":
+        context.meta[LOGS_JSON] = True
+    return value
+
+
 COMMAND = subcommand(
     "serve",
     run,
@@ -286,7 +297,15 @@ COMMAND = subcommand(
         *_limit_options(),
         Switch("--compression", "take compressed messages, which may be small to send and large to unfold"),
         EnvironmentOption("--threads", "N", "most threads that run functions", type=whole_number(1)),
-        EnvironmentOption("--log-format", "FORMAT", " or ".join(FORMATS), type=click.Choice(FORMATS), default="text"),
+        EnvironmentOption(
+            "--log-format",
+            "FORMAT",
+            " or ".join(FORMATS),
+            type=click.Choice(FORMATS),
+            default="text",
+            is_eager=True,  # errors in other options are in this format too
+            callback=_log_format,
+        ),
         EnvironmentOption("--log-level", "LEVEL", ", ".join(LEVELS), type=click.Choice(LEVELS), default="warning"),
         EnvironmentOption(
             "--grace-seconds", "SECONDS", "how long running calls have when told to stop", type=seconds(0), default=30.0

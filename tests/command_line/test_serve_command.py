@@ -329,6 +329,16 @@ def test_a_log_line_can_be_json() -> None:
     assert "by nothing" in found["exception"]
 
 
+def test_a_log_line_of_json_has_the_call_function_and_client_that_a_record_has() -> None:
+    record = logging.makeLogRecord({"name": "a", "msg": "failed", "function": "f", "client": 0, "call": None})
+    found = json.loads(JsonFormatter().format(record))
+    assert {name: found[name] for name in found if name not in ("time", "level", "logger")} == {
+        "message": "failed",
+        "function": "f",
+        "client": 0,
+    }
+
+
 def ended(server: Server) -> tuple[int, str, str]:
     """Waits for a process; returns its exit code, and what else it said."""
     out, err = server.process.communicate(timeout=WALL)
@@ -344,7 +354,9 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
         "FEDSTACK_LOG_LEVEL": "info",
     }
     with served(environment=environment) as server:
-        assert server.line.endswith("(insecure, token, loopback only); python code refused; modules numpy, math\n")
+        ready = json.loads(server.line)
+        assert ready["message"].endswith("(insecure, token, loopback only); python code refused; modules numpy, math")
+        assert ready["target"] == server.target
         assert call(server.target, HANDSHAKE, credentials=ClientCredentials(token="secret"))
         server.process.send_signal(signal.SIGINT)
         code, out, err = ended(server)
@@ -594,6 +606,32 @@ def test_what_functions_warn_of_is_in_the_format_of_the_log() -> None:
     assert "a lot" in entry["message"]
 
 
+def test_what_functions_print_is_in_the_format_of_the_log() -> None:
+    @fedstack.python_computation(np.int32, np.int32)
+    def chatter(value: int) -> int:
+        import sys
+
+        print("one", 1)
+        print("two\n\nthree", file=sys.stderr)
+        sys.stdout.buffer.write(b"\xff no text")
+        return value
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def chatter_everywhere(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(chatter, values))
+
+    with served("--allow-python-code", "--log-format", "json") as server:
+        context = fedstack.create_sync_remote_execution_context(server.target)
+        with fedstack.use_context(context):
+            assert chatter_everywhere([1]) == 1
+        context.close()
+        server.process.terminate()
+        _, _, err = ended(server)
+    entries = [json.loads(line) for line in err.splitlines()]
+    assert [entry["message"] for entry in entries] == ["one 1", "two", "three", r"\xff no text"]
+    assert {(entry["level"], entry["logger"]) for entry in entries} == {("info", "output")}
+
+
 def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
     by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
     by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)
@@ -621,10 +659,27 @@ def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refus
                 compute(function, *targets)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["--port", "x"], 2, "expected a whole number"),
+        (["--host", "0.0.0.0"], 2, "Expected TLS"),
+        (["--host", "203.0.113.1", "--insecure"], 1, "Expected an address of this machine, found 203.0.113.1"),
+    ],
+)
+def test_an_error_at_the_start_is_in_the_format_of_the_log(arguments: list[str], code: int, complaint: str) -> None:
+    command = [sys.executable, "-m", "fedstack", "serve", *arguments, "--log-format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WALL)
+    assert (done.returncode, done.stdout) == (code, "")
+    [entry] = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (entry["level"], entry["logger"]) == ("error", "fedstack serve")
+    assert complaint in entry["message"]
+
+
 def test_a_port_in_use_is_one_line_and_exit_code_1(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve_command, "configure_logging", lambda level, form: None)
+    monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
     port = listening.getsockname()[1]
     assert main(["serve", "--port", str(port)]) == 1
     out, err = capsys.readouterr()
