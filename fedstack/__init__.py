@@ -4,6 +4,7 @@ Computations are written with `federated_language`; this package gives leaf comp
 execution contexts to run them in, and the executors that contexts are made of (`fedstack.executors`).
 """
 
+from fedstack import errors as errors
 from fedstack._version import __version__ as __version__
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation

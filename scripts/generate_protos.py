@@ -25,7 +25,7 @@ REQUIREMENTS = ("federated-language==0.5.4", "grpcio-tools==1.71.2")
 OURS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "fedstack" / "proto").glob("*.proto"))
 LANGUAGE = tuple(f"federated_language/proto/{name}.proto" for name in ("array", "computation", "data_type"))
 # Each output folder holds generated files of these patterns and, beside them, files that were written by hand.
-GENERATED = {"fedstack/proto": ("*_pb2.py", "*_pb2.pyi"), "typings/federated_language/proto": ("*_pb2.pyi",)}
+GENERATED = {"fedstack/proto": ("*_pb2.py", "*_pb2.pyi"), "typings/federated_language-stubs/proto": ("*_pb2.pyi",)}
 
 # Runs in the private environment: writes the descriptors of the named modules and of all they import.
 DUMP_DESCRIPTORS = """
@@ -74,10 +74,10 @@ def generate(target: Path) -> None:
         descriptors = Path(scratch) / "language.bin"
         run(PYTHON, "-c", DUMP_DESCRIPTORS, descriptors, *LANGUAGE)
         protoc = (PYTHON, "-m", "grpc_tools.protoc", f"--descriptor_set_in={descriptors}", f"--proto_path={ROOT}")
-        stubs = target / "typings"
-        stubs.mkdir(parents=True, exist_ok=True)
         run(*protoc, f"--python_out={target}", f"--pyi_out={target}", *OURS)
-        run(*protoc, f"--pyi_out={stubs}", *LANGUAGE)
+        run(*protoc, f"--pyi_out={scratch}", *LANGUAGE)
+        # A package of stubs alone is called after the one that it describes, with a suffix.
+        shutil.move(Path(scratch, "federated_language"), target / "typings" / "federated_language-stubs")
 
 
 def generated_files(root: Path) -> dict[str, Path]:

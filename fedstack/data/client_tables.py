@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedstack.data.client_columns import (
     DataFrameLike,
@@ -18,7 +18,7 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 
 
 def by_client(
-    table: Mapping[str, ArrayLike] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
+    table: Mapping[str, Any] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
 ) -> dict[Any, dict[str, NDArray[Any]]]:
     """Splits a table into one table per client.
 

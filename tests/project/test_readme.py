@@ -22,7 +22,15 @@ from fedstack.__main__ import COMMANDS
 
 VALUES = fl.FederatedType(np.int32, fl.CLIENTS)
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/data.md", "docs/contexts.md", "docs/errors.md", "docs/workers.md", "docs/leaf_runtimes.md")
+PAGES = (
+    "README.md",
+    "docs/data.md",
+    "docs/contexts.md",
+    "docs/editors.md",
+    "docs/errors.md",
+    "docs/workers.md",
+    "docs/leaf_runtimes.md",
+)
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 ALL_TEXT = "".join(TEXTS.values())
 MOST_LINES = 150

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +14,20 @@ STUBS = sorted(path for path in TYPINGS.rglob("*.pyi") if not path.stem.endswith
 
 
 def module_of(stub: Path) -> str:
-    return ".".join(stub.relative_to(TYPINGS).with_suffix("").parts).removesuffix(".__init__")
+    package, *rest = stub.relative_to(TYPINGS).with_suffix("").parts
+    return ".".join([package.removesuffix("-stubs"), *rest]).removesuffix(".__init__")
 
 
 def functions_in(owner: object, body: list[ast.stmt], path: str) -> Iterator[tuple[str, ast.FunctionDef, object]]:
     """Yields each function of a stub with its path and its counterpart; fails for a name without one."""
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            assert hasattr(owner, node.target.id), f"{path}.{node.target.id}"
+            private = re.match("_[^_]", node.target.id)  # the stub's own, to say a type once
+            assert private or hasattr(owner, node.target.id), f"{path}.{node.target.id}"
         elif isinstance(node, ast.ClassDef):
             assert hasattr(owner, node.name), f"{path}.{node.name}"
             yield from functions_in(getattr(owner, node.name), node.body, f"{path}.{node.name}")
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name != "__getattr__":
             assert hasattr(owner, node.name), f"{path}.{node.name}"
             yield f"{path}.{node.name}", node, getattr(owner, node.name)
 

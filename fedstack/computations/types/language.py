@@ -1,7 +1,7 @@
 """Gives the parts of Federated Language that fedstack uses, as the one typed door to it.
 
-The language ships no `py.typed`, so the rest of the package imports it from here only. Stubs for its generated
-messages lie in `typings/`.
+The language ships no `py.typed`, so the rest of the package imports it from here only. Stubs lie in `typings/`; the
+wheel takes them to users.
 """
 
 from federated_language import CLIENTS as CLIENTS
@@ -14,6 +14,7 @@ from federated_language import StructType as StructType
 from federated_language import StructWithPythonType as StructWithPythonType
 from federated_language import TensorType as TensorType
 from federated_language import Type as Type
+from federated_language import Value as Value
 from federated_language import to_type as to_type
 from federated_language.common_libs.structure import Struct as Struct
 from federated_language.common_libs.structure import iter_elements as _iter_elements

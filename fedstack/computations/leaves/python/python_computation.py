@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -22,6 +22,7 @@ from fedstack.computations.types.language import (
     StructType,
     TensorType,
     Type,
+    Value,
     computation_pb2,
     get_context_stack,
     infer_type,
@@ -36,9 +37,21 @@ from fedstack.computations.types.type_structure import (
 from fedstack.computations.values.records import KeyedTuple, Record
 from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimitError, TypeMismatchError
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-class PythonComputation(Decorated, ConcreteComputation):
-    """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor."""
+
+class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
+    """A leaf computation of a Python function. It keeps the function alive, and runs in any fedstack executor.
+
+    Type checkers see a function with the parameters and the result of the one inside; inside of a federated
+    computation, where it is given the language's values, a call gives another one.
+
+    Attributes:
+      __wrapped__: The function inside. Called as it is, it runs without types, checks or a context.
+    """
+
+    __wrapped__: Callable[_P, _R]
 
     def __init__(self, function: PythonFunction) -> None:
         content, serial = handle_content(function)
@@ -63,6 +76,10 @@ class PythonComputation(Decorated, ConcreteComputation):
         registry.keep(self._serial)
         return super().to_compiled_building_block()
 
+    @overload
+    def __call__(self, value: Value, /, *args: object, **kwargs: object) -> Value: ...
+    @overload
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Runs the function in the context in force, on arguments by position or by the names of its parameters."""
         if not kwargs:
@@ -84,6 +101,10 @@ class PythonComputation(Decorated, ConcreteComputation):
                 f"{self._function.name!r}, found {len(args)} by position and {list(kwargs)} by name: {error}"
             ) from error
 
+    def __get__(self, instance: object, owner: type | None = None) -> "PythonComputation[_P, _R]":
+        """Returns itself, also as a member of a class. What has a `__get__` is shown by `help` as a function is."""
+        return self
+
     def __reduce__(self) -> Reduced:
         """Says how to write the computation: functions of scripts refer to computations that they call."""
         return _rebuilt, (write_function(self._function),)
@@ -94,7 +115,7 @@ class PythonComputation(Decorated, ConcreteComputation):
 
 def python_computation(
     parameter_types: ParameterTypes = None, result_type: object = None
-) -> Callable[[Callable[..., object]], PythonComputation]:
+) -> Callable[[Callable[_P, _R]], PythonComputation[_P, _R]]:
     """Returns a decorator that makes a leaf computation out of a Python function.
 
     >>> import numpy as np
@@ -133,12 +154,14 @@ def python_computation(
             "@fedstack.python_computation([np.float32]) with one type per parameter"
         )
 
-    def decorate(function: Callable[..., object]) -> PythonComputation:
+    def decorate(function: Callable[_P, _R]) -> PythonComputation[_P, _R]:
         name = getattr(function, "__name__", type(function).__name__)
         try:
             parameter = parameter_type(parameter_types, function, name)
             result = _find_result(function, name, parameter) if result_type is None else plain_type(result_type, name)
-            computation = PythonComputation(PythonFunction(function, name, parameter, result))
+            computation: PythonComputation[_P, _R] = PythonComputation(
+                PythonFunction(function, name, parameter, result)
+            )
         except (DecodeError, RecursionError) as error:
             # What the language's own conversion of a type to a message ends in.
             raise ResourceLimitError(
@@ -152,9 +175,9 @@ def python_computation(
     return decorate
 
 
-def _rebuilt(written: WrittenFunction) -> PythonComputation:
+def _rebuilt(written: WrittenFunction) -> PythonComputation[..., object]:
     function = written.read()
-    computation = PythonComputation(function)
+    computation: PythonComputation[..., object] = PythonComputation(function)
     functools.update_wrapper(computation, function.function, updated=())
     return computation
 

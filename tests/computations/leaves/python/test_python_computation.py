@@ -3,7 +3,9 @@
 import collections
 import functools
 import gc
+import inspect
 import math
+import pydoc
 import warnings
 import weakref
 
@@ -685,6 +687,25 @@ def test_the_computation_looks_like_the_function():
     assert repr(documented) == "<python_computation documented (int32 -> int32)>"
     assert isinstance(documented, PythonComputation)
     assert isinstance(documented, fl.framework.ConcreteComputation)
+
+
+def test_help_and_signature_show_the_function():
+    @leaf([np.int32], np.int32)
+    def documented(x: np.int32) -> np.int32:
+        """Says what it does."""
+        return x
+
+    page = pydoc.plain(pydoc.render_doc(documented))
+    assert "documented(x: numpy.int32) -> numpy.int32\n    Says what it does." in page
+    assert inspect.signature(documented) == inspect.signature(documented.__wrapped__)
+
+
+def test_a_computation_that_is_a_member_of_a_class_is_no_method(fedstack_context):
+    class Model:
+        same = leaf([np.int32], np.int32)(lambda x: x)
+
+    assert Model().same is Model.same
+    assert Model().same(3) == 3
 
 
 @pytest.mark.parametrize(
