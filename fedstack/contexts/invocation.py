@@ -26,6 +26,7 @@ from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
+from fedstack.contexts.observed_call import ObservedCall
 from fedstack.contexts.progress_guard import GuardedProgress, Progress, ProgressObserver
 from fedstack.errors import (
     ClosedError,
@@ -41,6 +42,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import listed
 
@@ -86,9 +88,16 @@ class Invoker:
         self._check_open()
         if not isinstance(comp, ConcreteComputation):
             raise InvalidComputationError(f"Expected a computation to invoke, found {describe(comp)}")
+        if not observers.present:
+            return await self._invoke(comp, arg, None)
+        with ObservedCall(comp, current_scope().span) as call:
+            return await self._invoke(comp, arg, call)
+
+    async def _invoke(self, comp: ConcreteComputation, arg: object, call: ObservedCall | None) -> object:
         signature = comp.type_signature
         outer, losses = current_scope(), LostRanges()
-        set_scope(outer.of_invocation(self._environment, losses))
+        span = outer.span if call is None else call.span
+        set_scope(outer.of_invocation(self._environment, losses, span))
         try:
             payload: object = None
             cardinalities: Cardinalities = {}
@@ -98,10 +107,13 @@ class Invoker:
                 clients = count_clients(payload, signature.parameter)
                 if clients is not None:
                     cardinalities[CLIENTS] = clients
+                    if call is not None:
+                        call.clients = clients
             if self._observer is None:
-                return await self._retried(comp, signature, payload, cardinalities, None, losses)
-            with self._observer.shown(comp) as progress:
-                return await self._retried(comp, signature, payload, cardinalities, progress, losses)
+                progress = None if call is None else GuardedProgress(span)
+                return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
+            with self._observer.shown(comp, span) as progress:
+                return await self._retried(comp, signature, payload, cardinalities, progress, losses, call)
         finally:
             set_scope(outer)
 
@@ -119,6 +131,7 @@ class Invoker:
         cardinalities: Cardinalities,
         progress: GuardedProgress | None,
         losses: LostRanges,
+        call: ObservedCall | None,
     ) -> object:
         pauses = self._retry_policy.pauses()
         causes: dict[str, str] = {}
@@ -146,6 +159,8 @@ class Invoker:
                     "Trying a computation again in %.2f s after %s", pause, "the same" if found == said else found
                 )
                 said = found
+                if call is not None:
+                    call.retried(pause, error)
                 without_frames(error)
             await wait(pause)
             self._check_open()

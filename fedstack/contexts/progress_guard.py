@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable, Generator
 from typing import cast
 
-from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import ConcreteComputation
-from fedstack.computations.types.traceback_filter import users_lines
-from fedstack.executors.concurrency.progress import ProgressCounts, Worker
+from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts, Worker
+from fedstack.observe.observers import log_raised
+from fedstack.observe.spans import Span
 
 Progress = Callable[[ConcreteComputation], contextlib.AbstractContextManager[ProgressCounts]]
 
@@ -23,20 +23,19 @@ class ProgressObserver:
         self._is_detached = False
 
     @contextlib.contextmanager
-    def shown(self, computation: ConcreteComputation) -> Generator["GuardedProgress | None"]:
+    def shown(self, computation: ConcreteComputation, span: Span) -> Generator["GuardedProgress"]:
         """Shows the progress of an invocation while the block runs.
 
         An error of the block is raised whatever the progress function's context manager makes of it.
 
         Yields:
-          What counts the clients; `None` if nothing does.
+          What counts the clients.
         """
         manager = contextlib.ExitStack()
         found: list[ProgressCounts | None] = []
         self.call(lambda: found.append(manager.enter_context(self._progress(computation))))
-        counts = found[0] if found else None
         try:
-            yield None if counts is None else GuardedProgress(counts, self)
+            yield GuardedProgress(span, found[0] if found else None, self.call)
         except BaseException as error:
             self._try(manager.__exit__, type(error), error, error.__traceback__)
             raise
@@ -53,48 +52,58 @@ class ProgressObserver:
         except Exception as error:
             if not (self._is_detached or any(error is argument for argument in arguments)):
                 self._is_detached = True
-                # As text: whoever keeps log records must not keep the frames of the error alive, and their values.
-                said, lines = f"{type(error).__name__}: {text_of(error)}", users_lines(error)
                 shown = getattr(self._progress, "__qualname__", repr(self._progress))
-                _logger.warning("The progress function %r raised %s; it is not called any more%s", shown, said, lines)
+                log_raised(_logger, f"The progress function {shown!r}", error, "it is not called any more")
 
 
-class GuardedProgress(ProgressCounts):
-    """Counts with what a progress function gave.
+class GuardedProgress(ToldCounts):
+    """Counts, and lets what a progress function gave count too.
 
     There is one for each attempt at the invocation, and the last one counts: what earlier ones still do does not.
+
+    Args:
+      span: The invocation.
+      shown: What the progress function gave, if there is one.
+      call: Calls that.
     """
 
-    def __init__(self, counts: ProgressCounts, observer: ProgressObserver) -> None:
-        super().__init__()
-        self._counts = counts
-        self._observer = observer
+    def __init__(
+        self,
+        span: Span,
+        shown: ProgressCounts | None = None,
+        call: Callable[[Callable[[], object]], None] = lambda tell: None,
+    ) -> None:
+        super().__init__(span)
+        self._shown = shown
+        self._call = call
         self._is_over = False
-        self._knows_more = isinstance(cast(object, counts), ProgressCounts)  # others only count
+        self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # others only count
 
-    def expect(self, clients: int) -> None:
-        self._tell(lambda: self._counts.expect(clients))
-
-    def started(self, clients: int) -> None:
-        self._tell(lambda: self._counts.started(clients))
-
-    def finished(self, clients: int) -> None:
-        self._tell(lambda: self._counts.finished(clients))
-
-    def failed(self, clients: int) -> None:
-        self._tell(lambda: self._counts.failed(clients))
+    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0) -> None:
+        if self._is_over:
+            return
+        super()._change(total, done, running, failures)
+        if (shown := self._shown) is not None:
+            self._call(lambda: _count(shown, total, done, running, failures))
 
     def watch(self, worker: Worker) -> None:
-        if self._knows_more:
-            self._tell(lambda: self._counts.watch(worker))
+        if (shown := self._shown) is not None and self._knows_more and not self._is_over:
+            self._call(lambda: shown.watch(worker))
 
     def next_attempt(self) -> "GuardedProgress":
         """Returns what counts the next attempt, from the beginning."""
-        if self._knows_more:
-            self._tell(self._counts.restart)
         self._is_over = True
-        return GuardedProgress(self._counts, self._observer)
+        if self._shown is not None and self._knows_more:
+            self._call(self._shown.restart)
+        return GuardedProgress(self.span, self._shown, self._call)
 
-    def _tell(self, count: Callable[[], None]) -> None:
-        if not self._is_over:
-            self._observer.call(count)
+
+def _count(shown: ProgressCounts, total: int, done: int, running: int, failures: int) -> None:
+    if total:
+        shown.expect(total)
+    if running > 0:
+        shown.started(running)
+    if done:
+        shown.finished(done)
+    if failures:
+        shown.failed(failures)

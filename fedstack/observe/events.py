@@ -118,31 +118,32 @@ class PhaseEnded(PhaseEvent):
 
 @attrs.frozen(kw_only=True)
 class ClientsChanged(Event):
-    """Some clients of a call have begun or ended. What is counted is all of the current attempt so far.
+    """Some clients of a call have begun or ended: a block of them at a time.
 
-    Workers tell of theirs about once a second.
+    Numbers are changes: adding them up gives those of an attempt, since each `CallRetried` begins anew. Workers tell of
+    their clients about once a second.
 
     Attributes:
-      expected: How many clients the phases that have begun have.
-      started: How many of them have begun.
-      done: How many are done.
-      failed: How many have failed.
+      expected: How many clients a phase has that has begun.
+      started: How many clients have begun.
+      done: How many of those are done.
+      failed: How many of those have failed, or were given up.
     """
 
-    expected: int
-    started: int
-    done: int
-    failed: int
+    expected: int = 0
+    started: int = 0
+    done: int = 0
+    failed: int = 0
 
 
 @attrs.frozen(kw_only=True)
 class Folded(Event):
-    """What the clients of a phase contributed has become the results of its aggregations.
+    """What clients contributed, folded while they ran, has become the results of a phase's aggregations.
 
     Attributes:
       what: The aggregations, such as `federated_sum`.
       clients: How many clients there are.
-      seconds: How long it took to merge what came from several places, and to finish.
+      seconds: How long it took to make the results of what was folded.
     """
 
     what: str

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from typing import Any
 
 import attrs
 
@@ -33,7 +34,7 @@ class Span:
     id: str = ""
 
     @property
-    def ids(self) -> dict[str, str]:
+    def ids(self) -> dict[str, Any]:
         """The ids of an event that happens in it, as arguments of the event's class."""
         return {"trace": self.trace, "call": self.call, "parent": self.id}
 

@@ -2,13 +2,11 @@
 
 import gc
 import logging
-import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import weakref
-from multiprocessing.connection import Connection
 
 import pytest
 
@@ -192,29 +190,33 @@ def test_what_is_no_observer_is_refused() -> None:
     assert observers.present == ()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_no_observers_and_may_have_its_own() -> None:
-    def child(found: Connection) -> None:
-        mine = Diary()
-        inherited = len(observers.present)
-        happens("of the child")
-        with add_observer(mine):
-            happens("of the child, observed")
-        subscription.remove()  # its parent's; the thread is not there
-        found.send((inherited, mine.workers))
-        found.close()
+IN_A_CHILD = """
+import os
+from fedstack.observe import Observer, WorkerReady, add_observer
+from fedstack.observe.observers import observers
+class Printer(Observer):
+    def __init__(self, name):
+        self.name = name
+    def observe(self, event):
+        print(self.name, "hears of", event.worker, flush=True)
+subscription = add_observer(Printer("parent"))
+child = os.fork()
+if not child:
+    assert not observers.present
+    with add_observer(Printer("child")):
+        observers.tell(WorkerReady(worker="a"))
+    subscription.remove()  # its thread is the parent's
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+observers.tell(WorkerReady(worker="b"))
+subscription.remove()
+"""
 
-    parents, childs = multiprocessing.Pipe(duplex=False)
-    diary = Diary()
-    with add_observer(diary) as subscription:
-        process = multiprocessing.get_context("fork").Process(target=child, args=(childs,))
-        process.start()
-        assert parents.poll(LIMIT)
-        assert parents.recv() == (0, ["of the child, observed"])
-        process.join(LIMIT)
-        happens("of the parent")
-    assert diary.workers == ["of the parent"]
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_has_no_observers_and_may_have_its_own() -> None:
+    found = subprocess.run([sys.executable, "-c", IN_A_CHILD], check=True, capture_output=True, text=True, timeout=60)
+    assert found.stdout.splitlines() == ["child hears of a", "parent hears of b"]
 
 
 def test_what_has_not_been_told_is_told_when_the_process_ends() -> None:

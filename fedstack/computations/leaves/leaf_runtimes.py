@@ -18,7 +18,8 @@ from importlib import metadata
 from typing import cast
 
 import attrs
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, symbol_database
+from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
@@ -177,6 +178,18 @@ def carrier_of(computation: computation_pb2.Computation) -> str | None:
     """Returns the full name of the message that a leaf's content is, or `None` if the computation is no leaf."""
     content = content_of(computation)
     return None if content is None else content.type_url.rpartition("/")[2]
+
+
+def leaf_name(computation: computation_pb2.Computation) -> str:
+    """Returns the name of the function that a leaf has, as far as its carrier has a field for it; it is not loaded."""
+    content = content_of(computation)
+    if content is None:
+        return ""
+    try:
+        carrier = symbol_database.Default().GetSymbol(content.TypeName()).FromString(content.value)
+    except (KeyError, DecodeError):  # of a runtime of somebody else's, or none at all
+        return ""
+    return name_text(getattr(carrier, "qualname", "") or getattr(carrier, "name", ""))
 
 
 def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:

@@ -17,6 +17,7 @@ import attrs
 from fedstack.computations.leaves import carrier_policy
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
+from fedstack.observe.spans import NO_SPAN, Span
 
 MAX_STEPS = 1_000_000
 Environment = Callable[[], contextlib.AbstractContextManager[object]]
@@ -105,6 +106,7 @@ class WorkScope:
       abandoned: Counts and bounds abandoned work; `None` where there is no bound but that of each pool.
       progress: Counts clients; `None` where nobody wants to know.
       losses: Where workers ended during the invocation; `None` where nobody tries again.
+      span: Where in a call it is, for those who watch; none where nobody does.
       loop: The event loop of executors of another origin that a thread waits for.
     """
 
@@ -117,6 +119,7 @@ class WorkScope:
     abandoned: Abandoned | None = None
     progress: ClientCounter | None = None
     losses: Losses | None = None
+    span: Span = NO_SPAN
     loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -129,7 +132,7 @@ class WorkScope:
         """Whether work is another process's: what it raises to end the process it is in must not end this one."""
         return self.policy is not None
 
-    def of_invocation(self, environment: Environment, losses: Losses) -> "WorkScope":
+    def of_invocation(self, environment: Environment, losses: Losses, span: Span) -> "WorkScope":
         """Returns the scope of an invocation that begins in this one; clients outside of it do not count there."""
         return WorkScope(  # `attrs.evolve` takes three times as long, and small invocations are many
             caller=self.caller,
@@ -140,6 +143,7 @@ class WorkScope:
             environment=environment,
             abandoned=self.abandoned,
             losses=losses,
+            span=span,
         )
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import attrs
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.leaf_runtimes import leaf_name
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
@@ -69,6 +70,11 @@ class LeafSource:
 
     computation: computation_pb2.Computation
 
+    @property
+    def name(self) -> str:
+        """What it is called, as far as its carrier says."""
+        return leaf_name(self.computation)
+
 
 @attrs.frozen(eq=False)
 class DataSource:
@@ -76,6 +82,11 @@ class DataSource:
 
     computation: computation_pb2.Computation
     type: Type
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return "data"
 
 
 @attrs.frozen(eq=False)
@@ -99,6 +110,11 @@ class IntrinsicSource:
     captures: tuple[int, ...]
     type: Type
     arguments: tuple[Type, ...]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.uri
 
 
 Operation: TypeAlias = LeafSource | DataSource | IntrinsicSource | BoundOperation

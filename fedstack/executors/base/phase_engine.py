@@ -4,6 +4,7 @@ How a phase is run is the one thing they differ in: over clients here, or over o
 """
 
 import abc
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -22,6 +23,7 @@ from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, tree_state
 from fedstack.executors.base.schedule_run import ScheduleRun, as_column
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.phase_events import told_phase
 from fedstack.executors.folds.aggregate_state import AggregateState
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult
@@ -132,7 +134,8 @@ class PhaseEngine(Engine, PhaseRunner):
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
-        return (await self.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
+        with told_phase(phase.program, clients):
+            return (await self.fold_phase(phase, inputs, arguments, clients, all_clients=False)).partials()
 
     def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:
         kind = computation.WhichOneof("computation")
@@ -160,8 +163,14 @@ class PhaseEngine(Engine, PhaseRunner):
             )
             for fold in phase.folds
         ]
-        folded = await self.fold_phase(phase, inputs, arguments, range(self.clients), all_clients=True)
-        totals = [await self._result(*each) for each in zip(phase.folds, arguments, folded.states)]
+        clients = range(self.clients)
+        with told_phase(phase.program, clients) as note:
+            folded = await self.fold_phase(phase, inputs, arguments, clients, all_clients=True)
+            begin = time.perf_counter()
+            totals = [await self._result(*each) for each in zip(phase.folds, arguments, folded.states)]
+            if note is not None and totals:
+                what = ", ".join(dict.fromkeys(fold.uri for fold in phase.folds))
+                note.folded(what, len(clients), time.perf_counter() - begin)
         return [*totals, *folded.columns]
 
     def _checked(self, column: Column) -> Column:

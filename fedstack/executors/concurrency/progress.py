@@ -6,9 +6,12 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-from fedstack.computations.plan.interpreter import bound
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.observe.events import ClientsChanged
+from fedstack.observe.observers import observers
+from fedstack.observe.spans import NO_SPAN, Span
 from fedstack.transport.wire.frames import Work
 
 _MOST_WORK = 8
@@ -101,8 +104,28 @@ class ProgressCounts:
         return f"<ProgressCounts {self.done} done, {self.running} running, {self.failures} failed of {self.total}>"
 
 
+class ToldCounts(ProgressCounts):
+    """Counts of which observers are told.
+
+    Attributes:
+      span: Where in a call these clients are.
+    """
+
+    def __init__(self, span: Span = NO_SPAN) -> None:
+        super().__init__()
+        self.span = span
+
+    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0) -> None:
+        super()._change(total, done, running, failures)
+        if observers.present:
+            begun = max(running, 0)
+            change = ClientsChanged(**self.span.ids, expected=total, started=begun, done=done, failed=failures)
+            observers.tell(change)
+
+
+@made_once
 def name_of(program: Program) -> str:
-    """Returns the names of the functions in a linked program, in the order in which they run."""
-    names = dict.fromkeys(bound(step.operation).name[:_MAX_NAME] for step in program.steps)
+    """Returns the names of the functions in a program, in the order in which they run."""
+    names = dict.fromkeys(step.operation.name[:_MAX_NAME] for step in program.steps)
     shown = list(names)[:_MOST_NAMES]
     return ", ".join(shown + ["…"] * (len(names) > len(shown)))

@@ -121,7 +121,11 @@ class ServiceCore:
     def _work_for(self, session: Session) -> None:
         """Makes what the current task does, and what it starts, work for a session. Each call is a task of its own."""
         of_call = current_scope()
-        set_scope(attrs.evolve(self._scope, caller=of_call.caller, origin=session.id, progress=of_call.progress))
+        set_scope(
+            attrs.evolve(
+                self._scope, caller=of_call.caller, origin=session.id, progress=of_call.progress, span=of_call.span
+            )
+        )
 
     def find_if_there(self, executor: ExecutorId) -> Session | None:
         """Returns a session, if there is one of that id, and renews its lease."""
