@@ -9,6 +9,7 @@ from fedstack._version import __version__ as __version__
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.contexts.contexts import use_context
+from fedstack.contexts.explain import explain
 from fedstack.contexts.local_contexts import (
     create_async_local_execution_context,
     create_sync_local_execution_context,
@@ -41,6 +42,7 @@ __all__ = [
     "create_async_remote_execution_context",
     "create_sync_local_execution_context",
     "create_sync_remote_execution_context",
+    "explain",
     "from_generator",
     "local_executor_factory",
     "python_computation",

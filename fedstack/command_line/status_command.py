@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstack.command_line.command import SUCCESS, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
-from fedstack.computations.types.error_text import printable
+from fedstack.computations.types.error_text import printable, size_text
 from fedstack.errors import FedstackError, RemoteError
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ def show(target: str, status: "GetStatusResponse") -> None:
     if status.HasField("seconds_until_stop"):
         print(f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away")
     print(
-        f"sessions {len(status.session)}, values {status.values}, bytes {_size(status.bytes)}, running {status.running}"
+        f"sessions {len(status.session)}, values {status.values}, bytes {size_text(status.bytes)}, "
+        f"running {status.running}"
     )
     if status.threads or status.resident_bytes:  # older servers do not tell
-        memory = _size(status.resident_bytes) if status.resident_bytes else "unknown"
+        memory = size_text(status.resident_bytes) if status.resident_bytes else "unknown"
         print(
             f"threads {status.threads}, busy {status.busy_threads}, at cancelled work {status.abandoned_threads}, "
             f"memory {memory}"
@@ -103,7 +104,7 @@ def show(target: str, status: "GetStatusResponse") -> None:
         _print_table(
             ("session", "clients", "values", "bytes", "lease left"),
             [
-                (s.id, f"{s.clients}", f"{s.values}", _size(s.bytes), f"{s.lease_seconds_left:.0f} s")
+                (s.id, f"{s.clients}", f"{s.values}", size_text(s.bytes), f"{s.lease_seconds_left:.0f} s")
                 for s in status.session
             ],
         )
@@ -137,14 +138,6 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words:
             for column, (cell, width) in enumerate(zip(row, widths))
         ]
         print("  ".join(cells).rstrip())
-
-
-def _size(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:.4g} GiB"
 
 
 def _duration(seconds: float) -> str:

@@ -123,8 +123,9 @@ class ComposingExecutor(VerbExecutor):
         super().__init__(LazyRecorder(engine), *([self.server] if closes_server else []), *children)
         self._children = len(children)
 
-    def __repr__(self) -> str:
-        return f"<ComposingExecutor with {self.known_clients} clients over {self._children} children>"
+    @property
+    def label(self) -> str:
+        return f"{super().label} with {self.known_clients} clients, {self._children} children"
 
 
 def _phases_in(child: Executor | PhaseRunner) -> PhaseRunner:

@@ -100,8 +100,9 @@ class FederatingExecutor(VerbExecutor):
         engine = LocalPhases(programs, client_programs, num_clients)
         super().__init__(LazyRecorder(engine), self.server, self._client_target)
 
-    def __repr__(self) -> str:
-        return f"<FederatingExecutor with {self.known_clients} clients over {self._client_target!r}>"
+    @property
+    def label(self) -> str:
+        return f"{super().label} with {self.known_clients} clients"
 
 
 def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]) -> Column | None:

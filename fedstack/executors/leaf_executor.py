@@ -131,6 +131,3 @@ class LeafExecutor(VerbExecutor):
         if not self._closed:
             super().close()
             self._threads.give_back()
-
-    def __repr__(self) -> str:
-        return f"<LeafExecutor{' closed' if self._closed else ''}>"

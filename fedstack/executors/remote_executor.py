@@ -76,5 +76,6 @@ class RemoteExecutor(VerbExecutor):
         declared = to_declared_type(type_spec)
         return await self._remote.streamed(self, self.normalized(value, declared), declared)
 
-    def __repr__(self) -> str:
-        return f"<RemoteExecutor at {self.stub.address}{' closed' if self._closed else ''}>"
+    @property
+    def label(self) -> str:
+        return f"{super().label} at {self.stub.address}"

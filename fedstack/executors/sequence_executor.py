@@ -154,6 +154,3 @@ class SequenceExecutor(VerbExecutor):
     def __init__(self, target: Executor) -> None:
         self._target, programs = with_programs(target)
         super().__init__(LazyRecorder(SequenceEngine(programs)), self._target)
-
-    def __repr__(self) -> str:
-        return f"<SequenceExecutor over {self._target!r}>"

@@ -17,6 +17,7 @@ PUBLIC_NAMES = {
         "create_async_remote_execution_context",
         "create_sync_local_execution_context",
         "create_sync_remote_execution_context",
+        "explain",
         "from_generator",
         "local_executor_factory",
         "python_computation",

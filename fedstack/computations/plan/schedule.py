@@ -174,7 +174,7 @@ class _Cutter:
         else:
             result = builder.add(node)
         target = self._new_slot()
-        self.tasks.append(ServerTask(builder.finish([result]), tuple(inputs), target, _slots_read(inputs)))
+        self.tasks.append(ServerTask(builder.finish([result]), tuple(inputs), target, slots_read(inputs)))
         self.place[node] = Slot(target)
 
     def _phase_task(self, phase: Sequence[Node], late: Sequence[Node]) -> None:
@@ -219,7 +219,7 @@ class _Cutter:
         alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
         folds = [attrs.evolve(fold, reads_alone=alone[index]) for index, fold in enumerate(folds)]
         work = Phase(program, inputs.types, tuple(folds), tuple(held))
-        reads = _slots_read([*inputs.expressions, *(e for fold in folds for e in _fold_reads(fold))])
+        reads = slots_read([*inputs.expressions, *(e for fold in folds for e in _fold_reads(fold))])
         self.tasks.append(PhaseTask(work, inputs.expressions, (*fold_targets, *held_targets), reads))
 
     def _fold(
@@ -268,7 +268,7 @@ class _Cutter:
         function = node.functions[0]
         captures = tuple(self.expression(capture) for capture in function.captures)
         target = self._new_slot()
-        reads = _slots_read([keys, max_key, value, *captures])
+        reads = slots_read([keys, max_key, value, *captures])
         self.tasks.append(
             SelectTask(
                 node.uri, keys, max_key, value, closed_program(function), captures, _member(node.type), target, reads
@@ -354,7 +354,8 @@ def _fold_reads(fold: Fold) -> Iterator[Expression]:
         yield from captures
 
 
-def _slots_read(expressions: Sequence[Expression]) -> frozenset[int]:
+def slots_read(expressions: Sequence[Expression]) -> frozenset[int]:
+    """Returns the slots that expressions read."""
     found: set[int] = set()
 
     def visit(expression: Expression) -> None:

@@ -70,3 +70,12 @@ def printable(text: str) -> str:
     """Writes control characters as Python does, all but line feeds and tabs, and what UTF-8 cannot carry, too."""
     carried = text.encode("utf-8", "backslashreplace").decode()
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], carried)
+
+
+def size_text(number: float) -> str:
+    """Writes a number of bytes for people: `31.4 KiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"

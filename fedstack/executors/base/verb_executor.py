@@ -87,6 +87,20 @@ class VerbExecutor(Executor):
         """How many clients values have to be for; `None` if this executor does not say."""
         return self._recorder.known_clients
 
+    @property
+    def label(self) -> str:
+        """Its name, and what else there is to say of it, for people."""
+        return f"{type(self).__name__}{' closed' if self._closed else ''}"
+
+    @property
+    def below(self) -> tuple[Executor, ...]:
+        """The executors that it runs on."""
+        return tuple(part for part in dict.fromkeys(self._owned) if isinstance(part, Executor))
+
+    def __repr__(self) -> str:
+        over = " and ".join(map(repr, self.below))
+        return f"<{self.label}{over and f' over {over}'}>"
+
     def accepts(self, computation: computation_pb2.Computation) -> None:
         """Checks that this executor takes a computation of this kind.
 

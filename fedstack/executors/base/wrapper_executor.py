@@ -50,6 +50,3 @@ class WrapperExecutor(VerbExecutor):
     def accepts(self, computation: computation_pb2.Computation) -> None:
         if isinstance(self.target, VerbExecutor):
             self.target.accepts(computation)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} over {self.target!r}>"

@@ -215,8 +215,10 @@ class WorkersExecutor(VerbExecutor):
         )
         super().__init__(LazyRecorder(phases), self.server, phases)
 
-    def __repr__(self) -> str:
-        return f"<WorkersExecutor with {self.known_clients} clients over {len(self._fleet.workers)} workers>"
+    @property
+    def label(self) -> str:
+        workers = ", ".join(f"{worker.address} ({worker.state.value})" for worker in self._fleet.workers)
+        return f"{super().label} with {self.known_clients} clients, workers: {workers}"
 
 
 def _even(clients: int, parts: int) -> list[int]:

@@ -1,0 +1,282 @@
+"""Tells people what a computation does: what runs at the server, what at the clients, and what travels between them.
+
+It is read from the schedule that executors run, so what it says is what happens.
+"""
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import attrs
+
+from fedstack.computations.leaves.leaf_runtimes import carrier_of, load_leaf
+from fedstack.computations.plan.graph import Function
+from fedstack.computations.plan.program import (
+    DataSource,
+    Expression,
+    IntrinsicSource,
+    Join,
+    LeafSource,
+    Operation,
+    Program,
+    Slot,
+)
+from fedstack.computations.plan.schedule import schedule, slots_read
+from fedstack.computations.plan.tasks import Fold, PhaseTask, Schedule, SelectTask, ServerTask
+from fedstack.computations.types.error_text import size_text
+from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path
+from fedstack.errors import CarrierError
+
+_NOTHING = "Nothing runs: the result is made of the argument."
+
+
+@attrs.frozen
+class Item:
+    """Something that one client receives, has or gives.
+
+    Attributes:
+      name: What it is.
+      type: Its type at one client.
+    """
+
+    name: str
+    type: Type
+
+    @property
+    def bytes(self) -> int | None:
+        """The bytes of its arrays at one client; `None` if that depends on the data."""
+        return bytes_of(self.type)
+
+
+@attrs.frozen(kw_only=True)
+class ExplainedStep:
+    """One step: work at the server, or at each client.
+
+    Attributes:
+      place: `server` or `clients`.
+      runs: The functions that run, in order.
+      receives: What each client is sent.
+      has: What each client has already: its part of the argument, or what it made in an earlier step.
+      gives: What is made of what all clients give: aggregations, by intrinsic and type of what one client contributes.
+      keeps: What each client makes for later steps or for the result.
+    """
+
+    place: str
+    runs: tuple[str, ...] = ()
+    receives: tuple[Item, ...] = ()
+    has: tuple[Item, ...] = ()
+    gives: tuple[Item, ...] = ()
+    keeps: tuple[Item, ...] = ()
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yields what happens, as verb, name, type and size."""
+        for verb, items in (("receives", self.receives), ("has", self.has)):
+            yield from (_row(verb, item) for item in items)
+        if self.runs:
+            yield "runs", ", ".join(self.runs), "", ""
+        for verb, items in (("contributes", self.gives), ("keeps", self.keeps)):
+            yield from (_row(verb, item) for item in items)
+
+    def traffic(self, clients: int) -> str:
+        """Says how many bytes travel in all, for a number of clients."""
+        return f"{_total(self.receives, clients)} to the clients, {_total((*self.gives, *self.keeps), clients)} back"
+
+
+class Explanation:
+    """The plan of a computation. Its text is for people; in a notebook it is a table.
+
+    Attributes:
+      signature: The type of the computation.
+      num_clients: The number of clients that totals are for; `None` if there are none.
+      steps: What happens, in order.
+    """
+
+    def __init__(self, signature: str, num_clients: int | None, steps: Sequence[ExplainedStep]) -> None:
+        self.signature = signature
+        self.num_clients = num_clients
+        self.steps = tuple(steps)
+
+    def __str__(self) -> str:
+        lines = [self.signature]
+        for number, step in enumerate(self.steps, 1):
+            rows = list(step.rows())
+            lines.append(f"{number}. {self._place(step)}")
+            widths = [max((len(row[column]) for row in rows if row[2]), default=0) for column in range(3)]
+            for verb, name, type_name, size in rows:
+                cells = (name.ljust(widths[1]), type_name.ljust(widths[2]), size) if type_name else (name,)
+                lines.append("   " + "  ".join((verb.ljust(11), *cells)).rstrip())
+            if self._counts(step):
+                lines.append(f"   {'in all':11}  {step.traffic(cast(int, self.num_clients))}")
+        return "\n".join(lines if self.steps else [*lines, _NOTHING])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Returns the table that notebooks show."""
+        rows = [_html_row("th", "step", "where", "", "what", "type", "bytes")]
+        for number, step in enumerate(self.steps, 1):
+            shown = [*step.rows()]
+            if self._counts(step):
+                shown.append(("in all", "", "", step.traffic(cast(int, self.num_clients))))
+            for index, row in enumerate(shown or [("", "", "", "")]):
+                rows.append(_html_row("td", *((f"{number}", self._place(step)) if not index else ("", "")), *row))
+        table = f"<table>{''.join(rows)}</table>" if self.steps else f"<p>{_NOTHING}</p>"
+        return f"<p><code>{html.escape(self.signature)}</code></p>{table}"
+
+    def _place(self, step: ExplainedStep) -> str:
+        if step.place == "server":
+            return "at the server"
+        return "at each client" if self.num_clients is None else f"at each of {self.num_clients:,} clients"
+
+    def _counts(self, step: ExplainedStep) -> bool:
+        return step.place == "clients" and self.num_clients is not None
+
+
+def explain_function(function: Function, signature: Type, num_clients: int | None = None) -> Explanation:
+    """Explains a traced computation.
+
+    Args:
+      function: The computation.
+      signature: Its type.
+      num_clients: How many clients totals are for.
+    """
+    return Explanation(type_text(signature), num_clients, list(_Reader(function).steps()))
+
+
+class _Reader:
+    """Reads a schedule, and knows what stands in each slot: its name, its type, whether each client has its own."""
+
+    def __init__(self, function: Function) -> None:
+        self._schedule = schedule(function)
+        parameter = None if function.parameter is None else function.parameter.type
+        self._names = {0: "arg"}
+        self._types = {0: parameter}
+        self._at_clients: set[int] = set()
+        self._readers = _readers(self._schedule)
+        for slot, payload in self._schedule.constants:
+            self._names[slot] = f"the constant {payload!r}" if isinstance(payload, (int, float)) else "a constant"
+
+    def steps(self) -> Iterator[ExplainedStep]:
+        for number, task in enumerate(self._schedule.tasks, 1):
+            if isinstance(task, ServerTask):
+                self._names[task.target] = f"step {number}"
+                yield ExplainedStep(place="server", runs=_functions(task.program))
+            elif isinstance(task, PhaseTask):
+                yield self._phase(task, f"step {number}")
+            else:
+                yield self._select(task, f"step {number}")
+
+    def _phase(self, task: PhaseTask, name: str) -> ExplainedStep:
+        phase = task.phase
+        receives: list[Item] = []
+        has: list[Item] = []
+        for expression, type_spec in zip(task.inputs, phase.input_types):
+            label, _, is_own = self._found(expression)
+            (has if is_own else receives).append(Item(label, type_spec))
+        gives = [Item(_fold_name(fold), _given(fold)) for fold in phase.folds]
+        held = zip(task.targets[len(phase.folds) :], phase.held)
+        keeps = [Item(f"for {self._readers[target]}", member) for target, (_, member) in held]
+        for target, member in zip(task.targets, [*(f.type for f in phase.folds), *(held for _, held in phase.held)]):
+            self._names[target], self._types[target] = name, member
+        self._at_clients.update(task.targets[len(phase.folds) :])
+        return ExplainedStep(
+            place="clients",
+            runs=_functions(phase.program),
+            receives=tuple(receives),
+            has=tuple(has),
+            gives=tuple(gives),
+            keeps=tuple(keeps),
+        )
+
+    def _select(self, task: SelectTask, name: str) -> ExplainedStep:
+        self._names[task.target], self._types[task.target] = name, task.type
+        self._at_clients.add(task.target)
+        what = f"{task.uri}: a slice of {self._found(task.value)[0]} for each key in {self._found(task.keys)[0]}"
+        return ExplainedStep(place="clients", runs=_functions(task.function), receives=(Item(what, task.type),))
+
+    def _found(self, expression: Expression) -> tuple[str, Type | None, bool]:
+        """Returns the name of a value, its type if it is known, and whether each client has its own."""
+        if isinstance(expression, Slot):
+            type_spec = self._types.get(expression.index)
+            is_own = expression.index in self._at_clients or (type_spec is not None and is_client_valued(type_spec))
+            return self._names[expression.index], type_spec, is_own
+        if isinstance(expression, Join):
+            parts = [self._found(part) for part in expression.parts]
+            return f"({', '.join(name for name, _, _ in parts)})", None, any(is_own for *_, is_own in parts)
+        source, type_spec, is_own = self._found(expression.source)
+        inside = type_spec.member if isinstance(type_spec, FederatedType) else type_spec
+        field: tuple[str | None, Type | None] = (None, None)
+        if isinstance(inside, StructType):
+            field = fields_of(inside)[expression.position]
+        name, member = field
+        own = is_own or (member is not None and is_client_valued(member))
+        return join_path(source, name, expression.position), member, own
+
+
+def _readers(plan: Schedule) -> dict[int, str]:
+    """Returns who reads each slot."""
+    readers: dict[int, list[str]] = {}
+    for number, task in enumerate(plan.tasks, 1):
+        inputs = slots_read(task.inputs) if isinstance(task, PhaseTask) else frozenset[int]()
+        for slot in inputs | task.reads:
+            readers.setdefault(slot, []).append(f"step {number}")
+    for slot in slots_read([plan.result]):
+        readers.setdefault(slot, []).append("the result")
+    return {slot: " and ".join(names) for slot, names in readers.items()}
+
+
+def bytes_of(type_spec: Type) -> int | None:
+    """Returns the bytes of a value's arrays; `None` if they depend on the data: open sizes, strings, sequences."""
+    if isinstance(type_spec, TensorType):
+        shape = type_spec.shape
+        if is_string(type_spec) or shape is None or None in shape:
+            return None
+        return type_spec.dtype.itemsize * math.prod(cast("Sequence[int]", shape))
+    if isinstance(type_spec, StructType):
+        sizes = [bytes_of(member) for _, member in fields_of(type_spec)]
+        return None if None in sizes else sum(cast("list[int]", sizes))
+    return None
+
+
+def _given(fold: Fold) -> Type:
+    return fold.member if fold.weight is None else StructType([("value", fold.member), ("weight", fold.weight)])
+
+
+def _fold_name(fold: Fold) -> str:
+    names = [", ".join(_functions(program)) for program in fold.functions]
+    return f"{fold.uri}({', '.join(filter(None, names))})" if any(names) else fold.uri
+
+
+def _functions(program: Program) -> tuple[str, ...]:
+    return tuple(_name(step.operation) for step in program.steps)
+
+
+def _name(operation: Operation) -> str:
+    if isinstance(operation, LeafSource):
+        try:
+            return load_leaf(operation.computation).name
+        except CarrierError:  # only who runs it has to have what it needs
+            return f"a {carrier_of(operation.computation)}"
+    if isinstance(operation, IntrinsicSource):
+        inner = ", ".join(name for program in operation.functions for name in _functions(program))
+        return f"{operation.uri}({inner})" if inner else operation.uri
+    return "a data block" if isinstance(operation, DataSource) else operation.name
+
+
+def _row(verb: str, item: Item) -> tuple[str, str, str, str]:
+    size = item.bytes
+    return verb, item.name, type_text(item.type), "" if size is None else size_text(size)
+
+
+def _total(items: Sequence[Item], clients: int) -> str:
+    sizes = [item.bytes for item in items]
+    known = clients * sum(size for size in sizes if size is not None)
+    return f"{'at least ' if None in sizes else ''}{size_text(known)}"
+
+
+def _html_row(cell: str, *texts: str) -> str:
+    style = 'style="text-align: left"'
+    return f"<tr>{''.join(f'<{cell} {style}>{html.escape(text)}</{cell}>' for text in texts)}</tr>"

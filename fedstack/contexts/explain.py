@@ -1,0 +1,98 @@
+"""Defines `explain`: what a computation does, or what a context runs computations on, for people to read."""
+
+import html
+from typing import Protocol, runtime_checkable
+
+from fedstack.computations.plan.explanation import Explanation, explain_function
+from fedstack.computations.plan.plan import plans
+from fedstack.computations.types.language import CLIENTS, ConcreteComputation, Executor, ExecutorFactory
+from fedstack.computations.values.number_checks import check_whole_number
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidComputationError
+from fedstack.executors.base.verb_executor import VerbExecutor
+
+
+@runtime_checkable
+class OverFactory(Protocol):
+    """A context that runs computations on executors of a factory."""
+
+    @property
+    def executor_factory(self) -> ExecutorFactory:
+        """The factory."""
+        ...
+
+
+class StackExplanation:
+    """The stack of executors that a context runs computations on; each line is over those below that are further in.
+
+    Attributes:
+      title: The context.
+      lines: How deep each executor is, and what it is.
+    """
+
+    def __init__(self, title: str, executor: Executor) -> None:
+        self.title = title
+        self.lines: list[tuple[int, str]] = []
+        self._add(executor, 0)
+
+    def _add(self, executor: Executor, depth: int) -> None:
+        if not isinstance(executor, VerbExecutor):  # of another origin: nothing more is known of it
+            self.lines.append((depth, type(executor).__name__))
+            return
+        self.lines.append((depth, executor.label))
+        for inner in executor.below:
+            self._add(inner, depth + 1)
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *(f"{'  ' * (depth + 1)}{label}" for depth, label in self.lines)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Returns the table that notebooks show."""
+        rows = "".join(
+            f'<tr><td style="text-align: left; padding-left: {2 * depth + 1}em">{html.escape(label)}</td></tr>'
+            for depth, label in self.lines
+        )
+        return f"<table><tr><th>{html.escape(self.title)}</th></tr>{rows}</table>"
+
+
+def explain(computation: object, num_clients: int | None = None) -> Explanation | StackExplanation:
+    """Explains what a computation does when it is called, without running it; or what a context runs it on.
+
+    Of a computation it lists what runs at the server and what at the clients, in order: the functions, what each client
+    receives, what it contributes to which aggregation, and how many bytes these have. Over workers less may travel: a
+    worker receives once what all its clients receive, and answers with partial results. Print what it returns; a
+    notebook shows a table.
+
+    >>> import federated_language as fl
+    >>> import numpy as np
+    >>> @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    ... def mean(values):
+    ...     return fl.federated_mean(values)
+    >>> print(fedstack.explain(mean, num_clients=1000))
+    ({float32}@CLIENTS -> float32@SERVER)
+    1. at each of 1,000 clients
+       has          arg             float32  4 B
+       contributes  federated_mean  float32  4 B
+       in all       0 B to the clients, 3.906 KiB back
+
+    Args:
+      computation: A computation, or an execution context of fedstack.
+      num_clients: The number of clients that totals are for; by default there are none.
+
+    Raises:
+      InvalidValueError: If the number of clients is none.
+      InvalidComputationError: If it is no computation, or one that cannot run.
+    """
+    if num_clients is not None:
+        num_clients = check_whole_number("num_clients", num_clients, 0)
+    if isinstance(computation, OverFactory):
+        executor = computation.executor_factory.create_executor({CLIENTS: 1 if num_clients is None else num_clients})
+        return StackExplanation(type(computation).__name__, executor)
+    if not isinstance(computation, ConcreteComputation):
+        advice = "; decorate it" if callable(computation) else ""
+        raise InvalidComputationError(
+            f"Expected a computation or an execution context to explain, found {describe(computation)}{advice}"
+        )
+    return explain_function(plans.plan(computation.to_proto()), computation.type_signature, num_clients)
