@@ -51,7 +51,8 @@ def test_a_round_of_training_is_told_step_by_step():
 
 def test_without_a_number_of_clients_there_are_no_totals():
     text = str(fedstack.explain(train_round))
-    assert "1. at each client\n" in text and "in all" not in text
+    assert "1. at each client\n" in text
+    assert "in all" not in text
 
 
 def test_a_notebook_gets_a_table_with_the_same_rows():
@@ -70,7 +71,8 @@ def test_a_notebook_gets_a_table_with_the_same_rows():
     cells = Cells()
     cells.feed(explanation._repr_html_())
     assert cells.rows == 1 + 7 - 1 + 1  # a header, and one row for each line that is no title of a step
-    assert "<x=float32[?,10],y=int32[?]>*" in cells.texts and explanation.signature in cells.texts
+    assert "<x=float32[?,10],y=int32[?]>*" in cells.texts
+    assert explanation.signature in cells.texts
 
 
 def test_the_bytes_are_those_that_a_sizing_factory_counts():
@@ -103,7 +105,8 @@ def test_an_aggregation_names_its_functions_and_a_later_step_what_it_receives():
 
     first, second = fedstack.explain(twice, 3).steps
     assert [item.name for item in first.gives] == ["federated_aggregate(add, add, report)"]
-    assert [item.name for item in second.receives] == ["step 1"] and second.runs == ("report",)
+    assert [item.name for item in second.receives] == ["step 1"]
+    assert second.runs == ("report",)
     assert [item.name for item in second.keeps] == ["for the result"]
 
 
@@ -120,7 +123,8 @@ def test_slices_that_clients_select_are_told_with_their_keys():
 
     text = str(fedstack.explain(select, 7))
     assert "federated_select: a slice of arg.values for each key in arg.keys" in text
-    assert "at least 0 B to the clients" in text and "runs         entry" in text
+    assert "at least 0 B to the clients" in text
+    assert "runs         entry" in text
 
 
 def test_a_computation_without_clients_runs_at_the_server():
@@ -141,7 +145,8 @@ def test_a_computation_that_passes_its_argument_on_runs_nothing():
 def test_every_computation_that_runs_can_be_explained(program):
     computation, *_ = program
     explanation = fedstack.explain(computation, 3)
-    assert str(explanation) and explanation._repr_html_().count("<table>") <= 1
+    assert str(explanation)
+    assert explanation._repr_html_().count("<table>") <= 1
     for step in explanation.steps:
         assert step.place == "clients" or not (step.receives or step.gives)
 
