@@ -127,7 +127,9 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
     _warn_of_missing_modules(options.allow_module)
     try:
         credentials = _credentials(options)
-        policy = CarrierPolicy(options.allow_module, options.allow_python_code, options.allow_runtime)
+        policy = CarrierPolicy(
+            options.allow_module, options.allow_python_code, options.allow_runtime, options.strict_modules
+        )
         if policy.runs_anything and not (_is_private(options) or credentials.client_root_certificates):
             raise click.UsageError(
                 f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
@@ -292,6 +294,10 @@ COMMAND = subcommand(
         EnvironmentOption("--token-file", "FILE", "file with tokens, one a line; clients must know one of them"),
         Switch("--insecure", "let other machines in without TLS"),
         RepeatableOption("--allow-module", "MODULE", "installed module whose functions clients may call, * for any"),
+        Switch(
+            "--strict-modules",
+            "refuse functions whose module differs from the client's, helpers and constants included",
+        ),
         RepeatableOption("--allow-runtime", "NAME", "message, or package of them, whose leaf runtime clients may use"),
         Switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca"),
         *_limit_options(),

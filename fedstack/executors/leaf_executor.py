@@ -59,7 +59,7 @@ class LeafEngine(ProgramEngine):
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):
             leaves = current_scope().leaves or self._leaves
-            if holds_up_a_loop() and not leaves.has(operation.computation):
+            if holds_up_a_loop() and leaves.find(operation.computation) is None:
                 raise LoadNeeded(self._threads)
             return leaves.load(operation.computation)
         if isinstance(operation, IntrinsicSource):

@@ -16,16 +16,18 @@ class PythonHandle(_message.Message):
     def __init__(self, process: _Optional[str] = ..., serial: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PythonReference(_message.Message):
-    __slots__ = ("module", "qualname", "digest", "parameter")
+    __slots__ = ("module", "qualname", "digest", "parameter", "module_digest")
     MODULE_FIELD_NUMBER: _ClassVar[int]
     QUALNAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    MODULE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     module: str
     qualname: str
     digest: bytes
     parameter: PythonContainer
-    def __init__(self, module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., parameter: _Optional[_Union[PythonContainer, _Mapping]] = ...) -> None: ...
+    module_digest: bytes
+    def __init__(self, module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., parameter: _Optional[_Union[PythonContainer, _Mapping]] = ..., module_digest: _Optional[bytes] = ...) -> None: ...
 
 class PythonContainer(_message.Message):
     __slots__ = ("type", "member")

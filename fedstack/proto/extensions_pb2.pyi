@@ -156,8 +156,10 @@ class CreateRequest(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ...) -> None: ...
 
 class CreateResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("differing_module",)
+    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
+    differing_module: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TypedValue(_message.Message):
     __slots__ = ("type", "value")
@@ -315,7 +317,7 @@ class PhaseRequest(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., first_client: _Optional[int] = ..., clients: _Optional[int] = ..., program: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., input: _Optional[_Iterable[_Union[PhaseRequest.Input, _Mapping]]] = ..., fold: _Optional[_Iterable[_Union[PhaseRequest.Fold, _Mapping]]] = ..., held: _Optional[_Iterable[int]] = ..., isolate: bool = ..., suspect: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseResponse(_message.Message):
-    __slots__ = ("fold", "held", "kept")
+    __slots__ = ("fold", "held", "kept", "differing_module")
     class Partial(_message.Message):
         __slots__ = ("level", "position", "value")
         LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -344,10 +346,12 @@ class PhaseResponse(_message.Message):
     FOLD_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
     fold: _containers.RepeatedCompositeFieldContainer[PhaseResponse.Contribution]
     held: _containers.RepeatedCompositeFieldContainer[Packed]
     kept: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
+    differing_module: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fold: _Optional[_Iterable[_Union[PhaseResponse.Contribution, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ..., kept: _Optional[_Iterable[str]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -16,12 +16,14 @@ class BoundOperation(abc.ABC):
         large.
       max_parallel: The most clients of a phase that may run at the same time, for what has one device or one session;
         `None` for any number. Calls at the server and of other invocations are not counted.
+      differing_module: The module that it is from, if the version of whoever sent it is another one; else empty.
     """
 
     name: str
     result: Type
     prefers_columns: bool = False
     max_parallel: int | None = None
+    differing_module: str = ""
 
     @abc.abstractmethod
     def call(self, argument: object, client: int | None = None) -> object:

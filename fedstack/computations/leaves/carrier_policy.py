@@ -22,11 +22,13 @@ class CarrierPolicy:
       python_code: Whether functions by value are loaded; that executes what the sender wrote. References are followed
         into any module then, as such code could do it too.
       runtimes: The carriers of other runtimes that are loaded: full names of messages, or packages of them.
+      strict_modules: Whether a reference is refused if the sender's version of the module is another one.
     """
 
     modules: Collection[str] = ()
     python_code: bool = False
     runtimes: Collection[str] = ()
+    strict_modules: bool = False
 
     def allows_module(self, module: str) -> bool:
         """Tells whether a reference into `module` may be followed."""

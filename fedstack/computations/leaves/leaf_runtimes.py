@@ -219,9 +219,14 @@ def unknown_carrier(name: str) -> CarrierError:
 
 
 class LoadedLeaves:
-    """The leaves that were used last, by content; for any number of threads. Large ones are fewer."""
+    """The leaves that were used last, by content; for any number of threads. Large ones are fewer.
+
+    Attributes:
+      some_differ: Whether any that was loaded is from another version of its module than the sender's.
+    """
 
     def __init__(self) -> None:
+        self.some_differ = False
         self._known: SharedCache[bytes, BoundOperation | Exception] = SharedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
         renew_after_fork(self)
         self.renew()
@@ -247,15 +252,16 @@ class LoadedLeaves:
                 known = self._known.get(key)
                 if known is None:
                     known = load_leaf(computation)
-                    self._known.put(key, known, size)
+                    self._put(key, known, size)
         if isinstance(known, Exception):
             raise known.with_traceback(None)
         return known
 
-    def has(self, computation: computation_pb2.Computation) -> bool:
-        """Tells whether a leaf has been loaded."""
+    def find(self, computation: computation_pb2.Computation) -> BoundOperation | None:
+        """Returns a leaf if it has been loaded."""
         key, _ = digest_of(computation)
-        return isinstance(self._known.get(key), BoundOperation)
+        found = self._known.get(key)
+        return found if isinstance(found, BoundOperation) else None
 
     def prepare(self, computation: computation_pb2.Computation) -> None:
         """Loads a leaf ahead; what goes wrong is raised when it is used. That may run what others wrote."""
@@ -266,7 +272,12 @@ class LoadedLeaves:
         except BaseException as error:  # it is the sender's, and not meant for this process
             found = CarrierError(f"Loading a function raised {error!r}")
         key, size = digest_of(computation)
+        self._put(key, found, size)
+
+    def _put(self, key: bytes, found: BoundOperation | Exception, size: int) -> None:
         self._known.put(key, found, size)
+        if isinstance(found, BoundOperation) and found.differing_module:
+            self.some_differ = True
 
 
 def digest_of(computation: computation_pb2.Computation) -> tuple[bytes, int]:

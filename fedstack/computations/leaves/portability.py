@@ -103,5 +103,7 @@ def check_received(computation: Computation, policy: CarrierPolicy) -> None:
 def leaves_to_load(computation: Computation, loaded: LoadedLeaves) -> list[Computation]:
     """Lists the leaf functions in a computation that have not been loaded, which may take a while."""
     return [
-        leaf for leaf in leaves_of(computation) if leaf.type.WhichOneof("type") == "function" and not loaded.has(leaf)
+        leaf
+        for leaf in leaves_of(computation)
+        if leaf.type.WhichOneof("type") == "function" and loaded.find(leaf) is None
     ]

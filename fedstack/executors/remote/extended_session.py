@@ -5,6 +5,7 @@ import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
+from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.types.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError
@@ -136,9 +137,10 @@ class ExtendedSession(RemoteSession):
     async def _create(self, request: extended.CreateRequest) -> None:
         brings_functions = any(creation.HasField("computation") for creation in request.creation)
         if brings_functions and LOAD in self._peer.features:
-            await load(self.stub, self._peer, request)
+            response = await load(self.stub, self._peer, request)
         else:
-            await self.stub.create(request)
+            response = await self.stub.create(request)
+        warn_of_differing(response.differing_module, self.stub.address)
 
     async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
         """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""

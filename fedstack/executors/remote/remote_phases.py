@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
@@ -116,6 +117,7 @@ async def _run(
     def read(response: messages.PhaseResponse) -> ReceivedResult:
         result = read_result(phase, states, clients, response, unpacker)
         copies.settle(response.kept)
+        warn_of_differing(response.differing_module, session.stub.address)
         return result
 
     async def call(report: PhaseReport) -> ReceivedResult:

@@ -58,12 +58,14 @@ def read_response(response: extended.ComputeNowResponse, type_spec: Type) -> obj
     return payload
 
 
-async def load(stub: ExecutorStub, peer: extended.HandshakeResponse, request: extended.CreateRequest) -> None:
+async def load(
+    stub: ExecutorStub, peer: extended.HandshakeResponse, request: extended.CreateRequest
+) -> extended.CreateResponse:
     """Creates values that may take long to load."""
-    await receive(
+    return await receive(
         stub.load(request, peer.heartbeat_seconds),
         extended.CreateResponse,
-        lambda response: None,
+        lambda response: response,
         Unpacker(max_bytes=0),
     )
 

@@ -1,10 +1,11 @@
 """Lets in what another process sends, and loads the functions in it before they are needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.computations.leaves.portability import check_received, leaves_to_load, needs_runtime_import
+from fedstack.computations.leaves.version_skew import differing_modules
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.values.number_checks import MOST_BYTES
@@ -57,6 +58,10 @@ class Admission:
         """Loads leaves on a thread, in the scope of the current work: they may import anything, and others wait."""
         if leaves:
             await self._loading.run(lambda: [self.leaves.prepare(leaf) for leaf in leaves])
+
+    def differing_modules(self, computations: Iterable[computation_pb2.Computation]) -> Sequence[str]:
+        """Lists the modules of functions in computations of which the sender has another version."""
+        return differing_modules(computations, self.leaves)
 
     def check_clients(self, clients: int) -> None:
         """Checks the number of clients of a session or phase."""

@@ -153,6 +153,7 @@ async def reply(admitted: AdmittedPhase, result: PhaseResult, engine: PhaseRunne
     def write() -> bytes:
         response = write_result(phase, partial_states(phase, admitted.phase.arguments), result, packer)
         response.kept.extend(kept)
+        response.differing_module.extend(host.admission.differing_modules(computations_of(admitted.request)))
         return response.SerializeToString()
 
     streamed = next((member for _, member in phase.held if contains_sequence(member)), None)

@@ -109,7 +109,7 @@ class ExecutorExtensions:
     async def create(self, request: messages.CreateRequest, request_bytes: int) -> messages.CreateResponse:
         """Creates values under chosen ids."""
         await self._create_all(self._core.find(request.executor), request.creation, request_bytes)
-        return messages.CreateResponse()
+        return self._created_response(request)
 
     async def load(self, content: bytes) -> Answers:
         """Creates values as `create` does, and shows that it is alive while it loads what they bring."""
@@ -119,12 +119,16 @@ class ExecutorExtensions:
         async def create() -> messages.CreateResponse:
             with self._core.sessions.hold(session):
                 await session.run(self._create_all(session, request.creation, len(content)))
-            return messages.CreateResponse()
+            return self._created_response(request)
 
         work = asyncio.ensure_future(create())
         async for beat in self._beats(work, ProgressCounts()):
             yield beat
         yield Parcel(work.result().SerializeToString())
+
+    def _created_response(self, request: messages.CreateRequest) -> messages.CreateResponse:
+        computations = (one.computation for one in request.creation if one.HasField("computation"))
+        return messages.CreateResponse(differing_module=self._core.admission.differing_modules(computations))
 
     async def _create_all(
         self, session: Session, creations: Iterable[messages.CreateRequest.Creation], request_bytes: int

@@ -157,9 +157,9 @@ class ExecutorStub(ServiceStub):
         """Renews leases."""
         return await self._extended("RenewLease", request, extended.RenewLeaseResponse)
 
-    async def create(self, request: extended.CreateRequest) -> None:
+    async def create(self, request: extended.CreateRequest) -> extended.CreateResponse:
         """Creates values under chosen ids."""
-        await self._extended("Create", request, extended.CreateResponse)
+        return await self._extended("Create", request, extended.CreateResponse)
 
     def load(self, request: extended.CreateRequest, heartbeat_seconds: float) -> Answer:
         """Creates values as `create` does, however long it takes the peer to load them."""

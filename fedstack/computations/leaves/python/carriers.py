@@ -11,13 +11,9 @@ the process.
 """
 
 import hashlib
-import itertools
 import sys
-import weakref
-from collections.abc import Callable
 from typing import TypeVar
 
-import attrs
 from google.protobuf import any_pb2
 from google.protobuf.message import DecodeError, Message
 
@@ -25,11 +21,10 @@ from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolic
 from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
+from fedstack.computations.leaves.python.handles import find_function, handle_of, known_function
 from fedstack.computations.leaves.python.named_functions import (
     LOADING_ERRORS,
-    check_unchanged,
     describe_error,
-    digest_of,
     resolve_reference,
     resolves_to_itself,
     script_of,
@@ -43,86 +38,16 @@ from fedstack.computations.leaves.python.python_containers import (
     with_containers,
 )
 from fedstack.computations.leaves.python.python_functions import PythonLeaf
+from fedstack.computations.leaves.python.source_digests import check_unchanged, function_digest, module_digest
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.error_text import name_text
-from fedstack.computations.types.language import FunctionType, Type, computation_pb2
+from fedstack.computations.types.language import FunctionType, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
 
 _M = TypeVar("_M", bound=Message)
-
-
-@attrs.frozen(eq=False)
-class PythonFunction:
-    """A decorated function with its annotated types; `PythonHandle.serial` finds it in the registry."""
-
-    function: Callable[..., object]
-    name: str
-    parameter: Type | None
-    result: Type
-
-
-class HandleRegistry:
-    """Finds the functions of this process by the serial number of their handle.
-
-    A function is held weakly as long as only the object that the decorator returned refers to it, and for good once
-    that object has been built into another computation: from then on copies of the handle may be anywhere.
-    """
-
-    def __init__(self) -> None:
-        self._serials = itertools.count(1)
-        self._known: weakref.WeakValueDictionary[int, PythonFunction] = weakref.WeakValueDictionary()
-        self._kept: dict[int, PythonFunction] = {}
-
-    def add(self, function: PythonFunction) -> int:
-        """Registers a function and returns its serial number."""
-        serial = next(self._serials)
-        self._known[serial] = function
-        return serial
-
-    def keep(self, serial: int) -> None:
-        """Holds the function for as long as the process lives."""
-        found = self._known.get(serial)
-        if found is not None:
-            self._kept[serial] = found
-
-    def find(self, serial: int) -> PythonFunction | None:
-        """Returns the function, or `None` if it is gone."""
-        return self._known.get(serial)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
-registry = HandleRegistry()
-
-
-def handle_content(function: PythonFunction) -> tuple[any_pb2.Any, int]:
-    """Registers a function and returns the content of its `data` block, and the serial number."""
-    serial = registry.add(function)
-    content = any_pb2.Any()
-    content.Pack(carriers_pb2.PythonHandle(process=PROCESS, serial=serial, name=function.name))
-    return content, serial
-
-
-def handle_of(content: any_pb2.Any) -> carriers_pb2.PythonHandle | None:
-    """Returns the handle that the content of a `data` block is; `None` for other contents."""
-    handle = carriers_pb2.PythonHandle()
-    return handle if content.Unpack(handle) else None
-
-
-def find_function(handle: carriers_pb2.PythonHandle) -> PythonFunction:
-    """Returns the function of a handle.
-
-    Raises:
-      CarrierError: If there is none in this process.
-    """
-    found = registry.find(handle.serial) if handle.process == PROCESS else None
-    if found is None:
-        raise CarrierError(f"This process no longer has the function {name_text(handle.name)!r}")
-    return found
 
 
 class HandleRuntime(LeafRuntime):
@@ -150,7 +75,7 @@ class HandleRuntime(LeafRuntime):
                 "send the computation with a carrier that travels: define the function at the top of an installed "
                 "module, or allow Python code by value"
             )
-        found = registry.find(handle.serial)
+        found = known_function(handle)
         if found is None:
             raise CarrierError(f"The function {name_text(handle.name)!r} was garbage collected")
         signature = FunctionType(found.parameter, found.result)
@@ -175,14 +100,24 @@ class ReferenceRuntime(LeafRuntime):
         allowed, shown = current_policy(), name_text(f"{reference.module}:{reference.qualname}")
         allowed.check_module(reference.module, shown)
         function = resolve_reference(reference.module, reference.qualname)
-        if reference.digest:
+        if reference.digest or reference.module_digest:
             check_unchanged(function)
-        if reference.digest and digest_of(function) != reference.digest:
+        if reference.digest and function_digest(function) != reference.digest:
             raise CarrierError(
                 f"Expected the sender's version of {shown}, found another; install the same one on both sides"
             )
+        own = module_digest(reference.module)
+        differs = bool(own and reference.module_digest) and own != reference.module_digest
+        if differs and allowed.strict_modules:
+            raise CarrierError(
+                f"Expected the sender's version of the module {name_text(reference.module)}, found one in which "
+                f"{name_text(reference.qualname)} is the same but other lines are not; install the same one on both "
+                "sides, or start the worker without --strict-modules"
+            )
         containers = from_message(reference.parameter, allowed.check_module)
-        return _leaf_of_type(function, name_text(reference.qualname), computation, containers)
+        leaf = _leaf_of_type(function, name_text(reference.qualname), computation, containers)
+        leaf.differing_module = reference.module if differs else ""
+        return leaf
 
 
 class PickledRuntime(LeafRuntime):
@@ -246,7 +181,7 @@ def code_version(content: any_pb2.Any) -> bytes | None:
     Such a function takes along what it refers to as that is now: globals of a script, closures, helpers.
     """
     handle = handle_of(content)
-    found = registry.find(handle.serial) if handle is not None and handle.process == PROCESS else None
+    found = None if handle is None else known_function(handle)
     if found is None or (resolves_to_itself(found.function) and have_names(containers_of(found.parameter))):
         return None
     try:
@@ -274,7 +209,12 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
     containers = containers_of(found.parameter)
     if resolves_to_itself(function) and have_names(containers):
         module, qualname = function.__module__, function.__qualname__
-        reference = carriers_pb2.PythonReference(module=module, qualname=qualname, digest=digest_of(function))
+        reference = carriers_pb2.PythonReference(
+            module=module,
+            qualname=qualname,
+            digest=function_digest(function),
+            module_digest=module_digest(module),
+        )
         if containers is not None:
             reference.parameter.CopyFrom(to_message(containers))
         result.Pack(reference)

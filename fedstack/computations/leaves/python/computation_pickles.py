@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from fedstack.computations.leaves.portability import leaves_of
-from fedstack.computations.leaves.python.carriers import (
+from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
+from fedstack.computations.leaves.python.handles import (
     PythonFunction,
     find_function,
     handle_content,
     handle_of,
-    registry,
+    keep_function,
 )
-from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
 from fedstack.computations.leaves.python.named_functions import resolve_reference, resolves_to_itself
 from fedstack.computations.leaves.python.python_containers import Containers, containers_of, with_containers
 from fedstack.computations.types.language import (
@@ -101,7 +101,7 @@ class CarriedComputation(ConcreteComputation):
 
     def _keep(self) -> None:
         for serial in self._functions:
-            registry.keep(serial)
+            keep_function(serial)
 
 
 def _reduce(computation: ConcreteComputation) -> Reduced:

@@ -1,6 +1,5 @@
 """Refers to Python functions by module and qualified name, and finds them again."""
 
-import hashlib
 import importlib
 import inspect
 import os
@@ -9,14 +8,13 @@ from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TypeGuard, cast
 
+from fedstack.computations.leaves.python.source_digests import note_file
 from fedstack.computations.types.error_text import name_text, text_of
 from fedstack.computations.values.tensor_values import shorten
 from fedstack.errors import CarrierError
 
 # Loading runs what somebody wrote: it can raise anything, and may want to end the process. Ctrl-C is not its own.
 LOADING_ERRORS = (Exception, SystemExit)
-# When each file that functions were taken from was last written, and its size, as of the first of them.
-_files_as_imported: dict[str, tuple[int, int]] = {}
 # What Python calls the module that is run as a program, `multiprocessing` that of its parent, and `runpy` a file.
 _PROGRAMS = ("__main__", "__mp_main__", "<run_path>")
 
@@ -45,9 +43,7 @@ def resolve_reference(module: str, qualname: str) -> Callable[..., object]:
             ) from error
         raise _not_found(module, qualname, error) from error
     found = _function_in(imported, module, qualname)
-    state = _state_of_file(found)
-    if state is not None:
-        _files_as_imported.setdefault(*state)
+    note_file(found)
     return found
 
 
@@ -121,31 +117,6 @@ def _shown(found: object) -> str:
     return f"a `{type(found).__name__}`" + (f" {shorten(names)}" if names else "")
 
 
-def check_unchanged(function: Callable[..., object]) -> None:
-    """Checks that the file of a function is the one that was imported: only its source as it is now can be read.
-
-    Raises:
-      CarrierError: If it has been written since.
-    """
-    state = _state_of_file(function)
-    if state is not None and _files_as_imported.get(state[0], state[1]) != state[1]:
-        raise CarrierError(
-            f"The file of {function.__module__}:{function.__qualname__} has changed since it was imported; start the "
-            "worker anew"
-        )
-
-
-def _state_of_file(function: Callable[..., object]) -> tuple[str, tuple[int, int]] | None:
-    try:
-        file = inspect.getsourcefile(function)
-        if file is None:
-            return None
-        found = os.stat(file)
-    except (OSError, TypeError):
-        return None
-    return file, (found.st_mtime_ns, found.st_size)
-
-
 def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
     return CarrierError(
         f"Expected an installed function {name_text(f'{module}:{qualname}')}, found none: {type(error).__name__}: "
@@ -162,14 +133,6 @@ def describe_error(error: BaseException) -> str:
     elif isinstance(error, AttributeError) and text.startswith("Can't get attribute"):  # as pickle says it
         advice = "; put what it refers to into a module that is installed on the worker"
     return f"{type(error).__name__}: {text}".removesuffix(": ") + advice
-
-
-def digest_of(function: Callable[..., object]) -> bytes:
-    """Returns the SHA-256 of a function's source, or nothing where there is no source."""
-    try:
-        return hashlib.sha256(inspect.getsource(function).encode()).digest()
-    except (OSError, TypeError):
-        return b""
 
 
 def resolves_to_itself(function: Callable[..., object]) -> bool:

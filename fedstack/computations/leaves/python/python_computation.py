@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.declared_types import ParameterTypes, parameter_type, plain_type
 from fedstack.computations.leaves.leaf_errors import raise_leaf_error
-from fedstack.computations.leaves.python.carriers import PythonFunction, handle_content, registry
 from fedstack.computations.leaves.python.computation_pickles import WrittenFunction, write_function
 from fedstack.computations.leaves.python.function_pickles import Reduced
+from fedstack.computations.leaves.python.handles import PythonFunction, handle_content, keep_function
 from fedstack.computations.leaves.python.named_functions import Decorated
 from fedstack.computations.leaves.python.python_functions import bind
 from fedstack.computations.types.language import (
@@ -69,11 +69,11 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     # The language calls these when it builds this computation into another one, which then holds a copy of the handle.
 
     def to_building_block(self) -> object:
-        registry.keep(self._serial)
+        keep_function(self._serial)
         return super().to_building_block()
 
     def to_compiled_building_block(self) -> object:
-        registry.keep(self._serial)
+        keep_function(self._serial)
         return super().to_compiled_building_block()
 
     @overload

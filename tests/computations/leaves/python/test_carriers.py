@@ -20,7 +20,6 @@ import fedstack
 from fedstack.computations.leaves import carrier_policy, leaf_runtimes
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import load_leaf
-from fedstack.computations.leaves.python import carriers
 from fedstack.computations.leaves.python.carriers import portable_carrier
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.named_functions import resolve_reference
@@ -120,7 +119,7 @@ def test_a_handle_has_the_name_of_its_function_and_loads_it():
     handle = carriers_pb2.PythonHandle()
     assert computation.to_proto().data.content.Unpack(handle)
     assert handle.name == "triple"
-    assert handle.process == carriers.PROCESS
+    assert handle.process == leaf_runtimes.PROCESS
     leaf = load_leaf(computation.to_proto())
     assert leaf.name == "triple"
     assert leaf.call(np.int32(2)) == 6
@@ -237,7 +236,9 @@ def test_other_contents_leave_as_they_are():
 
 
 def test_a_handle_that_nobody_knows_cannot_leave():
-    gone = with_content(carriers_pb2.PythonHandle(process=carriers.PROCESS, serial=2**40, name="gone")).data.content
+    gone = with_content(
+        carriers_pb2.PythonHandle(process=leaf_runtimes.PROCESS, serial=2**40, name="gone")
+    ).data.content
     foreign = with_content(carriers_pb2.PythonHandle(process="elsewhere", serial=1, name="gone")).data.content
     for content in (gone, foreign):
         with pytest.raises(CarrierError, match="This process no longer has the function 'gone'"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.computations.leaves.python.carriers import registry
+from fedstack.computations.leaves.python.handles import registry
 from fedstack.computations.leaves.python.python_computation import PythonComputation
 from fedstack.computations.values.records import Record
 from fedstack.errors import (
