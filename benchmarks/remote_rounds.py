@@ -45,12 +45,8 @@ def run(effort: Effort) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def _remote(targets: Any, **options: Any) -> Iterator[None]:
-    context = fedstack.create_sync_remote_execution_context(targets, **options)
-    try:
-        with fedstack.use_context(context):
-            yield
-    finally:
-        context.close()
+    with fedstack.create_sync_remote_execution_context(targets, **options):
+        yield
 
 
 def _measure_mean(echoes: Sequence[EchoServer], effort: Effort) -> Iterator[Measurement]:

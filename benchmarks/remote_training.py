@@ -31,9 +31,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
             for _ in range(_WORKERS)
         ]
         pool = stack.enter_context(local_worker_pool(_WORKERS))
-        context = fedstack.create_sync_remote_execution_context(pool)
-        stack.callback(context.close)
-        stack.enter_context(fedstack.use_context(context))
+        stack.enter_context(fedstack.create_sync_remote_execution_context(pool))
 
         def spread(number: int) -> list[float]:
             """Spreads the clients over a number of processes."""

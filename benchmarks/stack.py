@@ -20,12 +20,8 @@ def running(threads: int | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if threads is not None:
             stack.enter_context(cores(threads))
-        if threads == 1:
-            context = fedstack.create_sync_local_execution_context(max_threads=1, max_concurrent_clients=1)
-        else:
-            context = fedstack.create_sync_local_execution_context()
-        stack.callback(context.close)
-        stack.enter_context(fedstack.use_context(context))
+        most = 1 if threads == 1 else None
+        stack.enter_context(fedstack.create_sync_local_execution_context(max_concurrent_clients=most))
         yield
 
 

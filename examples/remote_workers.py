@@ -11,7 +11,6 @@ elsewhere because it is installed.
 """
 
 import argparse
-import contextlib
 from pathlib import Path
 
 from federated_averaging import load_clients, train
@@ -34,9 +33,8 @@ def credentials_in(folder):
 def main():
     options = parser.parse_args()
     credentials = None if options.certs is None else credentials_in(options.certs)
-    context = fedstack.create_sync_remote_execution_context(options.workers, credentials=credentials)
     clients = load_clients(options.clients, seed=0)
-    with contextlib.closing(context), fedstack.use_context(context):
+    with fedstack.create_sync_remote_execution_context(options.workers, credentials=credentials):
         for number, metrics in enumerate(train(*clients, options.rounds, seed=0), start=1):
             print(f"round {number}: accuracy {metrics['accuracy']:.4f}")
 

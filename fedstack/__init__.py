@@ -8,8 +8,8 @@ from fedstack import errors as errors
 from fedstack._version import __version__ as __version__
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation
-from fedstack.contexts.contexts import use_context
 from fedstack.contexts.explain import explain
+from fedstack.contexts.in_force import use_context
 from fedstack.contexts.local_contexts import (
     create_async_local_execution_context,
     create_sync_local_execution_context,

@@ -4,8 +4,9 @@ The branches answer one question: what can the user do about it?
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
-* fix the deployment: `CarrierError`, `ResourceLimitError`, `ClosedError`, `AddressError`,
-  `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
+* fix the program around it: `ClosedError`, `ContextError`;
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `ProtocolVersionError`,
+  `AuthenticationError`, `RemoteError`;
 * try again: everything that is also the language's `RetryableError`.
 
 Each class is also the built-in that a Python user would catch. Messages say what was expected and what was
@@ -97,6 +98,10 @@ class ResourceLimitError(FedstackError, RuntimeError):
 
 class ClosedError(FedstackError, RuntimeError):
     """An executor, a context or a value of theirs was used after `close()`."""
+
+
+class ContextError(FedstackError, RuntimeError):
+    """A computation was called in a thread without a context, or the blocks of contexts ended in the wrong order."""
 
 
 class AddressError(FedstackError, OSError):

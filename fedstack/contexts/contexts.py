@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from collections.abc import Generator
 from typing import cast
 
 from fedstack.computations.leaves.work_scope import Environment
@@ -20,6 +19,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.values.tensor_values import describe
+from fedstack.contexts.in_force import InForceInBlocks
 from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import FedstackError, InvalidValueError
@@ -27,7 +27,7 @@ from fedstack.executors.concurrency.sync_driver import SyncDriver
 from fedstack.transport.peers.retry import RetryPolicy
 
 
-class SyncExecutionContext(SyncContext):
+class SyncExecutionContext(InForceInBlocks, SyncContext):
     """Runs a computation when it is called, and returns its result.
 
     It works in a plain script, under a running event loop (a notebook) and from several threads at once. Leaf work runs
@@ -42,7 +42,8 @@ class SyncExecutionContext(SyncContext):
     Raises:
       InvalidValueError: If an argument is of the wrong kind.
 
-    As a context manager it closes itself; `use_context` makes it the one that computations are run in.
+    In a `with` or `async with` block the context is in force in the block's thread. Blocks may be inside each other and
+    in several threads; the end of the last one closes it. `use_context` puts it in force without closing it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SyncExecutionContext(SyncContext):
         progress: Progress | None = None,
         debug: bool = False,
     ) -> None:
+        super().__init__()
         self._invoker = Invoker(
             _checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress), _installing(self)
         )
@@ -76,20 +78,15 @@ class SyncExecutionContext(SyncContext):
 
         It does not wait: calls that are running come to their end, and what they use is closed then.
         """
+        self._closed = True
         self._invoker.close()
         self._driver.close()
-
-    def __enter__(self) -> "SyncExecutionContext":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<SyncExecutionContext of {self._invoker.factory!r}>"
 
 
-class AsyncExecutionContext(AsyncContext):
+class AsyncExecutionContext(InForceInBlocks, AsyncContext):
     """Runs a computation when the coroutine that its call returns is awaited. Invocations overlap.
 
     A computation that is called inside a leaf function returns its result there, as in a sync context.
@@ -98,6 +95,8 @@ class AsyncExecutionContext(AsyncContext):
       factory: Makes the executors.
       retry_policy: What to do about retryable errors; five attempts by default.
       progress: Shows the progress of invocations, if given.
+
+    As a context manager it does what a `SyncExecutionContext` does.
     """
 
     def __init__(
@@ -107,6 +106,7 @@ class AsyncExecutionContext(AsyncContext):
         retry_policy: RetryPolicy | None = None,
         progress: Progress | None = None,
     ) -> None:
+        super().__init__()
         self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
         self._invoker = Invoker(
             factory, _checked_policy(retry_policy), _checked_progress(progress), _installing(self._inside_leaves)
@@ -133,14 +133,9 @@ class AsyncExecutionContext(AsyncContext):
 
         It does not wait: calls that are running come to their end, and what they use is closed then.
         """
+        self._closed = True
         self._inside_leaves.close()
         self._invoker.close()
-
-    def __enter__(self) -> "AsyncExecutionContext":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
@@ -189,24 +184,3 @@ def _installing(context: SyncContext) -> Environment:
         return contextlib.nullcontext() if context is None else get_context_stack().install(context)
 
     return install
-
-
-@contextlib.contextmanager
-def use_context(context: SyncContext | AsyncContext) -> Generator[SyncContext | AsyncContext, None, None]:
-    """Makes `context` the one that computations are run in, for the block and in this thread.
-
-    The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
-    loop share a thread, so they should share a context.
-
-    >>> import fedstack
-    >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
-    ...     pass
-    """
-    if not isinstance(cast(object, context), (SyncContext, AsyncContext)):
-        advice = "give" if not inspect.isfunction(context) else "call it:"
-        raise TypeError(
-            f"Expected an execution context, found {describe(context)}; {advice} "
-            "fedstack.create_sync_local_execution_context(), for example"
-        )
-    with get_context_stack().install(context):
-        yield context

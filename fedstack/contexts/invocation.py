@@ -168,7 +168,7 @@ class Invoker:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("This context is closed; make a new one, fedstack.create_…")
+            raise closed_error()
 
     def _given_up(self, error: RetryableError, causes: Mapping[str, str], losses: LostRanges) -> FedstackError:
         limits = self._retry_policy.limits
@@ -210,6 +210,11 @@ class Invoker:
         close = getattr(self.factory, "close", None)
         if callable(close):
             close()
+
+
+def closed_error() -> ClosedError:
+    """Returns the error for whoever uses a context after `close()`."""
+    return ClosedError("This context is closed; make a new one, fedstack.create_…")
 
 
 def _has_many(arg: object) -> bool:

@@ -15,7 +15,6 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.contexts.contexts import SyncExecutionContext, use_context
 from fedstack.contexts.local_contexts import create_sync_local_execution_context
 from fedstack.contexts.progress_display import ProgressSnapshot, display
 from fedstack.contexts.remote_contexts import create_sync_remote_execution_context
@@ -94,19 +93,16 @@ def describe_clients(training: Sequence[Batches]) -> str:
 
 
 @contextlib.contextmanager
-def _context(num_workers: int) -> Generator[SyncExecutionContext, None, None]:
-    """Makes a context in this process, or over new workers, for the block."""
+def _context(num_workers: int) -> Generator[None, None, None]:
+    """Puts a context in this process, or over new workers, in force for the block."""
     if not num_workers:
-        with contextlib.closing(create_sync_local_execution_context()) as context:
-            yield context
+        with create_sync_local_execution_context():
+            yield
         return
     from fedstack.service.pool.worker_pool import local_worker_pool  # those without workers need no gRPC
 
-    with (
-        local_worker_pool(num_workers) as workers,
-        contextlib.closing(create_sync_remote_execution_context(workers)) as context,
-    ):
-        yield context
+    with local_worker_pool(num_workers) as workers, create_sync_remote_execution_context(workers):
+        yield
 
 
 def run_rounds(
@@ -126,11 +122,7 @@ def run_rounds(
     def snapshot() -> ProgressSnapshot:
         return ProgressSnapshot(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
 
-    with (
-        _context(num_workers) as context,
-        use_context(context),
-        display("Training", "rounds", snapshot),
-    ):
+    with _context(num_workers), display("Training", "rounds", snapshot):
         begin = time.perf_counter()
         for metrics in example.train(training, evaluation, num_rounds, seed):
             end = time.perf_counter()

@@ -42,15 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def fedstack_context() -> "Iterator[SyncExecutionContext]":
     """Runs the computations that a test calls, in this process; the context is closed after the test."""
-    from fedstack.contexts.contexts import use_context
     from fedstack.contexts.local_contexts import create_sync_local_execution_context
 
-    context = create_sync_local_execution_context()
-    try:
-        with use_context(context):
-            yield context
-    finally:
-        context.close()
+    with create_sync_local_execution_context() as context:
+        yield context
 
 
 # Used by every test, so that it is set up before the test's own fixtures and torn down after them.

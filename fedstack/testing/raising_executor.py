@@ -5,9 +5,10 @@ from typing import Any, NoReturn, cast
 from fedstack.computations.types.language import Executor, ExecutorValue
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.executors.concurrency.closing import ClosesOnExit
 
 
-class RaisingExecutor(Executor):
+class RaisingExecutor(ClosesOnExit, Executor):
     """Raises from every verb; only `close()` does not.
 
     Args:

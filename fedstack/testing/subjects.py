@@ -13,7 +13,8 @@ from fedstack.computations.types.language import (
     Type,
 )
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
-from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext, use_context
+from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
+from fedstack.contexts.in_force import use_context
 from fedstack.testing.expectations import plain
 from fedstack.transport.peers.retry import RetryPolicy
 

@@ -10,6 +10,7 @@ import attrs
 from fedstack.computations.types.language import Executor, ExecutorValue, Struct, Type, struct_elements
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidValueError
+from fedstack.executors.concurrency.closing import ClosesOnExit
 
 
 @attrs.frozen
@@ -109,7 +110,7 @@ class TracedValue(ExecutorValue):
         return f"<TracedValue {self.index} of type {self.type_signature}>"
 
 
-class TracingExecutor(Executor):
+class TracingExecutor(ClosesOnExit, Executor):
     """Passes every verb on and records it, in the order in which verbs return.
 
     Args:
@@ -160,6 +161,7 @@ class TracingExecutor(Executor):
         return result
 
     def close(self) -> None:
+        self._closed = True
         self._record(Closed())
         self.target.close()
 

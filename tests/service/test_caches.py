@@ -43,6 +43,7 @@ CONSTANT = None
 # What keeps things, and the most of them. Where there is none, they end with what they are for.
 TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
+    "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.values.arrays._BY_NUMBER": (CONSTANT, "dtypes"),
     "computations.values.arrays._BY_TYPE": (CONSTANT, "dtypes"),
     "computations.leaves.python.handles.registry._known": (None, "weakly: functions that this process has decorated"),

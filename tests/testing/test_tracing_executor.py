@@ -9,7 +9,7 @@ import pytest
 
 from fedstack.computations.types.language import Struct
 from fedstack.contexts import SyncExecutionContext
-from fedstack.contexts.contexts import use_context
+from fedstack.contexts.in_force import use_context
 from fedstack.errors import ClosedError, ForeignValueError, InvalidValueError
 from fedstack.executors import LeafExecutor
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory

@@ -27,10 +27,11 @@ from fedstack.computations.types.type_structure import fields_of, join_path, typ
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import ClosedError, ForeignValueError, InvalidComputationError, TypeMismatchError
+from fedstack.errors import ForeignValueError, InvalidComputationError, TypeMismatchError
 from fedstack.executors.base.engines import Engine, ProgramEngine
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_values import Recorder, Source, VerbValue
+from fedstack.executors.concurrency.closing import ClosesOnExit
 
 _T = TypeVar("_T")
 _FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
@@ -44,7 +45,7 @@ class Closable(Protocol):
         ...
 
 
-class VerbExecutor(Executor):
+class VerbExecutor(ClosesOnExit, Executor):
     """The verbs of an executor.
 
     Args:
@@ -55,7 +56,6 @@ class VerbExecutor(Executor):
     def __init__(self, recorder: Recorder[Any], *owned: Closable) -> None:
         self._recorder = recorder
         self._owned = owned
-        self._closed = False
 
     @property
     def engine(self) -> Engine | None:
@@ -121,7 +121,7 @@ class VerbExecutor(Executor):
     def check_open(self) -> None:
         """Raises `ClosedError` after `close()`."""
         if self._closed:
-            raise ClosedError(f"This {type(self).__name__} is closed; create a new one")
+            raise self._closed_error()
 
     def _own(self, value: object, role: str) -> VerbValue:
         if not isinstance(value, VerbValue):

@@ -10,6 +10,7 @@ from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
 from fedstack.computations.values.number_checks import check_whole_number, checked_cardinalities
 from fedstack.errors import ClosedError
+from fedstack.executors.concurrency.closing import ClosesOnExit
 
 Key = tuple[tuple[str, int], ...]
 
@@ -22,7 +23,7 @@ class _Entry:
     retired: bool = False
 
 
-class ResourceManagingExecutorFactory(ExecutorFactory):
+class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
     """Makes one executor per set of cardinalities, and keeps the most recently used ones.
 
     What it evicts or cleans up it closes: at once, or when the last invocation that has leased it ends.
@@ -47,7 +48,6 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         self._default_num_clients = default_num_clients
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._leased: dict[int, _Entry] = {}
-        self._closed = False
         self.renew()
         renew_after_fork(self)
 
@@ -111,7 +111,7 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
         evicted: list[_Entry] = []
         with self._lock:
             if self._closed:
-                raise ClosedError("This executor factory is closed; make a new one")
+                raise self._closed_error()
             entry = self._entries.get(key)
             if entry is None:
                 filled: dict[PlacementLiteral, int] = {CLIENTS: self._default_num_clients, **cardinalities}
@@ -143,6 +143,9 @@ class ResourceManagingExecutorFactory(ExecutorFactory):
             entry.executor.close()
         if end:
             self.end()
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("This executor factory is closed; make a new one")
 
     def end(self) -> None:
         """Called when this is closed, and all executors are: for what they share. Perhaps more than once."""

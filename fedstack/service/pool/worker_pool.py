@@ -10,10 +10,10 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from fedstack.computations.values.number_checks import check_bool, check_whole_number
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
+from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.leaf_threads import CORES
 from fedstack.service.pool.pool_process import PoolProcess, ProcessOptions, Restarts
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -34,7 +34,7 @@ _THREAD_VARIABLES = (
 )
 
 
-class WorkerPool:
+class WorkerPool(ClosesOnExit):
     """Worker processes, and what to dial them with; made by `local_worker_pool`.
 
     They end with `close()`, when nobody refers to the pool or to a context over it any more, and with this process,
@@ -51,7 +51,6 @@ class WorkerPool:
         self.credentials = credentials
         self._workers = workers
         self._folder = folder
-        self._closed = False
         self._owner = os.getpid()
         # At the end of the process the system closes their standard input, whatever else goes wrong.
         weakref.finalize(self, _let_go, workers).atexit = False
@@ -87,29 +86,18 @@ class WorkerPool:
           target: Its address.
         """
         if self._closed:
-            return _closed_error()
+            return self._closed_error()
         worker = next((worker for worker in self._workers if worker.target == target), None)
         return None if worker is None else worker.loss()
 
-    def __enter__(self) -> "WorkerPool":
-        if self._closed:
-            raise _closed_error()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def _closed_error(self) -> ClosedError:
+        return ClosedError("The pool of workers is closed; start one with local_worker_pool()")
 
     def __repr__(self) -> str:
         alive = sum(worker.is_alive for worker in self._workers)
         away = sum(worker.comes_back and worker.loss() is not None for worker in self._workers)
         anew = f", {away} being started anew" if away else ""
         return f"<WorkerPool of {len(self._workers)} processes, {alive} of them alive{anew}>"
-
-
-def _closed_error() -> ClosedError:
-    return ClosedError("The pool of workers is closed; start one with local_worker_pool()")
 
 
 def local_worker_pool(

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 
 from fedstack.computations.leaves.python.python_computation import python_computation
-from fedstack.computations.types.language import ConcreteComputation, StructType, to_type
-from fedstack.contexts.contexts import use_context
+from fedstack.computations.types.language import ConcreteComputation, StructType, get_context_stack, to_type
+from fedstack.contexts.in_force import use_context
 from fedstack.errors import ClosedError, InvalidComputationError, LeafError
 from fedstack.testing.computation_builder import (
     as_expression,
@@ -316,3 +316,25 @@ async def closed_contexts_refuse(subject: StackSubject) -> None:
 
     await expect_error(call(), ClosedError, "closed")
     await expect_error(_run_in(async_context, lambda: double(2)), ClosedError, "closed")
+
+
+@promise_of_stacks(tag="errors")
+async def a_block_puts_its_context_in_force(subject: StackSubject) -> None:
+    """In a `with` or `async with` block its context runs what is called in that thread; the last block closes it."""
+    for context in (subject.sync_context(), subject.async_context()):
+        other = subject.sync_context()
+        async with context as entered:
+            expect(entered is context, "the context itself", repr(entered))
+            with other, context:
+                expect(get_context_stack().current is context, "the context of the innermost block", "another one")
+            expect(get_context_stack().current is context, "the context of the block around it", "another one")
+            called: Any = double(2)
+            expect_same(await called if asyncio.iscoroutine(called) else called, np.int32(4))
+            await expect_error(_doubled_in(other), ClosedError, "closed")
+        await expect_error(_doubled_in(context), ClosedError, "closed")
+        await expect_error(context.__aenter__(), ClosedError, "closed")
+
+
+async def _doubled_in(context: Any) -> object:
+    called = _run_in(context, lambda: double(2))
+    return await called if asyncio.iscoroutine(called) else called

@@ -343,3 +343,17 @@ async def closing_is_final_and_can_be_repeated(subject: ExecutorSubject) -> None
         made.compute,
     ):
         await expect_error(attempt(), ClosedError, "closed")
+
+
+@promise_of_executors(tag="errors")
+async def the_last_block_closes_the_executor(subject: ExecutorSubject) -> None:
+    """`with` and `async with` give the executor; blocks may be inside each other, and the end of the last closes it."""
+    executor: Any = subject.executor(1)
+    async with executor as entered:
+        expect(entered is executor, "the executor itself", repr(entered))
+        with executor as entered_again:
+            expect(entered_again is executor, "the executor itself", repr(entered_again))
+        three = await executor.create_value(3, np.int32)
+        expect_same(await three.compute(), np.int32(3))
+    await expect_error(three.compute(), ClosedError, "closed")
+    await expect_error(executor.__aenter__(), ClosedError, "closed")

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.computations.types.language import CLIENTS
-from fedstack.contexts.contexts import AsyncExecutionContext, use_context
+from fedstack.contexts.contexts import AsyncExecutionContext
+from fedstack.contexts.in_force import use_context
 from fedstack.errors import ClosedError
 from fedstack.testing.computation_builder import at_clients, computation, intrinsic
-from fedstack.testing.expectations import expect_error, expect_same
+from fedstack.testing.expectations import expect, expect_error, expect_same
 from fedstack.testing.leaves import double
 from fedstack.testing.meeting import LIMIT_SECONDS, until_set
 from fedstack.testing.promises import promise_of_stacks
@@ -92,3 +93,18 @@ async def negative_numbers_of_clients_are_refused(subject: StackSubject) -> None
         return factory.create_executor({CLIENTS: -1})
 
     await expect_error(create(), ValueError, "-1")
+
+
+@promise_of_stacks(tag="errors")
+async def the_last_block_closes_the_factory(subject: StackSubject) -> None:
+    """`with` and `async with` give a factory that can be closed; the end of the last block closes it."""
+    factory: Any = subject.factory()
+    if not hasattr(factory, "close"):
+        return  # the language's factories need not have it
+    async with factory as entered:
+        expect(entered is factory, "the factory itself", repr(entered))
+        with factory:
+            executor = factory.create_executor({CLIENTS: 2})
+        expect_same(await _doubled(executor, 4), np.int32(8))
+    await expect_error(executor.create_value(3, np.int32), ClosedError, "closed")
+    await expect_error(factory.__aenter__(), ClosedError, "closed")

@@ -27,6 +27,7 @@ from fedstack.computations.types.language import (
     get_context_stack,
     infer_type,
 )
+from fedstack.computations.types.missing_context import explain_missing_contexts
 from fedstack.computations.types.type_structure import (
     common_type,
     fields_of,
@@ -54,6 +55,7 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     __wrapped__: Callable[_P, _R]
 
     def __init__(self, function: PythonFunction) -> None:
+        explain_missing_contexts()
         content, serial = handle_content(function)
         signature = FunctionType(function.parameter, function.result)
         super().__init__(

@@ -1,0 +1,136 @@
+"""Puts contexts in force for blocks: the language runs a computation in the newest context of the caller's thread.
+
+The language keeps a stack of contexts per thread and takes off the newest, whichever it is. So blocks of different
+contexts may end only from the newest to the oldest, and tasks of one event loop, which share a thread, need not do so.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Generator
+from typing import TypeVar, cast
+
+import attrs
+
+from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
+from fedstack.computations.types.missing_context import explain_missing_contexts
+from fedstack.computations.values.tensor_values import describe
+from fedstack.contexts.invocation import closed_error
+from fedstack.errors import ClosedError, ContextError
+from fedstack.executors.concurrency.closing import ClosesOnExit
+
+_C = TypeVar("_C", bound="SyncContext | AsyncContext")
+
+
+@attrs.define(eq=False)
+class _Block:
+    """A block in which a context is in force.
+
+    Attributes:
+      context: The context.
+      installed: Takes it off the language's stack.
+      is_over: Whether the block has ended; then it is to be taken off as soon as it is the newest.
+    """
+
+    context: SyncContext | AsyncContext
+    installed: contextlib.AbstractContextManager[object]
+    is_over: bool = False
+
+
+class _Thread(threading.local):
+    """The blocks of a thread, from the outermost in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[_Block] = []
+
+
+_thread = _Thread()
+
+
+def _enter(context: SyncContext | AsyncContext) -> None:
+    installed = get_context_stack().install(context)
+    installed.__enter__()
+    _thread.blocks.append(_Block(context, installed))
+
+
+def _leave(context: SyncContext | AsyncContext, error: BaseException | None) -> None:
+    """Ends the newest block of a context in this thread.
+
+    Args:
+      context: The context.
+      error: What ended the block; it is more interesting than in which order blocks end.
+
+    Raises:
+      ContextError: If a newer block of another context has not ended, or the block has begun in another thread.
+    """
+    blocks, newest = _thread.blocks, get_context_stack().current
+    block = next((block for block in reversed(blocks) if block.context is context and not block.is_over), None)
+    if block is not None:
+        in_order = block is blocks[-1] and newest is context
+        block.is_over = True
+        # What lies below a newer block stays until that has ended.
+        while blocks and blocks[-1].is_over and get_context_stack().current is blocks[-1].context:
+            blocks.pop().installed.__exit__(None, None, None)
+        if in_order:
+            return
+    if error is not None:
+        return
+    where = f"in the thread {threading.current_thread().name!r}"
+    if block is None:
+        raise ContextError(f"A block of {context!r} ended {where}, where it did not begin; end it where it began")
+    raise ContextError(
+        f"A block of {context!r} ended {where} before a newer one of another context, {newest!r}, in which "
+        "computations ran meanwhile; tasks of an event loop share its thread: use one context per loop, or a `with` "
+        "block without `await` in it"
+    )
+
+
+class InForceInBlocks(ClosesOnExit):
+    """The base of our contexts: in a block the context is in force in the block's thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        explain_missing_contexts()
+
+    def _closed_error(self) -> ClosedError:
+        return closed_error()
+
+    def _entered(self) -> None:
+        _enter(cast("SyncContext | AsyncContext", self))
+
+    def _left(self, error: BaseException | None) -> None:
+        _leave(cast("SyncContext | AsyncContext", self), error)
+
+
+@contextlib.contextmanager
+def use_context(context: _C) -> Generator[_C, None, None]:
+    """Makes `context` the one that computations are run in, for the block and in this thread. It stays open.
+
+    The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
+    loop share a thread, so they should share a context.
+
+    >>> import fedstack
+    >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+    ...     pass
+
+    Args:
+      context: A context of fedstack's, or any other of the language's.
+
+    Raises:
+      TypeError: If it is no context.
+      ContextError: If a newer block of another context has not ended at the end of this one.
+    """
+    if not isinstance(cast(object, context), (SyncContext, AsyncContext)):
+        advice = "give" if not inspect.isfunction(context) else "call it:"
+        raise TypeError(
+            f"Expected an execution context, found {describe(context)}; {advice} "
+            "fedstack.create_sync_local_execution_context(), for example"
+        )
+    _enter(context)
+    try:
+        yield context
+    except BaseException as error:
+        _leave(context, error)
+        raise
+    _leave(context, None)
