@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.service.server.call_log import FailureLog, RefusalLog
 from fedstack.service.server.call_stream import CallStream, Context, Task, too_slow
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServerLimits, exceeded, option_of
 from fedstack.service.server.message_room import SMALL_BYTES, MessageRoom
-from fedstack.service.server.refusal_log import RefusalLog
 from fedstack.service.server.server_facts import CallCounts
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
@@ -121,6 +121,7 @@ class CallRouter(grpc.GenericRpcHandler):
     ) -> None:
         self.counts = CallCounts()
         self._refusals = RefusalLog()
+        self._failures = FailureLog()
         self._is_allowed = is_allowed
         self._limits = limits
         self._caller = caller
@@ -272,6 +273,7 @@ class CallRouter(grpc.GenericRpcHandler):
                 _logger.error("%s failed with an error that is not foreseen", name, exc_info=error)
             else:
                 _logger.debug("%s failed: %s", name, error)
+                self._failures.failed(context.peer(), name, known)
             await _fail(context, known, error)
         finally:
             self.counts.add(name, code.name)
