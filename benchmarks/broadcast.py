@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedstack
-from benchmarks.harness import Effort, Measurement, compare
+from benchmarks.harness import Effort, Floor, Measurement, compare, compare_with_all
 from benchmarks.memory import in_fresh_process, peak_resident_bytes
 from benchmarks.stack import TwoThreads, running
 
@@ -41,13 +41,11 @@ def run(effort: Effort) -> Iterator[Measurement]:
             times=1.15,
         )
     with running(2), TwoThreads() as two:
-        yield compare(
-            f"{name}, 2 threads",
-            lambda: _loop_by_two(model, values, two),
-            lambda: mean(model, values),
-            effort,
-            times=1.15,
-        )
+        floors = [
+            Floor(lambda: _loop_by_two(model, values, two), times=1.15),
+            Floor(lambda: _loop(model, values), "to one thread", 0.95),
+        ]
+        yield from compare_with_all(f"{name}, 2 threads", floors, lambda: mean(model, values), effort)
     processes = effort.pick(1, 3, 3)
     few_peaks, many_peaks = ([_peak(size, clients) for _ in range(processes)] for clients in (few, many))
     yield Measurement(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedstack
-from benchmarks.harness import Effort, Measurement, compare
+from benchmarks.harness import Effort, Floor, Measurement, compare, compare_with_all
 from benchmarks.stack import TwoThreads, running
 
 Model = dict[str, NDArray[np.float32]]
@@ -73,12 +73,12 @@ def run(effort: Effort) -> Iterator[Measurement]:
             )
     with running(2), TwoThreads() as two:
         for kind, sequences in (("lists", lists), ("batches", streams)):
-            yield compare(
-                f"{name}, {kind}, 2 threads",
-                lambda: _loop_by_two(model, lists, two),
-                lambda sequences=sequences: average(model, sequences),
-                effort,
-                times=1.1,
+            floors = [
+                Floor(lambda: _loop_by_two(model, lists, two), times=1.1),
+                Floor(lambda: _loop(model, lists), "to one thread", 0.95),
+            ]
+            yield from compare_with_all(
+                f"{name}, {kind}, 2 threads", floors, lambda sequences=sequences: average(model, sequences), effort
             )
 
 

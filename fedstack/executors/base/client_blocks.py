@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
-from fedstack.executors.concurrency.measurements import measurements_of
+from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.transport.wire.frames import Work
@@ -35,7 +35,6 @@ _WAITING_CPU_SHARE = 0.15
 # A helper has to bring down the time per client to this part of what one thread needs, or it leaves.
 _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
-_RUNS_UNTIL_TRIED_AGAIN = 51
 # What one thread needs is measured when the caches are warm, and again from time to time: machines have other work too.
 _RUNS_BETWEEN_MEASUREMENTS = 32
 
@@ -74,20 +73,20 @@ class _Block:
       start: The first of them.
       stop: The one after the last.
       begin: When they began, on the clock of `time.perf_counter`.
-      done: How many are done; half of them, one may suppose, as long as nobody counts.
-      is_counted: Whether somebody does.
+      is_counted: Whether somebody counts those that are done.
+      done: How many these are.
     """
 
     start: int
     stop: int
     begin: float
-    done: float
     is_counted: bool
+    done: int = 0
 
     def work(self, function: str, now: float) -> Work:
         """Returns what runs: one client if it is known which."""
         if self.is_counted:
-            first = min(self.start + int(self.done), self.stop - 1)
+            first = min(self.start + self.done, self.stop - 1)
             return Work(first, 1, function, now - self.begin)
         return Work(self.start, self.stop - self.start, function, now - self.begin)
 
@@ -107,9 +106,10 @@ class ClientBlocks:
                             that time, and a client yields at most 1 MiB. Otherwise the next look is after twice the
                             time, up to 0.3 s: what loads or computes at first may wait later.
       How many work?        One thread per core; up to `max_threads` while the workers only wait.
-      When does it leave?   After a block, once 8 clients and 5 ms show that a client still takes 90 % of the time that
-                            one thread needs or more: the function holds the interpreter lock, then. For 50 runs no
-                            helper joins unless the workers only wait.
+      When does it leave?   After a block, once 8 clients and 5 ms, without what other programs held up, show that all
+                            workers together still take 90 % of the time that one thread needs, or more: the function
+                            holds the interpreter lock, then. For 1 run none comes after that, unless the workers only
+                            wait; if the next is of no use either, for 3, 7, … 63 runs.
       How large is a        A power of two that takes about 4 ms; `smallest_block` while nothing is known. At most 8
       block?                times the clients that are done. Beside other workers, half of its share of the rest.
       How do results get    By blocks, as columns. But client by client, in blocks of 30 ms, if a client yields more
@@ -191,6 +191,7 @@ class ClientBlocks:
             is_measured = self.measured.runs % _RUNS_BETWEEN_MEASUREMENTS <= 1
             self.measured.runs += 1
             if known is not None and self._pays(known) and not is_measured:
+                self._alone = known
                 self._call_helper(threads, waits=False)
             finished = self._finished = threading.Event()
             self._helpers.append(threads.submit(lambda: self._watch(threads, finished)))
@@ -253,42 +254,36 @@ class ClientBlocks:
 
     def _help(self, waits: bool) -> None:
         """Works beside the others; where these do not only wait, as long as that makes the work go on quicker."""
-        with self._room:
-            if self._next >= self.clients.stop:
-                return
-            begin, done_by_all = time.perf_counter(), self._done_by_all()
-        with one_blas_thread():
-            self._work(None if waits else lambda: self._slows_down(done_by_all, time.perf_counter() - begin))
-
-    def _done_by_all(self) -> float:
-        """Counts the clients that are done, those in blocks that still run included."""
-        return self._done + sum(block.done for block in self._working.values())
+        if self._next < self.clients.stop:
+            with one_blas_thread():
+                self._work(is_judged=not waits)
 
     def work(self) -> list[Work]:
         """Returns what runs, by blocks; by clients where one after the other is counted."""
         now, name = time.perf_counter(), name_of(self.program)
         return [block.work(name, now) for block in list(self._working.values())]
 
-    def _slows_down(self, done_before: float, seconds: float) -> bool:
-        """Tells whether work goes on no quicker with a helper than without: it holds the interpreter lock, then."""
-        with self._room:
-            done = self._done_by_all() - done_before
+    def _slows_down(self, done: int, seconds: float) -> bool:
+        """Returns whether a helper that took so long for so many clients is of no use."""
         if self._alone is None or done < _CLIENTS_TO_JUDGE or seconds < _HELPER_DELAY_SECONDS:
             return False
-        if seconds / done < _HELPER_MIN_GAIN * self._alone:
-            return False
-        self.measured.runs_without_helpers = _RUNS_UNTIL_TRIED_AGAIN
-        return True
+        workers = max(2, self._workers)  # in the end the others have left already
+        is_of_use = seconds / done < _HELPER_MIN_GAIN * self._alone * workers
+        self.measured.note_helper(is_of_use)
+        return not is_of_use
 
-    def _work(self, leave: Callable[[], bool] | None = None) -> None:
-        """Runs blocks until none is left, or `leave` says after one that this thread is of no use."""
+    def _work(self, *, is_judged: bool = False) -> None:
+        """Runs blocks until none is left, or after one of them it turns out that this thread is of no use."""
         with self._room:
             self._workers += 1
         try:
+            done, seconds, disturbed = 0, 0.0, preemptions()
             while (block := self._take()) is not None:
-                self._run_block(block)
-                if leave is not None and leave():
-                    return
+                took = self._run_block(block)
+                if is_judged and disturbed == (disturbed := preemptions()):
+                    done, seconds = done + block.stop - block.start, seconds + took
+                    if self._slows_down(done, seconds):
+                        return
         finally:
             with self._room:
                 self._workers -= 1
@@ -305,9 +300,7 @@ class ClientBlocks:
             size = self._block_size()
             stop = min((start // size + 1) * size, self.clients.stop)
             self._next = stop
-            counted = self._is_streamed()
-            block = _Block(start, stop, time.perf_counter(), 0 if counted else (stop - start) / 2, counted)
-            self._working[start] = block
+            block = self._working[start] = _Block(start, stop, time.perf_counter(), self._is_streamed())
             return block
 
     def _block_size(self) -> int:
@@ -330,7 +323,8 @@ class ClientBlocks:
         """Tells whether results go into the sink one by one."""
         return self._streams and self.measured.result_bytes > _LARGE_BYTES
 
-    def _run_block(self, block: _Block) -> None:
+    def _run_block(self, block: _Block) -> float:
+        """Runs a block, and returns how long that took."""
         first, size = block.start, block.stop - block.start
         offset = first - self.clients.start
         whole = size == len(self.clients)
@@ -360,7 +354,7 @@ class ClientBlocks:
                 if first < self._error_client or not isinstance(error, Exception):
                     self._error, self._error_client = error, first
                 self._room.notify_all()
-            return
+            return 0.0
         seconds = time.perf_counter() - block.begin
         with self._room:
             del self._working[block.start]
@@ -370,6 +364,7 @@ class ClientBlocks:
                 self._room.notify_all()
         if self.progress is not None:
             self.progress.finished(size)
+        return seconds
 
 
 def _bytes_per_client(column: Column) -> int:

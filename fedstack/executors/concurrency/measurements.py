@@ -1,5 +1,6 @@
 """Remembers how fast programs were, so that later runs know whether threads pay and how many clients fit a block."""
 
+import sys
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ from fedstack.computations.plan.program import Program
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.transport.wire.frames import Work
 
+# For so many runs at most no second thread is tried.
+_MOST_RUNS_WITHOUT_HELPERS = 64
+
 
 @attrs.define(eq=False)
 class Measurements:
@@ -22,18 +26,34 @@ class Measurements:
       result_bytes: The size of the arrays that one client yields, when last measured.
       runs: How often the program has been run for many clients with threads at hand.
       runs_without_helpers: For how many more runs no second thread is tried, because it did not pay.
+      misses: How often in a row it did not pay.
     """
 
     seconds_per_call: float | None = None
     result_bytes: int = 0
     runs: int = 0
     runs_without_helpers: int = 0
+    misses: int = 0
+
+    def note_helper(self, pays: bool) -> None:
+        """Notes whether a second thread pays: if not, the next is tried later each time, since one run may err."""
+        self.misses = 0 if pays else self.misses + 1
+        self.runs_without_helpers = 0 if pays else min(1 << self.misses, _MOST_RUNS_WITHOUT_HELPERS)
 
 
 @made_once
 def measurements_of(program: Program) -> Measurements:
     """Returns how fast a linked program was: one object for all executors that run it."""
     return Measurements()
+
+
+def preemptions() -> int:
+    """Returns how often the system has taken the core from this thread for others; 0 where it does not say."""
+    if sys.platform != "linux":
+        return 0
+    import resource  # not everywhere
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 class _OneRun:

@@ -13,6 +13,7 @@ import pytest
 
 import fedstack
 from fedstack.contexts import SyncExecutionContext
+from fedstack.executors.concurrency.measurements import Measurements
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.meeting import LIMIT_SECONDS, Meeting
@@ -98,6 +99,15 @@ class Running:
         with self._lock:
             self.now -= 1
         return x
+
+
+def test_a_second_thread_that_does_not_pay_is_tried_later_each_time_and_one_that_pays_again_at_once() -> None:
+    measured = Measurements()
+    found: list[int] = []
+    for pays in (False, False, False, *[False] * 10, True, False):
+        measured.note_helper(pays)
+        found.append(measured.runs_without_helpers)
+    assert found == [2, 4, 8, 16, 32, *[64] * 8, 0, 2]
 
 
 @pytest.mark.parametrize(
