@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import attrs
 
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
+from fedstack.computations.types.language_mistakes import note_fix
 from fedstack.computations.types.missing_context import explain_missing_contexts
 from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.invocation import closed_error
@@ -64,6 +65,8 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None) -> 
     Raises:
       ContextError: If a newer block of another context has not ended, or the block has begun in another thread.
     """
+    if error is not None:
+        note_fix(error)  # a computation may be built in the block
     blocks, newest = _thread.blocks, get_context_stack().current
     block = next((block for block in reversed(blocks) if block.context is context and not block.is_over), None)
     if block is not None:

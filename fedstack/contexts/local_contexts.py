@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
-from fedstack.computations.types.language import set_default_context
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.contexts.progress_display import chosen_progress
+from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.factories import check_options, local_executor_factory
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory

@@ -28,6 +28,7 @@ PAGES = (
     "docs/contexts.md",
     "docs/editors.md",
     "docs/errors.md",
+    "docs/mistakes.md",
     "docs/workers.md",
     "docs/leaf_runtimes.md",
 )

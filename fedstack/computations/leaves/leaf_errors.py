@@ -10,6 +10,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import RetryableError
+from fedstack.computations.types.language_mistakes import advice_on
 from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.errors import FedstackError, LeafError
 
@@ -50,6 +51,8 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         advice = "; arguments are read-only because they are shared: change a copy, x = x.copy()"
     elif isinstance(error, RuntimeError) and "running event loop" in text:
         advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
+    elif (language_advice := advice_on(error)) is not None:
+        advice = f"; {language_advice}"
     shown = type(error).__name__ + (f": {text}" if text else "")
     raise LeafError(
         f"{name!r} raised {shown}{where}{advice}{users_lines(error)}",

@@ -27,6 +27,7 @@ from fedstack.computations.types.language import (
     get_context_stack,
     infer_type,
 )
+from fedstack.computations.types.language_mistakes import note_fix
 from fedstack.computations.types.missing_context import explain_missing_contexts
 from fedstack.computations.types.type_structure import (
     common_type,
@@ -84,14 +85,18 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
     def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Runs the function in the context in force, on arguments by position or by the names of its parameters."""
-        if not kwargs:
-            return super().__call__(*args)
-        parameter = self._function.parameter
-        fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
-        # The language matches names with members of the type; it does not know what others are called.
-        if any(field in kwargs for field, _ in fields):
-            return super().__call__(*args, **kwargs)
-        return super().__call__(*self._by_position(args, kwargs))
+        try:
+            if not kwargs:
+                return super().__call__(*args)
+            parameter = self._function.parameter
+            fields = fields_of(parameter) if isinstance(parameter, StructType) else ()
+            # The language matches names with members of the type; it does not know what others are called.
+            if any(field in kwargs for field, _ in fields):
+                return super().__call__(*args, **kwargs)
+            return super().__call__(*self._by_position(args, kwargs))
+        except Exception as error:
+            note_fix(error)
+            raise
 
     def _by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
         signature = inspect.signature(self._function.function)

@@ -1,0 +1,118 @@
+"""Says what to do about mistakes in federated computations, where the language says what it found.
+
+The language raises while it builds a computation. fedstack sees the error only if it is among the callers: a leaf that
+is called, a block with a context in force, a program that ends. There the advice becomes a note on the language's own
+exception. `docs/mistakes.md` has them all.
+"""
+
+import re
+import sys
+import traceback
+from pathlib import PurePath
+from typing import NamedTuple
+
+from fedstack.errors import FedstackError
+
+
+class Mistake(NamedTuple):
+    """A mistake that the language finds.
+
+    Attributes:
+      message: What occurs in its message.
+      advice: What to do, in words that stand after a semicolon.
+    """
+
+    message: re.Pattern[str]
+    advice: str
+
+
+_UNPLACED = r"must be a FederatedType or implicitly convertible to a FederatedType \(got a "
+_MAPPED = r"expects a parameter of type {}, but member constituents of the mapped value are of incompatible type {}"
+# In this order: the first that matches is meant.
+MISTAKES = tuple(
+    Mistake(re.compile(message, re.DOTALL), advice)
+    for message, advice in {
+        f"{_UNPLACED}(?=.*@SERVER)(?=.*@CLIENTS)|^federated_zip requires .* the same placement": (
+            "send what is at the server to the clients first, with fl.federated_broadcast"
+        ),
+        _UNPLACED + r"\(": "give the function first and the value second, fl.federated_map(function, value)",
+        _UNPLACED + ".*@(CLIENTS|SERVER)": (
+            "place the constants beside it where it is, fl.federated_value(constant, fl.CLIENTS)"
+        ),
+        _UNPLACED: (
+            "declare parameters with a placement, fl.FederatedType(type, fl.CLIENTS), place constants with "
+            "fl.federated_value, and call fl.federated_... only in the body of a federated computation"
+        ),
+        r"`federated_language\.Value`, found <class '(builtin_)?(function|method)": (
+            "decorate the function with fedstack.python_computation"
+        ),
+        r"'Value'|of type Value which|do not support boolean|^Operator \w+\(\) is only|of non-structural type": (
+            "a federated value has no data before the computation runs: do the work in a function that is decorated "
+            "with fedstack.python_computation, and map it with fl.federated_map"
+        ),
+        _MAPPED.format("(?P<member>.+)", r"<(?P=member)>\.$"): (
+            "[type] declares a struct with one member: write the type without the list, or map its member, value[0]"
+        ),
+        _MAPPED.format("<.+,.+>", r"[^<]+$"): (
+            "the function has several parameters: map it over a tuple with a value for each, "
+            "fl.federated_map(function, (a, b))"
+        ),
+        _MAPPED.format(".+", ""): "declare the same type for both, or map a function first that converts",
+        "with the average operator": (
+            "map a function first that returns floating-point numbers, such as np.float32(x)"
+        ),
+        "with the (min|max) operator|is not sum-compatible": (
+            "map a function first that returns numbers, such as np.int32(x)"
+        ),
+        "should be placed at CLIENTS, but it is placed at SERVER": (
+            "what is at the server is one value: it has been aggregated, or it is to be broadcast first"
+        ),
+        "should be placed at SERVER, but it is placed at CLIENTS": (
+            "aggregate what is at the clients first, with fl.federated_sum or fl.federated_mean for example"
+        ),
+        "^Expected [^@]+ to be assignable to .*@(CLIENTS|SERVER)": (
+            "do not call the function on a federated value: map it, fl.federated_map(function, value)"
+        ),
+        "construct an intrinsic in context|should only be used in contexts which": (
+            "call fl.federated_... only in the body of a function that is decorated with fl.federated_computation"
+        ),
+        r"^Function with \d+ parameters": (
+            "write one type per parameter, without a list: @fl.federated_computation(type, type)"
+        ),
+        "^Error parsing message with type 'federated_language": (
+            "computations call each other too deeply: decorate only the outermost function, and leave those that it "
+            "calls undecorated"
+        ),
+    }.items()
+)
+
+
+def advice_on(error: BaseException) -> str | None:
+    """Returns what to do about an error, or `None` unless the language raised it for a mistake that is known here."""
+    if isinstance(error, FedstackError) or not _is_of_language(error):
+        return None
+    try:
+        text = str(error)
+    except Exception:  # it may come from a function of the user's that the language called
+        return None
+    return next((mistake.advice for mistake in MISTAKES if mistake.message.search(text)), None)
+
+
+def _is_of_language(error: BaseException) -> bool:
+    """Returns whether the language raised an error, or called the function that did."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any("federated_language" in PurePath(frame.f_code.co_filename).parts for frame, _ in frames)
+
+
+def fix_of(error: BaseException) -> str | None:
+    """Returns the advice on an error as a sentence, or `None`."""
+    advice = advice_on(error)
+    return None if advice is None else f"To fix it: {advice}."
+
+
+def note_fix(error: BaseException) -> None:
+    """Adds the advice on an error to it, as a note and only once. Before Python 3.11 there are no notes."""
+    if sys.version_info >= (3, 11):
+        fix = fix_of(error)
+        if fix is not None and fix not in getattr(error, "__notes__", ()):
+            error.add_note(fix)
