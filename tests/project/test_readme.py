@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -31,6 +32,7 @@ PAGES = (
     "docs/mistakes.md",
     "docs/workers.md",
     "docs/leaf_runtimes.md",
+    "docs/recipes.md",
 )
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 ALL_TEXT = "".join(TEXTS.values())
@@ -45,9 +47,16 @@ class Block(NamedTuple):
     output: str
 
 
-BLOCKS = {
+# With all that it needs PyTorch takes gigabytes, so it is no part of the development environment: where it is not
+# installed, what needs it is compiled only.
+NOT_HERE = [name for name in ("torch",) if importlib.util.find_spec(name) is None]
+ALL_BLOCKS = {
     page: [Block(found["source"], found["output"] or "") for found in _BLOCK.finditer(text)]
     for page, text in TEXTS.items()
+}
+BLOCKS = {
+    page: [block for block in blocks if not any(f"import {name}\n" in block.source for name in NOT_HERE)]
+    for page, blocks in ALL_BLOCKS.items()
 }
 
 
@@ -116,6 +125,11 @@ def test_every_python_block_prints_what_the_page_says(page: str, tmp_path: Path)
     ]
     assert len(outputs) == len(BLOCKS[page]) > 0
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_python_block_compiles(page: str) -> None:
+    assert all(compile(block.source, page, "exec") for block in ALL_BLOCKS[page])
 
 
 def test_the_readme_can_be_read_at_once() -> None:
