@@ -57,6 +57,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.plan.intrinsics._checked._items": (None, "a type's, and ends with it"),
     "computations.leaves.leaf_runtimes._installed": (1, "takes no argument"),
     "computations.leaves.leaf_runtimes._runtimes": (CONSTANT, "what was registered or is installed"),
+    "computations.leaves.python.captures._told._items": (1000, "and nothing but names; the client's"),
+    "computations.leaves.python.handles.registry._kept_of_code": (None, "code of functions that are kept"),
     "computations.leaves.python.source_digests._files_as_imported": (None, "installed files of allowed modules"),
     "computations.leaves.python.source_digests._modules._items": (1000, "and 500 KB"),
     "computations.leaves.version_skew._told": (None, "modules that are imported here; the client's"),

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.leaves.leaf import Leaf
 from fedstack.computations.leaves.leaf_runtimes import PROCESS, Destination, LeafRuntime, register_leaf_runtime
+from fedstack.computations.leaves.python.captures import unwritable_variable, warn_if_large
 from fedstack.computations.leaves.python.function_pickles import dumps, loads
 from fedstack.computations.leaves.python.handles import find_function, handle_of, known_function
 from fedstack.computations.leaves.python.named_functions import (
@@ -222,10 +223,13 @@ def portable_carrier(content: any_pb2.Any, destination: Destination) -> any_pb2.
         try:
             pickled = dumps((function, containers))
         except Exception as error:  # what it refers to may refuse in any way
+            variable = unwritable_variable(function)
+            where = f"; at its variable {variable!r}" if variable else ""
             raise CarrierError(
-                f"Pickling {found.name!r} raised {type(error).__name__}: "
-                f"{error}; refer to nothing that belongs to this process, such as locks and open files"
+                f"Pickling {found.name!r} raised {type(error).__name__}: {error}{where}; refer to nothing that belongs "
+                "to this process, such as locks and open files"
             ) from error
+        warn_if_large(function, found.name, len(pickled))
         result.Pack(carriers_pb2.PickledPython(function=pickled, python_version=_python_version(), name=found.name))
     else:
         script = script_of(function)

@@ -1,7 +1,9 @@
 """Names the functions of this process by handles: what a computation has in it as long as it stays here."""
 
 import itertools
+import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -12,6 +14,10 @@ from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import Type
 from fedstack.errors import CarrierError
 from fedstack.proto import carriers_pb2
+
+_logger = logging.getLogger(__name__)
+# So many functions of the same lines are made in a loop.
+_MANY = 200
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +41,7 @@ class HandleRegistry:
         self._serials = itertools.count(1)
         self._known: weakref.WeakValueDictionary[int, PythonFunction] = weakref.WeakValueDictionary()
         self._kept: dict[int, PythonFunction] = {}
+        self._kept_of_code: Counter[object] = Counter()
 
     def add(self, function: PythonFunction) -> int:
         """Registers a function and returns its serial number."""
@@ -43,10 +50,20 @@ class HandleRegistry:
         return serial
 
     def keep(self, serial: int) -> None:
-        """Holds the function for as long as the process lives."""
+        """Holds the function for as long as the process lives; warns once of many that are made by the same lines."""
         found = self._known.get(serial)
-        if found is not None:
-            self._kept[serial] = found
+        if found is None or serial in self._kept:
+            return
+        self._kept[serial] = found
+        code = getattr(found.function, "__code__", found.name)
+        self._kept_of_code[code] += 1
+        if self._kept_of_code[code] == _MANY:
+            _logger.warning(
+                "%r has been decorated and built into computations %d times, and all of these stay in memory; decorate "
+                "it once, and give what differs as an argument",
+                found.name,
+                _MANY,
+            )
 
     def find(self, serial: int) -> PythonFunction | None:
         """Returns the function, or `None` if it is gone."""
