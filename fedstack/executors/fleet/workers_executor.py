@@ -23,6 +23,7 @@ from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import ComposedPhases
+from fedstack.executors.concurrency.phase_events import told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.fleet.fleet_driver import FleetDriver
@@ -271,7 +272,8 @@ class _WorkerSlice(PhaseRunner):
             types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
             argument = await remote.create_known(tuple(unshared(inputs)), types)
         mapped = await remote.create_call(function, argument)
-        with PhaseReport(current_scope().progress, len(clients)) as report:
+        told = told_phase(phase.program, clients, self._worker.address)
+        with told, PhaseReport(current_scope().progress, len(clients)) as report:
             report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
             column = cast(Column, await mapped.pull())
         try:

@@ -34,6 +34,8 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments
+from fedstack.observe.spans import NO_SPAN, Span, is_id
+from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker
@@ -135,6 +137,17 @@ def write_phase(
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack(value.value, payload, type_spec)
     return request
+
+
+def write_span(span: Span, message: messages.Span) -> None:
+    """Writes where in a call the sender of a phase is."""
+    message.trace, message.call, message.id = span.trace, span.call, span.id
+
+
+def read_span(message: messages.Span) -> Span:
+    """Returns where in a call the sender of a phase is; none if it does not say so, or not by ids."""
+    ids = message.trace, message.call, message.id
+    return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
 
 
 def _name_of(index: int) -> str:

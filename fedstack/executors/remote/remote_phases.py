@@ -10,11 +10,12 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.lost_ranges import Suspects
 from fedstack.executors.remote.phase_copies import PhaseCopies
-from fedstack.executors.remote.phase_messages import code_versions, write_phase
+from fedstack.executors.remote.phase_messages import code_versions, write_phase, write_span
 from fedstack.executors.remote.phase_results import ReceivedResult, read_result
 from fedstack.executors.remote.remote_sessions import RemoteSession
 from fedstack.executors.remote.remote_transfers import check_size, packer_for, receive
@@ -109,8 +110,24 @@ async def _run(
     peer = session.peer
     if peer is None:
         raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
+    with told_phase(phase.program, clients, session.stub.address) as note:
+        return await _run_told(session, phase, inputs, arguments, clients, peer, note)
+
+
+async def _run_told(
+    session: RemoteSession,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    peer: messages.HandshakeResponse,
+    note: PhaseNote | None,
+) -> PhaseResult:
     copies = PhaseCopies(session)
     request, packer = _written(session, phase, inputs, arguments, clients, peer, copies)
+    if note is not None:
+        write_span(current_scope().span, request.span)
+        note.bytes_sent = request.ByteSize() + packer.segment_bytes
     states = partial_states(phase, arguments)
     unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, clients=len(clients), for_results=True)
 
@@ -118,6 +135,8 @@ async def _run(
         result = read_result(phase, states, clients, response, unpacker)
         copies.settle(response.kept)
         warn_of_differing(response.differing_module, session.stub.address)
+        if note is not None:
+            note.bytes_received = response.ByteSize() + sum(map(len, unpacker.buffers))
         return result
 
     async def call(report: PhaseReport) -> ReceivedResult:

@@ -19,9 +19,10 @@ from fedstack.computations.values.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
+from fedstack.executors.remote.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import receive
@@ -273,11 +274,12 @@ class ExecutorExtensions:
 
     async def run_phase(self, incoming: Incoming) -> Answers:
         """Runs a client phase."""
-        progress = ProgressCounts()
+        progress = ToldCounts()
 
         async def receive_and_run() -> Parcel:
-            set_scope(attrs.evolve(current_scope(), progress=progress))  # of this task only
             received = await receive(incoming, messages.PhaseRequest)
+            progress.span = read_span(received.message.span)
+            set_scope(attrs.evolve(current_scope(), progress=progress, span=progress.span))  # of this task only
             session = self._core.find(received.message.executor)
             self._core.running.watch(progress, session.id)
             return await self._core.run(session, run_phase(self._core, session, received))

@@ -29,7 +29,7 @@ from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.service.server.limits import ServiceLimits, check_sizes
 
 _T = TypeVar("_T")
@@ -183,7 +183,7 @@ class SharedComputation:
     """
 
     def __init__(self, value: ExecutorValue, grace_seconds: float) -> None:
-        self.progress = ProgressCounts()
+        self.progress = ToldCounts()
         self._task = asyncio.ensure_future(compute(value, self.progress))
         self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds
