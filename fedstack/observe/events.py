@@ -220,13 +220,7 @@ class LeafLoaded(Event):
 
 @attrs.frozen(kw_only=True)
 class WorkCancelled(Event):
-    """Nobody waits for some work any more, and it goes on: a Python function cannot be stopped.
-
-    Attributes:
-      seconds: For how long it has run.
-    """
-
-    seconds: float
+    """Nobody waits for some work on a thread any more, and it goes on: a Python function cannot be stopped."""
 
 
 @attrs.frozen(kw_only=True)

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import threading
+import time
 import uuid
 import weakref
 from importlib import metadata
@@ -30,6 +31,8 @@ from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
+from fedstack.observe.events import LeafLoaded
+from fedstack.observe.observers import observers
 
 # Names this process, for what must not leave it.
 PROCESS = uuid.uuid4().hex
@@ -206,7 +209,11 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     runtime = find_runtime(name)
     if runtime is None:
         raise unknown_carrier(name)
-    return runtime.load(computation)
+    begin = time.perf_counter()
+    leaf = runtime.load(computation)
+    if observers.present:
+        observers.tell(LeafLoaded(name=leaf.name, carrier=name, seconds=time.perf_counter() - begin))
+    return leaf
 
 
 def unknown_carrier(name: str) -> CarrierError:

@@ -15,6 +15,8 @@ from fedstack.computations.types.after_fork import is_renewed, renew_after_fork
 from fedstack.computations.types.error_text import text_of
 from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.turns import TurnQueue
+from fedstack.observe.events import WorkCancelled
+from fedstack.observe.observers import observers
 from fedstack.transport.peers.daemon_threads import start_daemon
 
 _T = TypeVar("_T")
@@ -194,6 +196,8 @@ class ThreadPool:
             job.is_replaced = counted is None or counted.add()
             self._count(job, 1)
         self._start_threads()
+        if observers.present and job.running():
+            observers.tell(WorkCancelled(**job.scope.span.ids))
 
     def _count(self, job: Job[Any], sign: int) -> None:
         """Counts the thread of a job among those that nobody can count on, if it is one; or with -1, no longer."""

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 
-from fedstack.computations.types.error_text import text_of
-from fedstack.computations.types.traceback_filter import users_lines
 from fedstack.executors.fleet.fleet import Change
 from fedstack.executors.fleet.worker import State, Worker
+from fedstack.observe.events import WorkerLost, WorkerReady
+from fedstack.observe.observers import log_raised, observers
 
 _logger = logging.getLogger(__name__)
 
@@ -22,6 +22,22 @@ class FleetObserver:
 
     def removed(self, worker: Worker) -> None:
         """A worker does not belong to the fleet any more."""
+
+
+class _Told(FleetObserver):
+    """Tells the observers of this process."""
+
+    def ready(self, worker: Worker) -> None:
+        if observers.present:
+            observers.tell(WorkerReady(worker=worker.address))
+
+    def lost(self, worker: Worker, error: Exception) -> None:
+        if observers.present:
+            kind, reason = type(error).__name__, worker.line_of(error)
+            observers.tell(WorkerLost(worker=worker.address, error=kind, reason=reason))
+
+
+_TOLD = _Told()
 
 
 class FleetObservers:
@@ -43,13 +59,11 @@ class FleetObservers:
 
     def tell(self, change: Change) -> None:
         """Tells all of them; one that raises is told nothing more."""
-        for observer in self._observers:
+        for observer in (_TOLD, *self._observers):
             try:
                 _tell(observer, change)
             except Exception as error:
-                # As text: log records that are kept must not keep the frames of the error alive.
-                said, lines = f"{type(error).__name__}: {text_of(error)}", users_lines(error)
-                _logger.warning("%r raised %s; it is told nothing more of workers%s", observer, said, lines)
+                log_raised(_logger, repr(observer), error, "it is told nothing more of workers")
                 self._remove(observer)
 
 

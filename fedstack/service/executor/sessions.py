@@ -17,6 +17,8 @@ from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Exe
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.observe.events import SessionClosed, SessionOpened
+from fedstack.observe.observers import observers
 from fedstack.service.executor.held_values import SharedComputation
 from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServiceLimits, exceeded
@@ -178,6 +180,8 @@ class Session:
         if self.ended:
             return
         self.ended = why
+        if observers.present:
+            observers.tell(SessionClosed(session=self.id[:8], reason=why))
         for task in self._tasks:
             task.cancel()
         for pull in self._pulls.values():
@@ -235,6 +239,8 @@ class SessionTable:
         session = Session(executor, clients, self._limits, end, takes_any_number=any_number)
         self._leases.open(session.id, lease_seconds)
         self._sessions[session.id] = session
+        if observers.present:
+            observers.tell(SessionOpened(session=session.id[:8], clients=clients))
         return session
 
     def _make_room(self, caller: str) -> bool:

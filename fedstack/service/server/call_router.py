@@ -5,13 +5,15 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.observe.events import RpcEnded
+from fedstack.observe.observers import observers
 from fedstack.service.server.call_log import FailureLog, RefusalLog
 from fedstack.service.server.call_stream import CallStream, Context, Task, too_slow
 from fedstack.service.server.fair_shares import FairShares
@@ -32,7 +34,6 @@ from fedstack.transport.peers.methods import (
 from fedstack.transport.wire.status import DETAILS_KEY, Code, StatusError, code_of, details_of, message_of
 
 _logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
@@ -199,7 +200,7 @@ class CallRouter(grpc.GenericRpcHandler):
 
         async def handle(_: object, context: Context) -> bytes | None:
             stream = CallStream(context, table.silent, header_seconds)
-            return await self._run(name, context, table, lambda task: work(stream, task))
+            return await self._run(name, context, stream, table, lambda task: work(stream, task))
 
         if isinstance(method, (UnaryMethod, UploadMethod)):
             return grpc.stream_unary_rpc_method_handler(cast("Any", handle))
@@ -230,7 +231,7 @@ class CallRouter(grpc.GenericRpcHandler):
 
     def _refusal(self, code: Code, message: str, note: Callable[[str], None] = lambda peer: None) -> Handler:
         async def refuse(_: object, context: Context) -> None:
-            self.counts.add(_OTHER_METHODS, code.name)
+            self._ended(_OTHER_METHODS, code, 0.0, 0, 0)
             note(context.peer())
             await _abort(context, code, message)
 
@@ -238,11 +239,16 @@ class CallRouter(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
 
     async def _run(
-        self, name: str, context: Context, table: _Table, work: Callable[[Task], Awaitable[_T]]
-    ) -> _T | None:
+        self,
+        name: str,
+        context: Context,
+        stream: CallStream,
+        table: _Table,
+        work: Callable[[Task], Awaitable[bytes | None]],
+    ) -> bytes | None:
         """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
         task = cast("Task", asyncio.current_task())
-        code = Code.UNKNOWN
+        begin, code, result = time.perf_counter(), Code.UNKNOWN, None
         try:
             caller = self._caller(context)
             # A call is a task of its own, so this concerns nobody else.
@@ -276,8 +282,17 @@ class CallRouter(grpc.GenericRpcHandler):
                 self._failures.failed(context.peer(), name, known)
             await _fail(context, known, error)
         finally:
-            self.counts.add(name, code.name)
+            sent = stream.bytes_sent + len(result or b"")
+            self._ended(name, code, time.perf_counter() - begin, stream.bytes_received, sent)
         return None
+
+    def _ended(self, name: str, code: Code, seconds: float, received: int, sent: int) -> None:
+        """Counts a call that has ended, and tells of it."""
+        self.counts.add(name, code.name)
+        if observers.present:
+            observers.tell(
+                RpcEnded(method=name, code=code.name, seconds=seconds, bytes_received=received, bytes_sent=sent)
+            )
 
 
 def _gave_way() -> DeadlineExceededError:

@@ -24,6 +24,10 @@ class CallStream:
       context: The call.
       silent: Has the tasks of calls that have sent nothing yet, and since when, the longest first.
       seconds: How long the first message of a stream may take; `None` for any time, during which the call is silent.
+
+    Attributes:
+      bytes_received: How much has come in.
+      bytes_sent: How much has gone out this way.
     """
 
     def __init__(self, context: Context, silent: dict[Task, float], seconds: float | None) -> None:
@@ -31,6 +35,7 @@ class CallStream:
         self._silent = silent
         self._seconds = seconds
         self._begun = False
+        self.bytes_received = self.bytes_sent = 0
 
     async def only_message(self, name: str) -> bytes:
         """Returns the message of a call that has one.
@@ -65,7 +70,14 @@ class CallStream:
 
     async def _read(self) -> bytes | None:
         message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
+        if message is grpc.aio.EOF:
+            return None
+        self.bytes_received += len(message)
+        return message
+
+    async def _write(self, message: bytes) -> None:
+        self.bytes_sent += len(message)
+        await self._context.write(message)
 
     async def _read_silently(self) -> bytes | None:
         task = asyncio.current_task()
@@ -86,7 +98,7 @@ class CallStream:
         """Writes messages, each when it is there."""
         try:
             async for message in messages:
-                await self._context.write(message)
+                await self._write(message)
         finally:
             await _close(messages)
 
@@ -98,15 +110,15 @@ class CallStream:
                     await self._send_parcel(answer)
                 else:
                     beat = heartbeat_frame(answer.done, answer.running, answer.failed, answer.work)
-                    await self._context.write(beat)
+                    await self._write(beat)
         finally:
             await _close(answers)
 
     async def _send_parcel(self, parcel: Parcel) -> None:
         frames = frames_of(parcel)
-        await self._context.write(await sized(len(parcel.header), lambda: next(frames), LOOP_COPY_BYTES))
+        await self._write(await sized(len(parcel.header), lambda: next(frames), LOOP_COPY_BYTES))
         for frame in frames:
-            await self._context.write(frame)
+            await self._write(frame)
 
 
 class _Pieces:

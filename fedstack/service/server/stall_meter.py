@@ -5,6 +5,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from fedstack.observe.events import LoopStalled
+from fedstack.observe.observers import observers
+
 _logger = logging.getLogger(__name__)
 # A loop that comes back later than that has stood still.
 STALL_SECONDS = 0.1
@@ -42,6 +45,8 @@ class StallCounts:
             return None
         self.stalls += 1
         self.longest_seconds = max(self.longest_seconds, late)
+        if observers.present:
+            observers.tell(LoopStalled(seconds=late))
         if now < self._quiet_until:
             return None
         self._quiet_until = now + _SECONDS_BETWEEN_WARNINGS
