@@ -13,7 +13,16 @@ from watching import watched
 import fedstack
 from fedstack.contexts import ProgressCounts
 from fedstack.errors import WorkerUnavailableError
-from fedstack.observe import CallEnded, CallRetried, CallStarted, ClientsChanged, Folded, PhaseEnded, PhaseStarted
+from fedstack.observe import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    ClientsChanged,
+    Folded,
+    LeafLoaded,
+    PhaseEnded,
+    PhaseStarted,
+)
 from fedstack.observe.spans import is_id
 
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -48,7 +57,7 @@ def totals(changes: list[ClientsChanged]) -> tuple[int, int, int, int]:
 def test_a_call_is_told_of_with_its_phase_and_its_clients_in_order() -> None:
     with watched() as diary:
         assert double_all(list(range(10))) == 90
-    kinds = [kind for kind, _ in itertools.groupby(diary.kinds())]
+    kinds = [kind for kind, _ in itertools.groupby(diary.kinds(LeafLoaded))]
     assert kinds == ["CallStarted", "PhaseStarted", "ClientsChanged", "Folded", "PhaseEnded", "CallEnded"]
     call, phase = diary.the(CallStarted), diary.the(PhaseStarted)
     assert (call.computation, phase.functions, phase.first_client, phase.clients) == ("double_all", "double", 0, 10)
@@ -102,7 +111,7 @@ def test_each_attempt_that_fails_is_told_of_and_the_call_ends_once() -> None:
 
     with watched() as diary:
         lose_all([0, 1])
-    assert diary.kinds(ClientsChanged) == [
+    assert diary.kinds(ClientsChanged, LeafLoaded) == [
         "CallStarted",
         "PhaseStarted",
         "PhaseEnded",
@@ -156,7 +165,7 @@ def of_nothing() -> fl.Value:
 def test_a_computation_is_told_of_by_the_name_of_its_function(call: Any, name: str) -> None:
     with watched() as diary:
         call()
-    assert diary.kinds() == ["CallStarted", "CallEnded"]
+    assert diary.kinds(LeafLoaded) == ["CallStarted", "CallEnded"]
     assert diary.the(CallEnded).computation == name
 
 

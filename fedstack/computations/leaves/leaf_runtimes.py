@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.error_text import name_text
@@ -212,7 +213,8 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     begin = time.perf_counter()
     leaf = runtime.load(computation)
     if observers.present:
-        observers.tell(LeafLoaded(name=leaf.name, carrier=name, seconds=time.perf_counter() - begin))
+        seconds = time.perf_counter() - begin
+        observers.tell(LeafLoaded(**current_scope().span.ids, name=leaf.name, carrier=name, seconds=seconds))
     return leaf
 
 

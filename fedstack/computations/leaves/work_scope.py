@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from fedstack.computations.leaves import carrier_policy
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
 from fedstack.observe.spans import NO_SPAN, Span
+
+if TYPE_CHECKING:
+    from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # which looks at the scope itself
 
 MAX_STEPS = 1_000_000
 Environment = Callable[[], contextlib.AbstractContextManager[object]]
@@ -114,7 +116,7 @@ class WorkScope:
     origin: str = ""
     policy: CarrierPolicy | None = None
     max_steps: int = MAX_STEPS
-    leaves: LoadedLeaves | None = None
+    leaves: "LoadedLeaves | None" = None
     environment: Environment = contextlib.nullcontext
     abandoned: Abandoned | None = None
     progress: ClientCounter | None = None
