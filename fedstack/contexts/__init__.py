@@ -1,6 +1,7 @@
 """Who asks: execution contexts, over any factory of executors."""
 
 from fedstack.contexts.contexts import AsyncExecutionContext, SyncExecutionContext
+from fedstack.contexts.language_tracing import use_language_tracing
 from fedstack.executors.concurrency.progress import ProgressCounts, ProgressListener
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 
@@ -10,4 +11,5 @@ __all__ = [
     "ProgressListener",
     "ResourceManagingExecutorFactory",
     "SyncExecutionContext",
+    "use_language_tracing",
 ]

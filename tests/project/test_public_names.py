@@ -36,6 +36,7 @@ PUBLIC_NAMES = {
         "ProgressListener",
         "ResourceManagingExecutorFactory",
         "SyncExecutionContext",
+        "use_language_tracing",
     ],
     "fedstack.leaves": ["CarrierPolicy", "Destination", "Leaf", "LeafRuntime", "register_leaf_runtime"],
     "fedstack.observe": [

@@ -4,6 +4,8 @@ The language ships no `py.typed`, so the rest of the package imports it from her
 wheel takes them to users.
 """
 
+from typing import Any
+
 from federated_language import CLIENTS as CLIENTS
 from federated_language import SERVER as SERVER
 from federated_language import FederatedType as FederatedType
@@ -16,8 +18,13 @@ from federated_language import TensorType as TensorType
 from federated_language import Type as Type
 from federated_language import Value as Value
 from federated_language import to_type as to_type
+from federated_language.common_libs import tracing as _tracing
 from federated_language.common_libs.structure import Struct as Struct
 from federated_language.common_libs.structure import iter_elements as _iter_elements
+from federated_language.common_libs.tracing import TracedFunctionThrew as TracedFunctionThrew
+from federated_language.common_libs.tracing import TracedSpan as TracedSpan
+from federated_language.common_libs.tracing import TraceResult as TraceResult
+from federated_language.common_libs.tracing import TracingProvider as TracingProvider
 from federated_language.framework import AsyncContext as AsyncContext
 from federated_language.framework import CardinalitiesType as CardinalitiesType
 from federated_language.framework import ComputationBuildingBlock as ComputationBuildingBlock
@@ -35,7 +42,23 @@ from federated_language.proto import array_pb2 as array_pb2
 from federated_language.proto import computation_pb2 as computation_pb2
 from federated_language.proto import data_type_pb2 as data_type_pb2
 
+# The language lets set its tracing providers and does not say which they are.
+_module: Any = _tracing
+
 
 def struct_elements(struct: Struct) -> list[tuple[str | None, object]]:
     """Lists the (name, value) pairs of the language's `Struct`."""
     return list(_iter_elements(struct))
+
+
+def tracing_providers() -> list[TracingProvider[object]]:
+    """Returns the tracing providers of the language."""
+    return _module._global_tracing_providers
+
+
+def current_tracing_yields() -> list[object]:
+    """Returns what the span of each provider that is open in this task or thread has yielded."""
+    try:
+        return _module._current_span_yields()
+    except AssertionError:  # other providers were set within that span
+        return []

@@ -1,0 +1,70 @@
+"""Feeds the tracing of Federated Language: calls and phases become spans of its tracing providers."""
+
+import contextlib
+from collections.abc import Generator
+from typing import TypeAlias
+
+from fedstack.computations.types.language import (
+    TracedFunctionThrew,
+    TracedSpan,
+    TraceResult,
+    current_tracing_yields,
+    tracing_providers,
+)
+from fedstack.errors import FedstackError
+from fedstack.observe.events import CallEnded, CallStarted, Event, PhaseEnded, PhaseStarted
+from fedstack.observe.observers import Observer, Subscription, add_observer
+
+# A span of a provider that is open, and what it has yielded: the parent of others.
+_Open: TypeAlias = tuple[Generator[object, TraceResult, None], object]
+
+
+def use_language_tracing() -> Subscription:
+    """Makes calls and client phases spans of the tracing providers of Federated Language, from now on.
+
+    These are set with `federated_language.common_libs.tracing.set_tracing_providers`. A call is a span within the one
+    that is open where it is called, and phases are spans within it. `trace_opts` of a span has the ids `trace`, `span`
+    and `parent`, by which spans of clients and of workers join; at workers, call this too. Providers are called where
+    things happen, on any thread.
+
+    Returns:
+      What ends that, as a context manager or by its method `remove`.
+    """
+    return add_observer(LanguageTracing(), direct=True)
+
+
+class LanguageTracing(Observer):
+    """Opens a span for each call and each phase, and closes it; see `use_language_tracing`."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, list[_Open]] = {}  # by the ids of spans
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case CallStarted(call=span, computation=name):
+                self._begin(event, span, "fedstack.call", name, {})
+            case PhaseStarted(phase=span, functions=name, first_client=first, clients=clients, worker=worker):
+                options: dict[str, object] = {"first_client": first, "clients": clients, "worker": worker}
+                self._begin(event, span, "fedstack.phase", name, options)
+            case CallEnded(call=span, error=error) | PhaseEnded(phase=span, error=error):
+                self._end(span, error)
+            case _:
+                pass
+
+    def _begin(self, event: Event, span: str, scope: str, name: str, options: dict[str, object]) -> None:
+        providers = tracing_providers()
+        parents = [parent for _, parent in self._open.get(event.parent, [])] or current_tracing_yields()
+        if len(parents) != len(providers):  # they have been set anew meanwhile
+            parents = [None] * len(providers)
+        told: dict[str, object] = {**options, "trace": event.trace, "span": span, "parent": event.parent}
+        opened = self._open.setdefault(span, [])
+        for provider, parent in zip(providers, parents):
+            generator = provider.span(scope, name, int(span, 16), parent, None, None, told)
+            opened.append((generator, next(generator)))
+
+    def _end(self, span: str, error: str) -> None:
+        for generator, _ in reversed(self._open.pop(span, [])):
+            # Of an error events have the name only.
+            result = TracedFunctionThrew(FedstackError, FedstackError(error), None) if error else TracedSpan()
+            with contextlib.suppress(StopIteration):
+                generator.send(result)
