@@ -39,8 +39,8 @@ from fedstack.observe.observers import observers
 PROCESS = uuid.uuid4().hex
 ENTRY_POINT_GROUP = "fedstack.leaf_runtimes"
 _MAX_LEAVES = 1000
-# Functions by value bring with them what they capture.
-_MAX_LEAF_BYTES = 256 << 20
+# Functions by value bring with them what they capture; plans have them too, and as many bytes again in messages.
+_MAX_LEAF_BYTES = 128 << 20
 
 
 @attrs.frozen

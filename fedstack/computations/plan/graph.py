@@ -30,6 +30,14 @@ class Scope:
         node.index = len(self.nodes)
         self.nodes.append(node)
 
+    def end(self) -> None:
+        """Forgets the nodes, once their function is made: they refer to this, and are kept by what needs them.
+
+        In a circle they would wait for the garbage collector, and functions by value bring any number of bytes.
+        """
+        self.nodes = []
+        self.selections = {}
+
 
 @attrs.define(eq=False, repr=False)
 class Node:
@@ -179,6 +187,7 @@ class Function:
         self.parameter = parameter
         self.result = result
         self.nodes, self.captures = _needed(scope, parameter, result)
+        scope.end()
         self.made: Made = {}
 
     @property

@@ -8,8 +8,9 @@ from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import computation_pb2
 
 _MAX_PLANS = 1000
-# Plans keep what is in their computations: large literals, and the code of functions that have come from elsewhere.
-_MAX_BYTES = 256 << 20
+# Plans keep what is in their computations: large literals, and the code of functions that have come from elsewhere,
+# once as a message and once loaded.
+_MAX_BYTES = 128 << 20
 # A node, and what it becomes in a schedule.
 _NODE_BYTES = 1300
 

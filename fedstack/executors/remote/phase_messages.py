@@ -170,7 +170,8 @@ def _kept_template(phase: Phase, portable: Portable, portable_key: object, versi
     if size < _LARGE_TEMPLATE_BYTES:
         templates[portable_key] = _Kept(versions, template)
     else:
-        key = object()
+        # One key for all versions of its functions, so that the last one takes the place of that before.
+        key = object() if kept is None or isinstance(kept.template, PhaseRequest) else kept.template
         templates[portable_key] = _Kept(versions, key)
         _large_templates.put(key, template, size)
     return template

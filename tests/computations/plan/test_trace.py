@@ -1,6 +1,8 @@
 """Tracing runs a computation on symbols; what is left are calls of leaves and intrinsics, or an error that says why."""
 
 import functools
+import gc
+import weakref
 
 import federated_language as fl
 import federated_language.framework as ir
@@ -99,6 +101,23 @@ def test_a_lambda_that_is_called_leaves_only_what_its_body_calls():
     assert found.nodes[0].argument is found.parameter
     assert found.nodes[1].argument is found.nodes[0]
     assert found.result is found.nodes[1]
+
+
+def test_a_graph_that_nobody_needs_is_freed_without_the_garbage_collector():
+    """What is in it, the code of functions say, may be any number of bytes."""
+    leaf = python_computation([np.int32], np.int32)(lambda x: x)
+    clients = fl.FederatedType(np.int32, fl.CLIENTS)
+    computation = fl.federated_computation(lambda xs: fl.federated_sum(fl.federated_map(leaf, xs)), clients)
+    gc.disable()
+    try:
+        function = trace(computation.to_proto())
+        nodes = [weakref.ref(node) for node in function.nodes]
+        nodes += [weakref.ref(node) for call in function.nodes for inner in call.functions for node in inner.nodes]
+        assert any(isinstance(node(), LeafCall) for node in nodes)
+        del function
+        assert [node() for node in nodes] == [None] * len(nodes)
+    finally:
+        gc.enable()
 
 
 def test_a_curried_function_meets_its_arguments():

@@ -1,5 +1,7 @@
 """Functions that bring much with them to workers."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import federated_language as fl
@@ -34,3 +36,40 @@ def test_a_large_variable_is_warned_of_once_over_many_calls_on_a_worker(
     assert [record.getMessage() for record in caplog.records if record.name == captures.__name__] == [
         "'table' (16 MB) travels with 'leaf' in each call; give it as an argument, or load it in the worker"
     ]
+
+
+def resident_bytes(pid: int) -> int:
+    """Returns the memory of a process, where the system says it."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is in use")
+def test_a_function_that_changes_from_call_to_call_does_not_fill_the_memory_of_worker_and_client() -> None:
+    table = np.random.default_rng(0).random(4_000_000)  # 32 MB
+    number = 0
+
+    def leaf(x: Any) -> Any:
+        return np.int32(x + number + 0 * len(table))
+
+    computation = fl.federated_computation(
+        lambda xs: fl.federated_map(fedstack.python_computation([np.int32], np.int32)(leaf), xs),
+        fl.FederatedType(np.int32, fl.CLIENTS),
+    )
+    with (
+        local_worker_pool(1) as pool,
+        fedstack.create_sync_remote_execution_context(pool) as context,
+        fedstack.use_context(context),
+    ):
+
+        def run(calls: int) -> tuple[int, int]:
+            nonlocal number
+            for _ in range(calls):
+                number += 1
+                assert computation([1]) == [1 + number]
+            return resident_bytes(pool.pids[0]), resident_bytes(os.getpid())
+
+        before = run(10)
+        after = run(20)
+    # What 20 of them bring is 640 MB.
+    assert [later - earlier < 200 << 20 for earlier, later in zip(before, after)] == [True, True]
