@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import inspect
 import weakref
+from bdb import BdbQuit
 from typing import cast
 
 from fedstack.computations.leaves.work_scope import Environment
@@ -60,6 +61,11 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         )
         self._driver = SyncDriver(allow_loop=not debug)
         self._debug = debug
+        self._debugger: Environment = contextlib.nullcontext
+        if debug:
+            from fedstack.contexts.debugging import hiding_frames  # and Python's debugger with it
+
+            self._debugger = hiding_frames
 
     @property
     def executor_factory(self) -> ExecutorFactory:
@@ -68,10 +74,17 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
 
     def invoke(self, comp: object, arg: object) -> object:
         """Runs a computation and returns its result in the containers of its annotated type."""
+        __tracebackhide__ = True
         try:
-            return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
+            with self._debugger():
+                return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
         except FedstackError as error:
-            raise (error if self._debug else without_own_frames(error).with_traceback(None)) from error.__cause__
+            cause = without_own_frames(error).__cause__
+            # A debugger that looks at the error then is where the function raised.
+            frames = cause.__traceback__ if self._debug and cause is not None else None
+            raise error.with_traceback(frames) from cause
+        except (KeyboardInterrupt, BdbQuit) as error:
+            raise without_own_frames(error) from error.__cause__
 
     def close(self) -> None:
         """Closes the executors and ends the context's threads. Idempotent.
@@ -121,6 +134,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
         """Runs a computation and returns its result in the containers of its annotated type."""
         if inspect.isawaitable(arg):
             arg = await arg
+        __tracebackhide__ = True
         try:
             return await self._invoker.invoke(comp, arg)
         except FedstackError as error:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import signal
 import traceback
+from bdb import BdbQuit
 from typing import NoReturn
 
 from fedstack.computations.leaves.work_scope import current_scope
@@ -16,13 +17,15 @@ from fedstack.errors import FedstackError, LeafError
 
 
 def _interrupts(error: BaseException) -> bool:
-    """Tells whether an exception came over a function, and not out of it: Ctrl-C, or from the handler of a signal.
+    """Tells whether an exception came over a function, and not out of it.
+
+    That is Ctrl-C, the end of a debugger's session, or what the handler of a signal raised.
 
     A cancellation that comes out of a function is its own (of a loop inside it): that of a caller never goes in.
     """
     if isinstance(error, asyncio.CancelledError):
         return False
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, BdbQuit)):
         return True
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(inspect.unwrap(handler), "__code__", None) for handler in handlers if callable(handler)}

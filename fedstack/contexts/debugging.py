@@ -1,0 +1,56 @@
+"""Hides the frames between a user's lines from Python's debugger: those of fedstack and of the language.
+
+IPython and pytest hide frames that say so with `__tracebackhide__`. Python's own debugger knows no such word, but what
+`breakpoint()` starts can be another one.
+"""
+
+import contextlib
+import inspect
+import os
+import pdb
+import sys
+from collections.abc import Generator
+from types import FrameType, TracebackType
+from typing import Any
+
+_HIDDEN = ("fedstack", "federated_language", "asyncio", "contextlib")
+# What only looks like fedstack's: the example is read as users' code is.
+_SHOWN = "fedstack.demo"
+
+
+class LeafDebugger(pdb.Pdb):
+    """A debugger in whose stack there are only the frames of users, and which does not step into others."""
+
+    def __init__(self) -> None:
+        super().__init__(skip=[pattern for name in _HIDDEN for pattern in (name, f"{name}.*")])
+
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        """Returns the frames that are shown, each with its line, and the index of the current one."""
+        stack, index = super().get_stack(f, t)
+        current = stack[index] if stack else None
+        shown = [entry for entry in stack if entry is current or not _is_hidden(entry[0])]
+        return shown, 0 if current is None else shown.index(current)
+
+
+def _is_hidden(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in _HIDDEN and not f"{name}.".startswith(f"{_SHOWN}.")
+
+
+@contextlib.contextmanager
+def hiding_frames() -> Generator[None, None, None]:
+    """Lets `breakpoint()` start a `LeafDebugger` in the block, unless a debugger has been chosen."""
+    before: Any = sys.breakpointhook
+    if before is not sys.__breakpointhook__ or os.environ.get("PYTHONBREAKPOINT"):
+        yield
+        return
+    sys.breakpointhook = _break
+    try:
+        yield
+    finally:
+        sys.breakpointhook = before
+
+
+def _break(*_: Any, **__: Any) -> None:
+    frame = inspect.currentframe()
+    LeafDebugger().set_trace(None if frame is None else frame.f_back)

@@ -1,0 +1,158 @@
+"""Python's debugger in leaf functions, and tracebacks, show the user's own frames."""
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.contexts import debugging
+from fedstack.errors import LeafError
+
+INTS = fl.FederatedType(np.int32, fl.CLIENTS)
+SCRIPT = """
+import federated_language as fl
+import numpy as np
+import fedstack
+
+fedstack.set_sync_local_execution_context(debug=True)
+
+@fedstack.python_computation([np.int32], np.int32)
+def halved(x):
+    breakpoint()
+    half = x // 2
+    return half
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def total(xs):
+    return fl.federated_sum(fl.federated_map(halved, xs))
+
+def run():
+    result = total([4, 6])
+    print("result", result)
+
+run()
+"""
+
+
+def debugged(folder: Path, *commands: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs the script, whose debugger reads the commands."""
+    (folder / "script.py").write_text(SCRIPT)
+    return subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        input="\n".join([*commands, ""]),
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_q_quits(tmp_path: Path) -> None:
+    done = debugged(tmp_path, "q")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("bdb.BdbQuit")
+    assert "LeafError" not in done.stderr
+    assert done.stderr.count(f"{os.sep}fedstack{os.sep}") == 1  # the call of the context
+    assert "halved" in done.stderr
+
+
+def test_where_shows_the_frames_of_the_user_and_up_leads_to_the_call(tmp_path: Path) -> None:
+    done = debugged(tmp_path, "w", "up", "p result if False else 'in run'", "c", "c")
+    assert done.returncode == 0, done.stderr
+    frames = [line for line in done.stdout.splitlines() if ".py(" in line]
+    assert not [line for line in frames if f"{os.sep}fedstack{os.sep}" in line or "federated_language" in line]
+    shown = [line.partition(".py(")[2].partition(")")[2] for line in frames]
+    # Where it stops, the stack, the frame above, and where it stops for the second client.
+    assert shown == ["halved()", "<module>()", "run()", "halved()", "run()", "halved()"]
+    assert "in run" in done.stdout
+    assert "result 5" in done.stdout
+
+
+def test_the_step_after_a_function_is_the_next_line_of_the_user(tmp_path: Path) -> None:
+    done = debugged(tmp_path, "n", "n", "n", "n", "c", "c", "c")
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert f"{os.sep}fedstack{os.sep}" not in done.stdout
+    assert done.stdout.count("-> breakpoint()") + done.stdout.count("-> half = x // 2") >= 2
+
+
+def test_another_debugger_that_was_chosen_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = debugged(tmp_path, PYTHONBREAKPOINT="0")
+    assert (done.returncode, done.stdout) == (0, "result 5\n")
+    chosen: list[str] = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: chosen.append("mine"))
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def stops(x: Any) -> Any:
+        breakpoint()
+        return x
+
+    with fedstack.create_sync_local_execution_context(debug=True):
+        assert stops(3) == 3
+    assert chosen == ["mine"]
+
+
+def test_the_hook_is_back_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    monkeypatch.setattr(sys, "breakpointhook", sys.__breakpointhook__)
+    with debugging.hiding_frames():
+        assert sys.breakpointhook is not sys.__breakpointhook__
+        with debugging.hiding_frames():
+            pass
+        assert sys.breakpointhook is not sys.__breakpointhook__
+    assert sys.breakpointhook is sys.__breakpointhook__
+
+
+def raising(error: Callable[[], BaseException]) -> Any:
+    @fedstack.python_computation([np.int32], np.int32)
+    def fails(x: Any) -> Any:
+        raise error() if x else ZeroDivisionError
+
+    return fl.federated_computation(lambda xs: fl.federated_map(fails, xs), INTS)
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Returns the names of the functions in a traceback, below the test."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)][1:]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_the_traceback_of_ctrl_c_has_one_frame_between_the_users(debug: bool) -> None:
+    with (
+        fedstack.create_sync_local_execution_context(debug=debug),
+        pytest.raises(KeyboardInterrupt) as caught,
+    ):
+        raising(KeyboardInterrupt)([1, 2])
+    assert frames_of(caught.value)[-2:] == ["invoke", "fails"]
+
+
+def test_who_looks_at_an_error_after_a_debugging_call_is_in_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fedstack.create_sync_local_execution_context(debug=True), pytest.raises(LeafError) as caught:
+        raising(ValueError)([1, 2])
+    assert frames_of(caught.value)[-2:] == ["invoke", "fails"]
+    last = list(traceback.walk_tb(caught.value.__traceback__))[-1][0]
+    assert last.f_locals["x"] == 1
+    assert frames_of(caught.value.__cause__ or caught.value)[-1:] in ([], ["fails"])
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_notebooks_and_pytest_hide_our_frames(debug: bool) -> None:
+    with fedstack.create_sync_local_execution_context(debug=debug), pytest.raises(LeafError) as caught:
+        raising(ValueError)([1, 2])
+    ours = [
+        frame
+        for frame, _ in traceback.walk_tb(caught.value.__traceback__)
+        if str(frame.f_globals["__name__"]).startswith("fedstack.")
+    ]
+    assert [frame.f_locals.get("__tracebackhide__") for frame in ours] == [True] * len(ours)
+    assert len(ours) == 1
