@@ -17,6 +17,7 @@ import attrs
 
 from fedstack.computations.types.error_text import printable
 from fedstack.computations.types.language import ConcreteComputation
+from fedstack.contexts.observed_call import name_of_computation
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -159,8 +160,7 @@ def _watch(
 def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]:
     """Shows the clients of one invocation while the block runs, which is to count them."""
     counts = ProgressCounts()
-    # The language gives federated computations no name. The functions that run have names.
-    name = getattr(computation, "__name__", "")
+    name = name_of_computation(computation)
 
     def snapshot() -> ProgressSnapshot:
         nonlocal name

@@ -29,6 +29,7 @@ PAGES = (
     "docs/contexts.md",
     "docs/editors.md",
     "docs/errors.md",
+    "docs/observe.md",
     "docs/mistakes.md",
     "docs/workers.md",
     "docs/leaf_runtimes.md",
