@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import federated_language as fl
@@ -16,6 +17,7 @@ from fedstack.executors.remote.phase_messages import read_span
 from fedstack.observe import CallEnded, CallRetried, CallStarted, ClientsChanged, PhaseEnded, PhaseStarted
 from fedstack.observe.spans import NO_SPAN, Span, new_id
 from fedstack.proto import extensions_pb2 as messages
+from fedstack.service import local_worker_pool
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -170,3 +172,43 @@ IDS = new_id(), new_id(), new_id()
 def test_only_ids_are_taken_from_a_client(sent: tuple[str, str, str], read: Span) -> None:
     trace, call, own = sent
     assert read_span(messages.Span(trace=trace, call=call, id=own)) == read
+
+
+def test_events_in_the_process_of_a_worker_have_the_ids_of_the_call(tmp_path: Path) -> None:
+    heard = str(tmp_path / "heard")
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def listen(x: Any) -> Any:
+        from fedstack import observe
+
+        class Writer(observe.Observer):
+            def observe(self, event):  # names in a class are not taken along by value
+                if type(event).__name__ == "PhaseStarted":
+                    with open(heard, "a", encoding="utf-8") as file:
+                        file.write(f"{event.trace} {event.parent} {event.functions}\n")
+
+        observe.add_observer(Writer(), direct=True)
+        return x
+
+    @fl.federated_computation(INTS)
+    def listen_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(listen, values)
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def negate(x: Any) -> Any:
+        return -x
+
+    @fl.federated_computation(INTS)
+    def negate_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(negate, values)
+
+    with local_worker_pool(1) as pool:
+        context = SyncExecutionContext(fedstack.remote_executor_factory(pool))
+        with context, fedstack.use_context(context):
+            listen_all([1])
+            with watched() as diary:
+                assert negate_all([1, 2]) == [-1, -2]
+    (part,) = (event for event in diary.of(PhaseStarted) if event.worker)
+    trace, parent, functions = Path(heard).read_text(encoding="utf-8").split()
+    assert (trace, parent) == (diary.the(CallStarted).call, part.phase)
+    assert functions.endswith("negate")
