@@ -20,8 +20,17 @@ def run(effort: Effort) -> Iterator[Measurement]:
     shapes = effort.pick(
         [(3, 5000)], [(1000, 100_000), (10, 10_000_000)], [(1000, 100_000), (10, 10_000_000), (100, 10_000_000)]
     )
+    yield from _measure_small(effort.pick(10, 1000, 1000), 1000, effort)
     for clients, size in shapes:
         yield from _measure(clients, size, effort)
+
+
+def _measure_small(clients: int, size: int, effort: Effort) -> Iterator[Measurement]:
+    """Measures vectors that cost less to add than to call NumPy for each."""
+    vectors, total = _vectors(clients, size), _federated_sum(size)
+    with running(1):
+        name = f"sum {clients:,} × {size:,}, 1 thread"
+        yield compare(name, lambda: _add_up(vectors), lambda: total(vectors), effort, times=2.5)
 
 
 def _measure(clients: int, size: int, effort: Effort) -> Iterator[Measurement]:

@@ -32,16 +32,17 @@ from fedstack.computations.values.columns import (
 from fedstack.computations.values.records import Record
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
+    all_read_only,
     describe,
     kind_of_dtype,
     mismatch,
     normalize_tensor,
-    read_only,
 )
 from fedstack.computations.values.values import normalize, normalize_sequence, split_struct
 from fedstack.errors import CardinalityError
 
 Where = Callable[[int], str]
+_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
 def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Payload:
@@ -183,21 +184,12 @@ def _scalar_column(values: Sequence[object], member: TensorType, where: Where, r
 
 def _array_column(values: Sequence[object], member: TensorType, where: Where, read: ReadTensor) -> Column:
     dtype, shape = member.dtype, member.shape
-    fitting = shape  # with unknown dimensions, the last shape that fitted
-    payloads: list[object] = []
-    append = payloads.append
-    for index, value in enumerate(values):
-        # The quick way is the common one: an array of exactly this dtype, and of a shape that fits.
-        if (
-            type(value) is np.ndarray
-            and (value.dtype is dtype or value.dtype == dtype)
-            and (value.shape == fitting or shape_fits(value.shape, shape))
-        ):
-            fitting = value.shape
-            append(read_only(value))
-        else:
-            append(read(value, member, where(index)))
-    return ListColumn(payloads, list_is_own=True)
+    if set(map(type, values)) == {np.ndarray}:
+        arrays = cast("Sequence[np.ndarray]", values)
+        # The quick way is the common one: arrays of exactly this dtype, and of a shape that fits.
+        if set(map(_dtype_of, arrays)) == {dtype} and all(shape_fits(s, shape) for s in set(map(_shape_of, arrays))):
+            return ListColumn(all_read_only(arrays), list_is_own=True)
+    return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
 
 
 def _struct_column(values: Sequence[object], member: StructType, where: Where, read: ReadTensor) -> Column:

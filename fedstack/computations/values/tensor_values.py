@@ -5,7 +5,9 @@ float64 to float32), while a plain Python number must be representable (3.0 as f
 Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; strings are `bytes`.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -120,6 +122,13 @@ def read_only(array: np.ndarray) -> np.ndarray:
         array = array.view()
         _set_writeable(array, False)  # the quickest way by far, and there may be a view per client
     return array
+
+
+def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
+    """Returns a list of what `read_only` returns for each of many arrays."""
+    found: list[object] = [array.view() if array.flags.writeable else array for array in arrays]
+    deque(map(_set_writeable, cast("list[np.ndarray]", found), repeat(False)), maxlen=0)
+    return found
 
 
 def describe(value: object) -> str:

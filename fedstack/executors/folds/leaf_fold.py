@@ -20,7 +20,9 @@ from fedstack.executors.folds.tree_fold import BlockFold, Partial, TreeFold, fol
 
 # Arrays up to this size are folded many at a time: a call per array costs more than a copy of it.
 _STACKED_BYTES = 4096
-_ROWS_AT_A_TIME = 256
+# They are stacked in a buffer of at most this size: fresh memory for each level costs more than the additions.
+_STACK_BYTES = 256 * 1024
+_MOST_ROWS = 4096
 # What is smaller waits for the end of a stream: the code that folds it would have to come from memory each time.
 _STREAMED_BYTES = 16 * 1024
 
@@ -69,13 +71,16 @@ class LeafFold:
         if self.open_shape:
             for client, array in enumerate(arrays, start):
                 self.check_shape(array.shape, client)
-        shape, done = arrays[0].shape, 0
+        first, done = arrays[0], 0
+        at_once = min(_MOST_ROWS, 1 << (_STACK_BYTES // max(first.size * self.dtype.itemsize, 1)).bit_length() - 1)
+        stack = np.empty((min(at_once, len(arrays)), *first.shape), self.dtype)
         while done < len(arrays):
-            stop = min(((start + done) // _ROWS_AT_A_TIME + 1) * _ROWS_AT_A_TIME - start, len(arrays))
-            rows = np.concatenate(arrays[done:stop]).reshape(stop - done, *shape).astype(self.dtype, copy=False)
+            stop = min(((start + done) // at_once + 1) * at_once - start, len(arrays))
+            rows = stack[: stop - done]
+            np.concatenate(arrays[done:stop], out=rows.reshape(len(rows) * len(first), *first.shape[1:]))
             if factors is not None:
-                np.multiply(rows, factors[done:stop].reshape(-1, *[1] * len(shape)), out=rows)
-            self.tree.add(fold_rows(self.tree.operation, rows, start + done))
+                np.multiply(rows, factors[done:stop].reshape(-1, *[1] * first.ndim), out=rows)
+            self.tree.add(fold_rows(self.tree.operation, rows, start + done, in_place=True))
             done = stop
 
     def merge(self, partials: Sequence[Partial]) -> None:

@@ -128,29 +128,35 @@ def combine(
     return right
 
 
-def fold_rows(operation: np.ufunc, values: np.ndarray, start: int) -> list[Partial]:
+def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: bool = False) -> list[Partial]:
     """Folds scalars, or small arrays that are stacked, level by level.
 
     Args:
       operation: The associative operation.
       values: What consecutive clients have, shape [clients, ...].
       start: The index of the first client.
+      in_place: Whether to write into `values`, which are arrays then; the folds do not refer to it in the end.
 
     Returns:
       The folds of the aligned blocks that the clients make up; at most two per level.
     """
     partials: list[Partial] = []
     level = 0
-    while len(values):
+
+    def put(position: int, value: np.ndarray) -> None:
+        partials.append(Partial(level, position, value.copy() if in_place else value, in_place))
+
+    while size := len(values):
         if start & 1:
-            partials.append(Partial(level, start, values[0], False))
+            put(start, values[0])
             values = values[1:]
-            start += 1
-        if len(values) & 1:
-            partials.append(Partial(level, start + len(values) - 1, values[-1], False))
+            start, size = start + 1, size - 1
+        if size & 1:
+            put(start + size - 1, values[-1])
             values = values[:-1]
-        if len(values):
-            values = operation(values[0::2], values[1::2])
+        if size > 1:
+            left = values[0::2]
+            values = operation(left, values[1::2], out=left if in_place else None)
         start >>= 1
         level += 1
     return partials

@@ -95,7 +95,7 @@ def test_scalars_fold_level_by_level_along_the_same_tree(count, seed):
 
 @given(
     count=st.integers(1, 1200),
-    shape=st.sampled_from([(1,), (0,), (7,), (3, 2), (2, 0, 3)]),
+    shape=st.sampled_from([(1,), (0,), (7,), (3, 2), (2, 0, 3), (600,)]),
     operation=st.sampled_from([np.add, np.minimum, np.maximum]),
     weighted=st.booleans(),
     seed=st.integers(0, 1000),
