@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
 import attrs
@@ -140,9 +140,8 @@ class Invoker:
             if progress is not None:
                 set_scope(attrs.evolve(current_scope(), progress=progress))
             try:
-                async with self._leased(cardinalities) as executor:
-                    with telling_path(executor):
-                        return await _run(executor, comp, signature, payload)
+                with self._leased(cardinalities) as executor, telling_path(executor):
+                    return await _run(executor, comp, signature, payload)
             except RetryableError as error:
                 is_final = isinstance(error, NoWorkersError) and error.is_final
                 pause = None if is_final else next(pauses, None)
@@ -185,8 +184,8 @@ class Invoker:
         lost.causes = causes
         return lost
 
-    @contextlib.asynccontextmanager
-    async def _leased(self, cardinalities: Cardinalities) -> AsyncGenerator[Executor, None]:
+    @contextlib.contextmanager
+    def _leased(self, cardinalities: Cardinalities) -> Generator[Executor, None, None]:
         if isinstance(self.factory, ResourceManagingExecutorFactory):
             executor = self.factory.lease(cardinalities)
             failed = True

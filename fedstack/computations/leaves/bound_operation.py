@@ -1,12 +1,10 @@
 """Defines what a program calls once its executor has bound it: payload in, payload out."""
 
-import abc
-
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, column_from_payloads
 
 
-class BoundOperation(abc.ABC):
+class BoundOperation:
     """An operation that is ready to run, from several threads at once. What it returns is trusted.
 
     Attributes:
@@ -25,7 +23,6 @@ class BoundOperation(abc.ABC):
     max_parallel: int | None = None
     differing_module: str = ""
 
-    @abc.abstractmethod
     def call(self, argument: object, client: int | None = None) -> object:
         """Runs it once.
 
@@ -33,6 +30,7 @@ class BoundOperation(abc.ABC):
           argument: The payload of its argument; `None` if it takes none.
           client: The index of the client whose work this is, for messages; `None` at the server.
         """
+        raise NotImplementedError
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         """Runs it once for each of `size` clients, `first_client` and those after it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Expression, Join, Operation, Program, Slot
 from fedstack.computations.values.columns import Column, ConstantColumn, Payload, zip_columns
 from fedstack.errors import UnsupportedIntrinsicError
@@ -62,10 +63,17 @@ class ProgramRunner:
         return [result(values) for result in self._results]
 
 
+@made_once
 def max_parallel(program: Program) -> int | None:
     """Returns how many clients may run a program at the same time, as far as its operations bound that."""
     operations = [step.operation for step in program.steps if isinstance(step.operation, BoundOperation)]
     return min((one.max_parallel for one in operations if one.max_parallel is not None), default=None)
+
+
+@made_once
+def prefers_columns(program: Program) -> bool:
+    """Returns whether an operation of a program does more for a column than for each client."""
+    return any(bound(step.operation).prefers_columns for step in program.steps)
 
 
 def reader(expression: Expression) -> Callable[[Sequence[Payload]], Payload]:

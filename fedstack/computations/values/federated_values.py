@@ -170,7 +170,7 @@ def _scalar_column(values: Sequence[object], member: TensorType, where: Where, r
         wide = np.array(values, np.float64)
         with np.errstate(all="ignore"):
             narrow = wide.astype(dtype)
-        if bool(np.isfinite(narrow).all()):
+        if np.logical_and.reduce(np.isfinite(narrow)):  # as `all()`, which takes a way round through Python
             return ScalarColumn(narrow)
     elif kinds == {int} and dtype.kind in "iu":
         info = np.iinfo(dtype)

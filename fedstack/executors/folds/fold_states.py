@@ -217,13 +217,13 @@ class MeanState(TreeState):
 
 def divide_total(total: np.ndarray, weight: "int | np.ndarray", dtype: np.dtype) -> np.ndarray:
     """Divides a sum by a weight, in place where the dtype allows; a weight of zero gives NaN."""
-    factor = np.asarray(weight).astype(total.dtype)
+    factor = total.dtype.type(weight) if isinstance(weight, int) else weight.astype(total.dtype)
     if total.ndim:
         np.divide(total, factor, total)
         quotient = total
     else:
         quotient = np.asarray(np.divide(total, factor))
-    if not np.any(np.asarray(weight)):
+    if not weight:
         quotient = np.full(total.shape, np.nan, total.dtype)
     return quotient.astype(dtype, copy=False)
 

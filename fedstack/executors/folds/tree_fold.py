@@ -142,23 +142,21 @@ def fold_rows(operation: np.ufunc, values: np.ndarray, start: int, *, in_place: 
     """
     partials: list[Partial] = []
     level = 0
-
-    def put(position: int, value: np.ndarray) -> None:
-        partials.append(Partial(level, position, value.copy() if in_place else value, in_place))
-
     while size := len(values):
         if start & 1:
-            put(start, values[0])
+            partials.append(Partial(level, start, values[0], False))
             values = values[1:]
             start, size = start + 1, size - 1
         if size & 1:
-            put(start + size - 1, values[-1])
+            partials.append(Partial(level, start + size - 1, values[-1], False))
             values = values[:-1]
         if size > 1:
             left = values[0::2]
             values = operation(left, values[1::2], out=left if in_place else None)
         start >>= 1
         level += 1
+    if in_place:
+        return [Partial(one.level, one.position, one.value.copy(), True) for one in partials]
     return partials
 
 
