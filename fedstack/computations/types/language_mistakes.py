@@ -79,6 +79,12 @@ MISTAKES = tuple(
         r"^Function with \d+ parameters": (
             "write one type per parameter, without a list: @fl.federated_computation(type, type)"
         ),
+        r"returned `None` \(or didn't explicitly `return` at all\)": (
+            "let the function that is decorated return a value; the line in the message is the language's own"
+        ),
+        "^Unable to interpret an argument of type .* as a type spec": (
+            "write types such as np.float32, or (np.float32, [3]) for arrays of three"
+        ),
         "^Error parsing message with type 'federated_language": (
             "computations call each other too deeply: decorate only the outermost function, and leave those that it "
             "calls undecorated"

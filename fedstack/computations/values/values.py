@@ -103,7 +103,10 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
     if isinstance(value, (list, tuple)):
         members = cast("Sequence[object]", value)
         if len(members) != len(fields):
-            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path)
+            # What was meant as a list of clients: `federated_computation` takes types as they are.
+            one = len(fields) == 1 and fields[0][0] is None
+            advice = "a type in a list, [type], declares a struct with one member; write it without the list"
+            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path, advice if one else "")
         return members
     return mismatch(struct, describe(value), path, "give a dictionary, a tuple or a list")
 

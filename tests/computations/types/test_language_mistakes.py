@@ -79,6 +79,9 @@ MADE = {
     "a leaf is called on a federated value": (of(AT_CLIENTS, half), "federated_map(function"),
     "a leaf is called on two": (of_both(add), "federated_map(function"),
     "a type is missing": (lambda: fl.federated_computation(lambda x, y: x, AT_CLIENTS), "one type per parameter"),
+    "nothing is returned": (of(AT_CLIENTS, lambda x: None), "return a value"),
+    "a type is one of Python": (lambda: fl.FederatedType(float, fl.CLIENTS), "np.float32"),
+    "a type is a name": (of("float32", lambda x: x), "np.float32"),
     "computations call each other": (lambda: nested(20), "outermost"),
 }
 

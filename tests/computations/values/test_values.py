@@ -348,6 +348,14 @@ def test_a_struct_is_matched_by_name_where_it_has_names_and_by_position_where_no
     assert column.items() == [(2, 1.5), (2, 1.5)]
 
 
+def test_clients_in_place_of_a_struct_of_one_say_how_it_was_declared():
+    of_one = fl.StructType([fl.FederatedType(np.float32, fl.CLIENTS)])
+    with pytest.raises(
+        TypeMismatchError, match=r"found 2; at arg; a type in a list, \[type\], declares a struct with one"
+    ):
+        normalize_argument([1.0, 2.0], of_one)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
