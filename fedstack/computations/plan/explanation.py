@@ -10,7 +10,7 @@ from typing import cast
 
 import attrs
 
-from fedstack.computations.leaves.leaf_runtimes import carrier_of, load_leaf
+from fedstack.computations.leaves.leaf_runtimes import carrier_of
 from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.program import (
     DataSource,
@@ -28,7 +28,6 @@ from fedstack.computations.types.error_text import size_text
 from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path
-from fedstack.errors import CarrierError
 
 _NOTHING = "Nothing runs: the result is made of the argument."
 
@@ -256,10 +255,7 @@ def _functions(program: Program) -> tuple[str, ...]:
 
 def _name(operation: Operation) -> str:
     if isinstance(operation, LeafSource):
-        try:
-            return load_leaf(operation.computation).name
-        except CarrierError:  # only who runs it has to have what it needs
-            return f"a {carrier_of(operation.computation)}"
+        return operation.name or f"a {carrier_of(operation.computation)}"
     if isinstance(operation, IntrinsicSource):
         inner = ", ".join(name for program in operation.functions for name in _functions(program))
         return f"{operation.uri}({inner})" if inner else operation.uri
