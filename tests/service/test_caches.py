@@ -60,7 +60,10 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.python.captures._told._items": (1000, "and nothing but names; the client's"),
     "computations.leaves.python.handles.registry._kept_of_code": (None, "code of functions that are kept"),
     "computations.leaves.python.source_digests._files_as_imported": (None, "installed files of allowed modules"),
-    "computations.leaves.python.source_digests._modules._items": (1000, "and 500 KB"),
+    "computations.leaves.python.source_digests._digests._items": (
+        1000,
+        "digests of sources",
+    ),
     "computations.leaves.version_skew._told": (None, "modules that are imported here; the client's"),
     "computations.plan.plan.plans._by_content._items": (1000, "and 128 MiB"),
     "computations.plan.plan.plans._by_identity._items": (1000, "and 128 MiB"),

@@ -13,15 +13,19 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+from federated_language.proto import computation_pb2
 from serving import Server, served
 
 import fedstack
-from fedstack.computations.leaves import version_skew
+from fedstack.computations.leaves import carrier_policy, version_skew
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf_runtimes import load_leaf
 from fedstack.computations.leaves.python import source_digests
-from fedstack.computations.leaves.python.source_digests import module_digest
+from fedstack.computations.leaves.python.source_digests import function_digest, module_digest
 from fedstack.errors import CarrierError
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.proto.carriers_pb2 import PythonReference
 from fedstack.transport.peers.io_loop import io_loop
 
 LOGGER = version_skew.__name__
@@ -188,6 +192,41 @@ def test_ends_of_lines_and_a_module_without_a_source_file_are_no_other_version(
         Path(leaf.__wrapped__.__code__.co_filename).unlink()
     assert run(strict, leaf) == [5.0]
     assert not [record for record in caplog.records if record.name == LOGGER]
+
+
+def test_a_reference_of_an_older_client_is_followed_as_before(
+    module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module("skew_older")
+    monkeypatch.setattr(carrier_policy, "policy", CarrierPolicy(modules=["skew_older"], strict_modules=True))
+    computation = computation_pb2.Computation(type=fl.FunctionType(np.float32, np.float32).to_proto())
+    digest = function_digest(sys.modules["skew_older"].scaled.__wrapped__)
+    computation.data.content.Pack(PythonReference(module="skew_older", qualname="scaled", digest=digest))
+    leaf = load_leaf(computation)
+    assert (leaf.call(np.float32(2)), leaf.differing_module) == (4, "")
+    computation.data.content.Pack(PythonReference(module="skew_older", qualname="scaled", module_digest=b"other"))
+    with pytest.raises(CarrierError, match="the sender's version of the module skew_older"):
+        load_leaf(computation)
+
+
+def test_the_digest_of_a_function_is_computed_once_until_its_file_changes(
+    module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    getsource = inspect.getsource
+
+    def counting(found: Any) -> str:
+        read.append(found)
+        return getsource(found)
+
+    monkeypatch.setattr(source_digests.inspect, "getsource", counting)
+    module("skew_function_digest")
+    functions = [sys.modules["skew_function_digest"].scaled.__wrapped__, sys.modules["skew_function_digest"].helper]
+    digests = [[function_digest(function) for function in functions] for _ in range(5)]
+    assert read == functions
+    assert [len(set(found)) for found in zip(*digests)] == [1, 1]
+    (tmp_path / "skew_function_digest.py").write_text(OTHER_FUNCTION + "\n")
+    assert function_digest(functions[0]) != digests[0][0]
 
 
 def test_the_digest_of_a_module_is_computed_once_until_its_file_changes(

@@ -13,36 +13,38 @@ from fedstack.errors import CarrierError
 _FileState = tuple[int, int]
 # When each file that functions were taken from was last written, and its size, as of the first of them.
 _files_as_imported: dict[str, _FileState] = {}
-_MAX_MODULES = 1000
-_ENTRY_BYTES = 500
-_modules: SharedCache[tuple[str, _FileState | None], bytes] = SharedCache(_MAX_MODULES, _MAX_MODULES * _ENTRY_BYTES)
+_MAX_DIGESTS = 1000
+# By what they are of, the name of its file, and when that was last written.
+_digests: SharedCache[tuple[object, str | None, _FileState | None], bytes] = SharedCache(_MAX_DIGESTS, _MAX_DIGESTS)
 
 
 def function_digest(function: Callable[..., object]) -> bytes:
     """Returns the SHA-256 of a function's source, or nothing where there is no source."""
-    return _digest_of(function)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _made_of(function) if code is None else _digest_of(function, code, code.co_filename)
 
 
 def module_digest(module: str) -> bytes:
     """Returns the SHA-256 of the source file of a module, or nothing where there is none.
 
-    The file is read again only when it has been written since.
-
     Args:
       module: The name of a module that has been imported.
     """
     found = sys.modules.get(module)
-    if found is None:
-        return b""
-    key = module, _state_of(getattr(found, "__file__", None))
-    digest = _modules.get(key)
+    return b"" if found is None else _digest_of(found, module, getattr(found, "__file__", None))
+
+
+def _digest_of(found: Callable[..., object] | ModuleType, named: object, file: str | None) -> bytes:
+    """Returns a digest, which is computed again only when the file has been written since."""
+    key = named, file, _state_of(file)
+    digest = _digests.get(key)
     if digest is None:
-        digest = _digest_of(found)
-        _modules.put(key, digest, _ENTRY_BYTES)
+        digest = _made_of(found)
+        _digests.put(key, digest, 1)
     return digest
 
 
-def _digest_of(found: Callable[..., object] | ModuleType) -> bytes:
+def _made_of(found: Callable[..., object] | ModuleType) -> bytes:
     try:
         return hashlib.sha256(inspect.getsource(found).encode()).digest()
     except (OSError, TypeError):
