@@ -65,6 +65,10 @@ class _Lines:
         return len(self._minutes)
 
 
+def _place(host: str) -> str:
+    return host.rstrip(":") or "an unknown peer"  # of a Unix socket there is the kind only
+
+
 def _more(before: int) -> str:
     return f" ({before} more since the last line)" if before else ""
 
@@ -91,7 +95,7 @@ class RefusalLog:
         if before is not None:
             _logger.warning(
                 "Refused a call from %s, which brought %s%s; more of them within %g s are counted only",
-                host or "an unknown peer",
+                _place(host),
                 "a token that is none of this server's" if had_token else "no token",
                 _more(before),
                 _SECONDS,
@@ -126,13 +130,8 @@ class FailureLog:
         host = host_of(peer)
         before = self._lines.take(host)
         if before is not None:
-            _logger.warning(
-                "%s failed for %s: %s%s",
-                method.rpartition("/")[2],
-                host or "an unknown peer",
-                _told(error),
-                _more(before),
-            )
+            called = method.rpartition("/")[2]
+            _logger.warning("%s failed: %s; called from %s%s", called, _told(error), _place(host), _more(before))
 
     def __repr__(self) -> str:
         return f"<FailureLog of {len(self._lines)} peers>"

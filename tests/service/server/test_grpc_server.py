@@ -128,7 +128,9 @@ def test_a_foreseen_error_is_logged_without_its_text(
     echo.error = lambda: errors.CardinalityError("Expected 3 clients, found 4")
     with caplog.at_level(logging.INFO), pytest.raises(errors.CardinalityError):
         call(server.target, "Fail")
-    assert [record.getMessage() for record in caplog.records] == ["Fail failed for ipv4:127.0.0.1: CardinalityError"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Fail failed: CardinalityError; called from ipv4:127.0.0.1"
+    ]
 
 
 def test_bytes_that_are_no_message_are_the_callers_fault(server: GrpcServer) -> None:
