@@ -6,7 +6,7 @@ a map, say) is a `Function` of its own; nodes of an enclosing function that it u
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import attrs
 
@@ -24,17 +24,30 @@ class Scope:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.selections: dict[tuple[Node, int], Selection] = {}
+        self._has_ended = False
 
     def add(self, node: "Node") -> None:
         """Takes in a new node."""
-        node.index = len(self.nodes)
-        self.nodes.append(node)
+        if not self._has_ended:
+            node.index = len(self.nodes)
+            self.nodes.append(node)
+
+    def selection(self, node: "Node", position: int) -> "Selection":
+        """Returns a member of a struct-valued node, always the same one."""
+        found = self.selections.get((node, position))
+        if found is None:
+            found = Selection(fields_of(cast(StructType, node.type))[position][1], self, node, position)
+            if not self._has_ended:
+                self.selections[node, position] = found
+        return found
 
     def end(self) -> None:
-        """Forgets the nodes, once their function is made: they refer to this, and are kept by what needs them.
+        """Forgets the nodes, and those to come, once their function is made: what needs them keeps them.
 
-        In a circle they would wait for the garbage collector, and functions by value bring any number of bytes.
+        They refer to this. In a circle they would wait for the garbage collector, and functions by value bring any
+        number of bytes.
         """
+        self._has_ended = True
         self.nodes = []
         self.selections = {}
 
@@ -225,11 +238,7 @@ def select(source: Symbol, position: int) -> Symbol:
     if not isinstance(node, Node) or not isinstance(node.type, StructType):
         raise TypeError(f"Expected a struct, found {node}")
     # Made where the source is, so that a function which needs one member captures that member only.
-    found = node.scope.selections.get((node, position))
-    if found is None:
-        found = Selection(fields_of(node.type)[position][1], node.scope, node, position)
-        node.scope.selections[node, position] = found
-    return found
+    return node.scope.selection(node, position)
 
 
 def type_of(symbol: Symbol) -> Type:
