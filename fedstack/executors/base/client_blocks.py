@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -193,8 +194,10 @@ class ClientBlocks:
             if known is not None and self._pays(known) and not is_measured:
                 self._alone = known
                 self._call_helper(threads, waits=False)
-            finished = self._finished = threading.Event()
-            self._helpers.append(threads.submit(lambda: self._watch(threads, finished)))
+            # Not by `threads` itself: it ends with its last user, and that must not be a thread of its own.
+            finished, found = threading.Event(), weakref.ref(threads)
+            self._finished = finished
+            self._helpers.append(threads.submit(lambda: self._watch(found, finished)))
         try:
             self._work()
             with self._room:
@@ -233,7 +236,7 @@ class ClientBlocks:
             self._expected += 1
         self._helpers.append(threads.submit(lambda: self._help(waits)))
 
-    def _watch(self, threads: LeafThreads, finished: threading.Event) -> None:
+    def _watch(self, found: Callable[[], LeafThreads | None], finished: threading.Event) -> None:
         """Calls helpers while the work goes on, one after the other, as it turns out that they pay."""
         delay = _HELPER_DELAY_SECONDS
         while True:
@@ -250,8 +253,9 @@ class ClientBlocks:
                 if self._workers <= 1 and self._alone is None:
                     self._alone = seconds or self.measured.seconds_per_call
                 calls = self._workers == self._expected and (waits or self._pays(seconds))
-            if calls:
+            if calls and (threads := found()) is not None:
                 self._call_helper(threads, waits=waits)
+                del threads
             delay = max(delay / 2, _HELPER_DELAY_SECONDS) if calls else min(2 * delay, _HELPER_MOST_DELAY_SECONDS)
 
     def _help(self, waits: bool) -> None:
