@@ -11,12 +11,14 @@ from fedstack.computations.leaves.python.python_computation import python_comput
 from fedstack.contexts.explain import explain
 from fedstack.contexts.in_force import use_context
 from fedstack.contexts.local_contexts import (
+    LocalOptions,
     create_async_local_execution_context,
     create_sync_local_execution_context,
     set_async_local_execution_context,
     set_sync_local_execution_context,
 )
 from fedstack.contexts.remote_contexts import (
+    RemoteOptions,
     create_async_remote_execution_context,
     create_sync_remote_execution_context,
     set_async_remote_execution_context,
@@ -33,6 +35,8 @@ from fedstack.transport.peers.retry import RetryPolicy
 __all__ = [
     "ClientCredentials",
     "FedstackError",
+    "LocalOptions",
+    "RemoteOptions",
     "RetryPolicy",
     "__version__",
     "batches",

@@ -92,9 +92,10 @@ def remote_executor(make: Callable[[int], Executor], tags: Collection[Any] = ALL
 
 EXECUTORS = {
     "local": ExecutorStack("local", federating),
-    "one thread": ExecutorStack("local", lambda n: federating(n, max_threads=1), ["concurrency"], PASSES_ON),
+    "one function at a time": ExecutorStack(
+        "local", lambda n: federating(n, max_concurrent_clients=1), ["concurrency"], PASSES_ON
+    ),
     "thread per client": ExecutorStack("local", lambda n: federating(n, clients_per_thread=1)),
-    "one client at a time": ExecutorStack("local", lambda n: federating(n, max_concurrent_clients=1), tags=PASSES_ON),
     "composed of 1": ExecutorStack("composed", lambda n: composed(n, 1), tags=PASSES_ON),
     "composed of 2": ExecutorStack("composed", lambda n: composed(n, 2)),
     "composed of 5": ExecutorStack("composed", lambda n: composed(n, 5)),
@@ -155,8 +156,8 @@ FACTORIES = {
         {"default_num_clients": 3},
         PASSES_ON,
     ),
-    "one thread": FactoryStack(
-        "local", lambda: fedstack.local_executor_factory(max_threads=1), ["concurrency"], tags=PASSES_ON
+    "one function at a time": FactoryStack(
+        "local", lambda: fedstack.local_executor_factory(max_concurrent_clients=1), ["concurrency"], tags=PASSES_ON
     ),
     "thread per client": FactoryStack("local", lambda: fedstack.local_executor_factory(clients_per_thread=1)),
     "sized": FactoryStack("wrapped", fedstack.sizing_executor_factory),
@@ -208,7 +209,6 @@ SLOW = frozenset(
         "2 workers with faults and retries",
         "5 workers",
         "composed of 5",
-        "one client at a time",
         "remote in chunks",
         "remote over mTLS",
         "remote, structs streamed",

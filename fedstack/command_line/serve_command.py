@@ -137,7 +137,7 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
                 "--allow-module for '*' and for modules of Python itself and of others that run code (see SECURITY.md)"
             )
         service = ExecutorService(
-            local_executor_factory(options.clients, max_threads=options.threads),
+            local_executor_factory(options.clients, max_concurrent_clients=options.threads),
             limits=_limits(ServiceLimits, options),
             policy=policy,
         )

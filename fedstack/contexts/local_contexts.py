@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
+from fedstack.computations.types.options import defaults_of, takes_options
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.contexts.progress_display import chosen_progress
 from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
-from fedstack.executors.stacks.factories import check_options, local_executor_factory
+from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class LocalOptions(TypedDict, total=False):
-    """What the functions of this module take.
+    """What the functions take that make local contexts, such as `create_sync_local_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments do not tell; 0 by default.
+      default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of a composing executor; without effect in a local stack.
       clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
-      max_concurrent_clients: The most clients that run at the same time; 1 makes them run one after the other.
-      max_threads: The most threads that run leaf work.
+      max_concurrent_clients: The most functions that run at the same time, at clients and at the server, in all calls
+        together; 1 makes all of them run one after the other. By default one per core computes, and 32 wait, or four
+        per core if that is more.
       data_backend: Resolves `data` blocks that are not functions.
       retry_policy: What to do about retryable errors; five attempts by default.
       progress: True to show how many clients are done, or what shows it.
@@ -33,11 +35,13 @@ class LocalOptions(TypedDict, total=False):
     max_fanout: int
     clients_per_thread: int | None
     max_concurrent_clients: int | None
-    max_threads: int | None
     data_backend: DataBackend | None
     retry_policy: RetryPolicy | None
     progress: bool | Progress
     debug: bool
+
+
+_DEFAULTS = {**defaults_of(local_executor_factory, SyncExecutionContext), "progress": False}
 
 
 def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
@@ -46,7 +50,6 @@ def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
         options.get("max_fanout", 100),
         options.get("clients_per_thread"),
         1 if options.get("debug") else options.get("max_concurrent_clients"),
-        max_threads=options.get("max_threads"),
         data_backend=options.get("data_backend"),
     )
 
@@ -58,13 +61,17 @@ def _progress(options: LocalOptions) -> Progress | None:
     return chosen_progress(progress)
 
 
+@takes_options(LocalOptions, **_DEFAULTS)
 def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> SyncExecutionContext:
     """Returns a context that runs computations in this process, when they are called.
 
     Args:
       **options: See `LocalOptions`.
+
+    Raises:
+      InvalidValueError: If an option has a value that cannot be.
+      TypeError: If there is no such option.
     """
-    check_options(options, LocalOptions)
     return SyncExecutionContext(
         _factory(options),
         retry_policy=options.get("retry_policy"),
@@ -73,13 +80,17 @@ def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> Sy
     )
 
 
+@takes_options(LocalOptions, **_DEFAULTS)
 def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> AsyncExecutionContext:
     """Returns a context that runs computations in this process, when the coroutine of a call is awaited.
 
     Args:
       **options: See `LocalOptions`.
+
+    Raises:
+      InvalidValueError: If an option has a value that cannot be.
+      TypeError: If there is no such option.
     """
-    check_options(options, LocalOptions)
     if options.get("debug"):
         raise TypeError(
             "Expected debug in a sync context, found it in an async one; use create_sync_local_execution_context"
@@ -89,6 +100,7 @@ def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> A
     )
 
 
+@takes_options(LocalOptions, **_DEFAULTS)
 def set_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
     """Makes a new sync local context this thread's default.
 
@@ -98,6 +110,7 @@ def set_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
     set_default_context(create_sync_local_execution_context(**options))
 
 
+@takes_options(LocalOptions, **_DEFAULTS)
 def set_async_local_execution_context(**options: "Unpack[LocalOptions]") -> None:
     """Makes a new async local context this thread's default.
 

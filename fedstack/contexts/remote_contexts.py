@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, TypedDict
 
+from fedstack.computations.types.options import defaults_of, takes_options
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
 from fedstack.contexts.progress_display import chosen_progress
 from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
-from fedstack.executors.stacks.factories import check_options
 from fedstack.executors.stacks.remote_factory import RemoteExecutorFactory, WorkerTargets, remote_executor_factory
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class RemoteOptions(TypedDict, total=False):
-    """What the functions of this module take, beside the targets.
+    """What the functions take that make remote contexts, such as `create_sync_remote_execution_context`.
 
     Attributes:
-      default_num_clients: The number of clients of computations whose arguments do not tell; 0 by default.
-      max_fanout: The most children of one composing executor; 100 by default.
-      dispose_batch_size: How many values a remote executor disposes of in one call; 20 by default.
+      default_num_clients: The number of clients of computations whose arguments do not tell.
+      max_fanout: The most children of one composing executor.
+      dispose_batch_size: How many values a remote executor disposes of in one call.
       stream_structs: Whether structs go to peers without extensions leaf by leaf.
       credentials: Certificates and the token for the workers.
-      connect_seconds: How long to wait for the first worker; 10 by default.
+      connect_seconds: How long to wait for the first worker.
       data_backend: Resolves `data` blocks at the server that are not functions.
       retry_policy: What to do about retryable errors, a dead worker's among them; five attempts by default.
       progress: True to show how many clients are done, or what shows it.
@@ -40,6 +40,9 @@ class RemoteOptions(TypedDict, total=False):
     data_backend: DataBackend | None
     retry_policy: RetryPolicy | None
     progress: bool | Progress
+
+
+_DEFAULTS = {**defaults_of(remote_executor_factory, SyncExecutionContext), "progress": False}
 
 
 def _factory(targets: WorkerTargets, options: RemoteOptions) -> RemoteExecutorFactory:
@@ -59,6 +62,7 @@ def _progress(options: RemoteOptions) -> Progress | None:
     return chosen_progress(options.get("progress", False))
 
 
+@takes_options(RemoteOptions, **_DEFAULTS)
 def create_sync_remote_execution_context(
     targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
 ) -> SyncExecutionContext:
@@ -68,11 +72,11 @@ def create_sync_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    check_options(options, RemoteOptions)
     factory = _factory(targets, options)
     return SyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=_progress(options))
 
 
+@takes_options(RemoteOptions, **_DEFAULTS)
 def create_async_remote_execution_context(
     targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
 ) -> AsyncExecutionContext:
@@ -82,11 +86,11 @@ def create_async_remote_execution_context(
       targets: The workers; see `remote_executor_factory`.
       **options: See `RemoteOptions`.
     """
-    check_options(options, RemoteOptions)
     factory = _factory(targets, options)
     return AsyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=_progress(options))
 
 
+@takes_options(RemoteOptions, **_DEFAULTS)
 def set_sync_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
     """Makes a new sync remote context this thread's default.
 
@@ -97,6 +101,7 @@ def set_sync_remote_execution_context(targets: WorkerTargets, **options: "Unpack
     set_default_context(create_sync_remote_execution_context(targets, **options))
 
 
+@takes_options(RemoteOptions, **_DEFAULTS)
 def set_async_remote_execution_context(targets: WorkerTargets, **options: "Unpack[RemoteOptions]") -> None:
     """Makes a new async remote context this thread's default.
 

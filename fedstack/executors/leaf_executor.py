@@ -16,6 +16,7 @@ from fedstack.computations.plan.program import (
     Program,
 )
 from fedstack.computations.types.language import Type
+from fedstack.computations.types.options import takes_options
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
@@ -107,24 +108,22 @@ class LeafExecutor(VerbExecutor):
     """Runs leaf computations with the runtimes that know them, and the generic operators on structs of numbers.
 
     Args:
-      max_threads: The most threads that run leaf work; by default 32, or four per core if that is more.
       clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
-      max_concurrent_clients: The most clients that run at the same time; 1 makes clients run one after the other.
-      threads: Threads that other executors use too; by default this one has its own.
+      max_concurrent_clients: The most functions that run at the same time, at clients and at the server; 1 makes all of
+        them run one after the other. By default one per core computes, and 32 wait, or four per core if that is more.
+      threads: Threads that other executors use too, with their bound; by default this one has its own.
     """
 
+    @takes_options()
     def __init__(
         self,
         *,
-        max_threads: int | None = None,
         clients_per_thread: int | None = None,
         max_concurrent_clients: int | None = None,
         threads: SharedLeafThreads | None = None,
     ) -> None:
-        self._threads = SharedLeafThreads(max_threads) if threads is None else threads
-        # The thread that calls works too, so the bound of the pool is one of the clients as well.
-        bounds = [bound for bound in (max_concurrent_clients, max_threads) if bound is not None]
-        engine = LeafEngine(self._threads.lend(), clients_per_thread, min(bounds, default=None))
+        self._threads = SharedLeafThreads(max_concurrent_clients) if threads is None else threads
+        engine = LeafEngine(self._threads.lend(), clients_per_thread, max_concurrent_clients)
         super().__init__(LazyRecorder(engine))
 
     def close(self) -> None:

@@ -297,7 +297,7 @@ def test_what_ends_a_call_does_not_wait_for_later_clients_that_may_never_return(
         returned.set()
         return x
 
-    context = fedstack.create_sync_local_execution_context(max_threads=2)
+    context = fedstack.create_sync_local_execution_context(max_concurrent_clients=2)
     with fedstack.use_context(context):
         with pytest.raises(seen):
             fl.federated_computation(lambda xs: fl.federated_map(first_fails, xs), INTS)([1, 2, 3, 4])

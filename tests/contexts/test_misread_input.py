@@ -127,7 +127,7 @@ def test_something_that_is_no_factory_is_refused_when_a_context_is_made(kind, fa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_thread": 3}, "among clients_per_thread, .*, found max_thread; write max_threads$"),
+        ({"max_thread": 3}, "among clients_per_thread, .*, found max_thread; write max_concurrent_clients$"),
         ({"colour": 3}, "among clients_per_thread, .*, found colour; leave it out$"),
     ],
 )

@@ -213,7 +213,7 @@ async def test_a_function_that_never_returns_can_be_cancelled_and_the_context_wo
     def run(xs):
         return fl.federated_sum(fl.federated_map(hang, xs))
 
-    context = fedstack.create_async_local_execution_context(max_threads=1)
+    context = fedstack.create_async_local_execution_context(max_concurrent_clients=1)
     try:
         with fedstack.use_context(context):
             task = asyncio.ensure_future(run([1]))

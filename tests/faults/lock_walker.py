@@ -81,7 +81,7 @@ def roots() -> dict[str, Any]:
     for module in pkgutil.walk_packages(fedstack.__path__, "fedstack."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    local = fedstack.create_sync_local_execution_context(max_threads=2, clients_per_thread=1)
+    local = fedstack.create_sync_local_execution_context(max_concurrent_clients=2, clients_per_thread=1)
     sizing = fedstack.sizing_executor_factory()
     remote = fedstack.create_sync_remote_execution_context("localhost:1", connect_seconds=0.1)
     for context in (local, fedstack.contexts.SyncExecutionContext(sizing), remote):

@@ -53,7 +53,7 @@ def run(options: dict[str, Any]) -> None:
 
 def serve(lifeline: socket.socket, port: int, extensions: bool, threads: int | None, limits: dict[str, Any]) -> None:
     service = ExecutorService(
-        fedstack.local_executor_factory(max_threads=threads),
+        fedstack.local_executor_factory(max_concurrent_clients=threads),
         limits=ServiceLimits(**limits),
         policy=CarrierPolicy(modules=["*"], python_code=True),
         extensions=extensions,

@@ -8,6 +8,8 @@ PUBLIC_NAMES = {
     "fedstack": [
         "ClientCredentials",
         "FedstackError",
+        "LocalOptions",
+        "RemoteOptions",
         "RetryPolicy",
         "__version__",
         "batches",

@@ -53,12 +53,22 @@ class LeafThreads:
     Args:
       max_threads: The most threads; by default 32, or four per core if that is more.
       idle_seconds: How long a thread waits for work before it ends.
+      counts_callers: Whether callers that do work themselves (`run_inline`) count as threads, so that no more of it
+        than `max_threads` is done at the same time.
       work_ends: Whether all work is known to end, since no code of users runs in it: when nobody waits for it any more,
         its thread comes back, and no other one takes its place.
     """
 
-    def __init__(self, max_threads: int | None = None, idle_seconds: float = 10.0, *, work_ends: bool = False) -> None:
+    def __init__(
+        self,
+        max_threads: int | None = None,
+        idle_seconds: float = 10.0,
+        *,
+        counts_callers: bool = False,
+        work_ends: bool = False,
+    ) -> None:
         self.max_threads = max_threads or max(32, 4 * CORES)
+        self._counts_callers = counts_callers
         self._work_ends = work_ends
         self._pool = ThreadPool(self.max_threads, idle_seconds)
         # Threads refer to the pool only: when nobody refers to this object any more, they end as if it had been closed.
@@ -84,7 +94,7 @@ class LeafThreads:
         if runs_inline():
             # What the work itself starts, an event loop say, is not this coroutine and has no driver.
             with run_inline(False):
-                return work()
+                return self._pool.run_here(work) if self._counts_callers else work()
         future = self.submit(work)
         waiter = asyncio.wrap_future(future)
         # Who is cancelled just then does not ask what came out, and asyncio would complain.
@@ -118,11 +128,12 @@ class SharedLeafThreads:
     """One pool for several executors, so that its bound is one for all of them. It is open as long as one of them is.
 
     Args:
-      max_threads: As of `LeafThreads`.
+      most: How much work is done at the same time, by callers too; by default on 32 threads, or four per core if that
+        is more, and by any number of callers.
     """
 
-    def __init__(self, max_threads: int | None = None) -> None:
-        self._max_threads = max_threads
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self._users = 0
         self._threads: LeafThreads | None = None
         self.renew()
@@ -132,7 +143,7 @@ class SharedLeafThreads:
         """Returns the pool; whoever gets it gives it back once, and does not close it."""
         with self._lock:
             self._users += 1
-            self._threads = self._threads or LeafThreads(self._max_threads)
+            self._threads = self._threads or LeafThreads(self._most, counts_callers=self._most is not None)
             return self._threads
 
     def give_back(self) -> None:

@@ -21,27 +21,34 @@ from fedstack.transport.peers.daemon_threads import start_daemon
 
 _T = TypeVar("_T")
 
-_serving = threading.local()
+
+class _Serving(threading.local):
+    """What the current thread works at, one job inside of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[tuple[ThreadPool, Job[Any]]] = []
+
+
+_serving = _Serving()
 _thread_numbers = itertools.count(1)
 _pools: "set[weakref.ref[ThreadPool]]" = set()
 
 
 @contextlib.contextmanager
 def waiting() -> Generator[None, None, None]:
-    """Gives the pool that the current thread serves, if any, room for another thread while this one only waits.
+    """Gives the pools that the current thread works for room for another thread while this one only waits.
 
     Without it work of a pool that waits for other work of that pool could wait for ever.
     """
-    pool: ThreadPool | None = getattr(_serving, "pool", None)
-    if pool is None:
-        yield
-        return
-    job: Job[object] = _serving.job
-    pool.set_aside(job, waits=1)
+    jobs = tuple(_serving.jobs)
+    for pool, job in jobs:
+        pool.set_aside(job, waits=1)
     try:
         yield
     finally:
-        pool.set_aside(job, waits=-1)
+        for pool, job in jobs:
+            pool.set_aside(job, waits=-1)
 
 
 class Job(Future[_T]):
@@ -97,7 +104,7 @@ class Job(Future[_T]):
             return found.refusal(found.count)
         return ResourceLimitError(
             "Expected a thread for work, found all of them at work that was cancelled and goes on; wait until it ends, "
-            "or allow more threads (max_threads)"
+            "or allow more of it at the same time (max_concurrent_clients)"
         )
 
 
@@ -123,6 +130,8 @@ class ThreadPool:
         # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
         self._away = 0
         self._replaced = 0
+        self._guests: set[Job[Any]] = set()  # of the threads, those of callers
+        self._waiting_guests = 0
 
     @property
     def busy(self) -> int:
@@ -137,6 +146,37 @@ class ThreadPool:
             self._jobs.append(job, job.scope.owner)
             self._changed.notify()
         self._start_threads()
+
+    def run_here(self, work: Callable[[], _T]) -> _T:
+        """Does work on the caller's thread, which counts as one of the pool's meanwhile, and waits until it may."""
+        if any(pool is self for pool, _ in _serving.jobs):
+            return work()  # it counts already
+        guest = Job(work)
+        with self._changed:
+            # A thread that waits for jobs makes room: it looks how many there are before it begins one.
+            self._waiting_guests += 1
+            try:
+                self._changed.wait_for(lambda: self.threads - self._idle - self._replaced < self._max_threads)
+            finally:
+                self._waiting_guests -= 1
+            self.threads += 1
+            self._guests.add(guest)
+        _serving.jobs.append((self, guest))
+        try:
+            return work()
+        finally:
+            _serving.jobs.pop()
+            with self._changed:
+                if guest in self._guests:  # in a forked child it is not
+                    self._guests.remove(guest)
+                    self.threads -= 1
+                self._let_callers_in()
+            self._start_threads()
+
+    def _let_callers_in(self) -> None:
+        """Lets callers look whether there is room now for the work that they want to do themselves."""
+        if self._waiting_guests:
+            self._changed.notify_all()
 
     def remove(self, job: Job[Any]) -> None:
         """Lets go of a job that is not to begin any more."""
@@ -183,6 +223,7 @@ class ThreadPool:
             self._count(job, -1)
             job.waits += waits
             self._count(job, 1)
+            self._let_callers_in()
         self._start_threads()
 
     def abandon(self, job: Job[Any]) -> None:
@@ -195,6 +236,7 @@ class ThreadPool:
             job.abandoned = True
             job.is_replaced = counted is None or counted.add()
             self._count(job, 1)
+            self._let_callers_in()
         self._start_threads()
         if observers.present and job.running():
             observers.tell(WorkCancelled(**job.scope.span.ids))
@@ -209,35 +251,41 @@ class ThreadPool:
             if number not in self._starting:
                 return
             self._starting.remove(number)
-        _serving.pool = self
         job = self._next_job()
         while job is not None:
-            _serving.job = job
+            _serving.jobs.append((self, job))
             job.run()
             with self._changed:
                 self._idle += 1
+                self._let_callers_in()
                 if job.abandoned:
                     self._count(job, -1)
                     if job.scope.abandoned is not None:
                         job.scope.abandoned.remove(job.is_replaced)
-            del job, _serving.job  # an idle thread must not keep the last work's data alive
+            _serving.jobs.clear()
+            del job  # an idle thread must not keep the last work's data alive
             job = self._next_job()
 
     def _next_job(self) -> Job[Any] | None:
         """Waits for work, on a thread that is counted as idle; `None` means that it is to end, and counts no longer."""
         with self._changed:
-            # Of abandoned work that has ended, the threads are too many now; one that comes back stays for the jobs.
-            is_surplus = self.threads - self._replaced > self._max_threads and self.threads - 1 > self._away
-            if not self._jobs and not self._closed and not is_surplus:
+            if not self._jobs and not self._closed and not self._is_surplus():
                 thread = threading.get_ident()
                 self.waiting.add(thread)
                 self._changed.wait_for(lambda: self._jobs or self._closed, self._idle_seconds)
                 self.waiting.discard(thread)
             self._idle -= 1
-            if self._jobs and not is_surplus:
+            if self._jobs and not self._is_surplus():
                 return self._jobs.popleft()
             self.threads -= 1
             return None
+
+    def _is_surplus(self) -> bool:
+        """Returns whether there are more threads than there may be, because abandoned work has ended or callers work.
+
+        One that comes back from abandoned work stays for the jobs.
+        """
+        return self.threads - self._replaced > self._max_threads and self.threads - 1 > self._away
 
     def close(self) -> None:
         """Lets idle threads end, and the others after their work."""

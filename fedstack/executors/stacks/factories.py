@@ -1,10 +1,10 @@
 """Puts executors together into stacks."""
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
+from fedstack.computations.types.options import takes_options
 from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.executors.concurrency.leaf_threads import SharedLeafThreads
 from fedstack.executors.data_executor import DataBackend, DataExecutor
@@ -24,55 +24,35 @@ Stack = Callable[[CardinalitiesType], Executor]
 
 
 class StackOptions(TypedDict, total=False):
-    """What a local stack can be told beyond its number of clients.
+    """What a local stack can be told beyond its numbers.
 
     Attributes:
-      max_concurrent_clients: The most clients that run at the same time; 1 makes them run one after the other.
-      max_threads: The most threads that run leaf work, for all executors of a factory together; by default 32, or four
-        per core if that is more.
       data_backend: Resolves `data` blocks that are not functions.
       wrap_clients: Makes a wrapper around the executor of client work: sizing, tracing, fault injection.
     """
 
-    max_concurrent_clients: int | None
-    max_threads: int | None
     data_backend: DataBackend | None
     wrap_clients: WrapClients | None
 
 
-def check_options(options: Mapping[str, object], allowed: type) -> None:
-    """Checks keyword options against a `TypedDict`.
-
-    Raises:
-      TypeError: If there is one that it does not have.
-    """
-    known = sorted(allowed.__annotations__)
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], known, 1)
-        advice = f"; write {close[0]}" if close else "; leave it out"
-        raise TypeError(f"Expected options among {', '.join(known)}, found {', '.join(unknown)}{advice}")
-
-
-def _local_stack(max_fanout: int, clients_per_thread: int | None, options: StackOptions) -> Stack:
+def _local_stack(
+    max_fanout: int, clients_per_thread: int | None, max_concurrent_clients: int | None, options: StackOptions
+) -> Stack:
     """Returns what makes a local stack for a number of clients, after checking the numbers."""
-    max_concurrent_clients, max_threads = options.get("max_concurrent_clients"), options.get("max_threads")
     data_backend, wrap_clients = options.get("data_backend"), options.get("wrap_clients")
     for name, number, least in (
         ("max_fanout", max_fanout, 2),
         ("clients_per_thread", clients_per_thread, 1),
         ("max_concurrent_clients", max_concurrent_clients, 1),
-        ("max_threads", max_threads, 1),
     ):
         if number is not None:
             check_whole_number(name, number, least)
 
-    threads = SharedLeafThreads(max_threads)
+    threads = SharedLeafThreads(max_concurrent_clients)
 
     def stack(cardinalities: CardinalitiesType) -> Executor:
         leaf = LeafExecutor(
             threads=threads,
-            max_threads=max_threads,
             clients_per_thread=clients_per_thread,
             max_concurrent_clients=max_concurrent_clients,
         )
@@ -89,15 +69,13 @@ def unplaced_stack(leaf: Executor, data_backend: DataBackend | None) -> Executor
     return SequenceExecutor(leaf if data_backend is None else DataExecutor(leaf, data_backend))
 
 
+@takes_options(StackOptions, data_backend=None, wrap_clients=None)
 def local_executor_factory(
     default_num_clients: int = 0,
     max_fanout: int = 100,
     clients_per_thread: int | None = None,
     max_concurrent_clients: int | None = None,
-    *,
-    max_threads: int | None = None,
-    data_backend: DataBackend | None = None,
-    wrap_clients: WrapClients | None = None,
+    **options: "Unpack[StackOptions]",
 ) -> ResourceManagingExecutorFactory:
     """Returns a factory of stacks that run everything in this process.
 
@@ -105,22 +83,15 @@ def local_executor_factory(
       default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of a composing executor; a local stack has none, whatever its number of clients.
       clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
-      max_concurrent_clients: The most clients that run at the same time; 1 makes them run one after the other.
-      max_threads: The most threads that run leaf work, for all executors of the factory together; by default 32, or
-        four per core if that is more.
-      data_backend: Resolves `data` blocks that are not functions.
-      wrap_clients: Makes a wrapper around the executor of client work: sizing, tracing, fault injection.
+      max_concurrent_clients: The most functions that run at the same time, at clients and at the server, for all
+        executors and callers of the factory together; 1 makes all of them run one after the other. By default one per
+        core computes, and 32 wait, or four per core if that is more.
+      **options: See `StackOptions`.
 
     Raises:
       InvalidValueError: If a number is out of its range.
     """
-    options = StackOptions(
-        max_concurrent_clients=max_concurrent_clients,
-        max_threads=max_threads,
-        data_backend=data_backend,
-        wrap_clients=wrap_clients,
-    )
-    stack = _local_stack(max_fanout, clients_per_thread, options)
+    stack = _local_stack(max_fanout, clients_per_thread, max_concurrent_clients, options)
     return ResourceManagingExecutorFactory(stack, default_num_clients=default_num_clients)
 
 
@@ -136,20 +107,28 @@ class SizingExecutorFactory(ResourceManagingExecutorFactory):
         return self._sizes
 
 
+@takes_options(StackOptions, data_backend=None, wrap_clients=None)
 def sizing_executor_factory(
     default_num_clients: int = 0,
     max_fanout: int = 100,
     clients_per_thread: int | None = None,
+    max_concurrent_clients: int | None = None,
     **options: "Unpack[StackOptions]",
 ) -> SizingExecutorFactory:
     """Returns a local factory that counts bits and elements broadcast to clients and aggregated from them.
 
-    The arguments are those of `local_executor_factory`; `get_size_info()` has the counts.
+    `get_size_info()` has the counts.
+
+    Args:
+      default_num_clients: As of `local_executor_factory`.
+      max_fanout: As of `local_executor_factory`.
+      clients_per_thread: As of `local_executor_factory`.
+      max_concurrent_clients: As of `local_executor_factory`.
+      **options: See `StackOptions`.
 
     Raises:
       InvalidValueError: If a number is out of its range.
     """
-    check_options(options, StackOptions)
     sizes = SizeInfo()
     inner = options.get("wrap_clients")
 
@@ -157,5 +136,5 @@ def sizing_executor_factory(
         return SizingExecutor(target if inner is None else inner(target), sizes)
 
     options["wrap_clients"] = wrap
-    stack = _local_stack(max_fanout, clients_per_thread, options)
+    stack = _local_stack(max_fanout, clients_per_thread, max_concurrent_clients, options)
     return SizingExecutorFactory(stack, sizes, default_num_clients)

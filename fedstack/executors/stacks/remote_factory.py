@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
+from fedstack.computations.types.options import takes_options
 from fedstack.computations.values.number_checks import MOST_CLIENTS, check_number, check_whole_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
@@ -100,6 +101,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         return f"<RemoteExecutorFactory over {self._fleet!r}>"
 
 
+@takes_options()
 def remote_executor_factory(
     targets: WorkerTargets,
     default_num_clients: int = 0,

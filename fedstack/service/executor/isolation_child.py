@@ -156,7 +156,7 @@ async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[.
         max_value_bytes=options.max_value_bytes, max_clients=options.max_clients, max_steps=options.max_steps
     )
     admission = LimitedAdmission(CarrierPolicy(options.modules, options.python_code, options.runtimes), limits)
-    factory = local_executor_factory(max_threads=options.threads)
+    factory = local_executor_factory(max_concurrent_clients=options.threads)
     inside = SyncExecutionContext(factory)  # for computations called in leaf functions
     scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))
     host = _ChildHost(admission, factory)

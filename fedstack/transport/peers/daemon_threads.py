@@ -26,7 +26,7 @@ def start_daemon(target: Callable[..., object], *arguments: object, name: str) -
         raise ResourceLimitError(
             f"The system did not start another thread: {found}; allow more processes and "
             "memory (ulimit -u, or the limits of the container), end other programs, or use fewer threads "
-            "(max_threads, fedstack serve --threads)"
+            "(max_concurrent_clients, fedstack serve --threads)"
         ) from error
     return thread
 

@@ -68,7 +68,7 @@ def resent(program: Program, inputs, results) -> Program:
 
 
 def run(program: Program, inputs):
-    executor = SequenceExecutor(LeafExecutor(max_threads=1))
+    executor = SequenceExecutor(LeafExecutor(max_concurrent_clients=1))
     found = run_once(executor.programs.link(program), inputs)
     executor.close()
     return bare(found)
@@ -285,7 +285,7 @@ def test_what_clients_do_in_many_random_computations_means_the_same_elsewhere(pr
 
 
 def test_a_program_whose_sources_are_bound_is_not_written():
-    executor = SequenceExecutor(LeafExecutor(max_threads=1))
+    executor = SequenceExecutor(LeafExecutor(max_concurrent_clients=1))
     program = executor.programs.link(closed_program(trace(ADD.proto)))
     with pytest.raises(InvalidComputationError, match="which has been bound already"):
         program_to_ir(program, [fl.StructType([INT, INT])], [INT])

@@ -169,7 +169,7 @@ async def test_whoever_looks_whether_more_threads_pay_takes_none_from_other_work
         end.set()
         return x
 
-    with fedstack.create_async_local_execution_context(max_threads=2) as context, fedstack.use_context(context):
+    with fedstack.create_async_local_execution_context(max_concurrent_clients=2):
         waiting = asyncio.ensure_future(wait([1, 2, 3]))
         assert await asyncio.to_thread(begun.wait, LIMIT_SECONDS)
         assert await let_go(4) == 4

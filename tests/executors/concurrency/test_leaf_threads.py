@@ -256,7 +256,7 @@ async def test_a_computation_says_that_no_thread_can_be_started_and_works_when_t
         return x + x
 
     thread_starts.left = 1  # for the context
-    with fedstack.create_async_local_execution_context(max_threads=2) as context, fedstack.use_context(context):
+    with fedstack.create_async_local_execution_context(max_concurrent_clients=2) as context:
         assert isinstance(context, AsyncExecutionContext)
         thread_starts.left = 0
         for _ in range(3):
@@ -397,7 +397,7 @@ async def test_helpers_of_a_phase_that_nobody_waits_for_are_given_up_with_it(mon
     def hang_all(values):
         return fl.federated_map(hang, values)
 
-    context = fedstack.create_async_local_execution_context(max_threads=4)
+    context = fedstack.create_async_local_execution_context(max_concurrent_clients=4)
     with context, fedstack.use_context(context):
         running = asyncio.ensure_future(hang_all(list(range(4))))
         for _ in range(4):

@@ -51,7 +51,7 @@ async def test_one_executor_folds_from_zero_in_client_order_and_never_merges(cli
 async def test_the_size_of_blocks_does_not_change_the_order() -> None:
     clients = 200
     expected = await shown(federating(clients, max_concurrent_clients=1), clients)
-    for options in ({}, {"clients_per_thread": 7}, {"clients_per_thread": 64}, {"max_threads": 1}):
+    for options in ({}, {"clients_per_thread": 7}, {"clients_per_thread": 64}, {"max_concurrent_clients": 1}):
         assert await shown(federating(clients, **options), clients) == expected
 
 

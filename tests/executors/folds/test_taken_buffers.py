@@ -24,7 +24,7 @@ kept: list[np.ndarray] = []
 @pytest.fixture(autouse=True, params=[1, None], ids=["1 thread", "threads"])
 def _context(request):
     kept.clear()
-    context = fedstack.create_sync_local_execution_context(max_threads=request.param)
+    context = fedstack.create_sync_local_execution_context(max_concurrent_clients=request.param)
     with fedstack.use_context(context):
         yield
     context.close()
@@ -179,7 +179,7 @@ def test_an_array_that_a_leaf_keeps_never_changes(way, taken, function):
 def test_an_array_that_two_clients_return_counts_for_both(way):
     values = [float(k) for k in range(12)]
     total = summed(returns_the_array_of_another_client)
-    context = fedstack.create_sync_local_execution_context(max_threads=1)  # so that clients come in their order
+    context = fedstack.create_sync_local_execution_context(max_concurrent_clients=1)  # so that clients come in order
     with fedstack.use_context(context):
         for _ in range(2):
             assert np.array_equal(total(values), np.full(SIZE, 2 * sum(values[::2]), np.float32))
@@ -296,7 +296,7 @@ def test_the_bits_are_those_of_the_tree_however_results_get_there(monkeypatch, d
     for limit in (0, 1 << 40):
         monkeypatch.setattr(client_blocks, "_LARGE_BYTES", limit)
         for threads in (1, None):
-            context = fedstack.create_sync_local_execution_context(max_threads=threads)
+            context = fedstack.create_sync_local_execution_context(max_concurrent_clients=threads)
             with fedstack.use_context(context):
                 totals(arrays)
                 found.append(totals(arrays))

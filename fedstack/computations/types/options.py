@@ -1,0 +1,67 @@
+"""Shows the options of functions that take them as a `TypedDict`, and refuses others with the one that was meant."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# What options are called elsewhere, and were once.
+_OTHER_NAMES = {"max_threads": "max_concurrent_clients"}
+
+
+def takes_options(options: type | None = None, **defaults: object) -> Callable[[_F], _F]:
+    """Returns a decorator that refuses unknown options, and shows the known ones in signature and docstring.
+
+    Type checkers see `**options: Unpack[...]`, and people only that: Tab and `help()` see what stands here.
+
+    Args:
+      options: The `TypedDict` of the function's `**options`; its docstring has them as attributes. `None` for a
+        function that names its parameters itself.
+      **defaults: What options are when they are not given.
+    """
+
+    def decorate(function: _F) -> _F:
+        signature = inspect.signature(function)
+        named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        if options is not None:
+            named += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name])
+                for name in options.__annotations__
+            ]
+        known = {each.name for each in named}
+
+        @functools.wraps(function)
+        def checked(*args: object, **kwargs: object) -> object:
+            if not known.issuperset(kwargs):
+                _refuse(kwargs, known - {"self", "cls"})
+            return function(*args, **kwargs)
+
+        cast(Any, checked).__signature__ = signature.replace(parameters=named)
+        if options is not None:
+            checked.__doc__ = _with_attributes(function, options)
+        return cast(_F, checked)
+
+    return decorate
+
+
+def defaults_of(*functions: Callable[..., object]) -> dict[str, Any]:
+    """Returns the defaults of the parameters of functions."""
+    found = [each for function in functions for each in inspect.signature(function).parameters.values()]
+    return {each.name: each.default for each in found if each.default is not each.empty}
+
+
+def _with_attributes(function: Callable[..., object], options: type) -> str:
+    """Returns the docstring of a function with the options of a `TypedDict` in place of its name."""
+    _, _, attributes = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")
+    return inspect.cleandoc(function.__doc__ or "").replace(f"  **options: See `{options.__name__}`.", attributes)
+
+
+def _refuse(given: Mapping[str, object], known: Collection[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    names = {name: name for name in known} | {old: new for old, new in _OTHER_NAMES.items() if new in known}
+    close = difflib.get_close_matches(unknown[0], names, 1)
+    advice = f"; write {names[close[0]]}" if close else "; leave it out"
+    raise TypeError(f"Expected options among {', '.join(sorted(known))}, found {', '.join(unknown)}{advice}")
