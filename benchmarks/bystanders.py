@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.harness import Effort, Measurement
 from fedstack.computations.values.codec import value_to_proto
-from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.transport.peers.executor_stub import ExecutorStub

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import fedstack
 from benchmarks.echo import EchoServer, answer_of
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
-from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.transport.peers.io_loop import io_loop
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from benchmarks.echo import EchoServer, many_times
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
 from benchmarks.memory import MEGABYTE, in_fresh_process, peak_resident_bytes, resident_bytes, warm_memory
+from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.remote_factory import make_stubs
 from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.transport.peers.io_loop import io_loop
 

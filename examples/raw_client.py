@@ -1,6 +1,7 @@
 """Speaks to a worker with nothing but gRPC and the messages: the mean of some numbers, one at each client.
 
-docs/wire.md explains each message. Run it: fedstack serve, and in another terminal: python examples/raw_client.py
+docs/wire.md explains each message. Where fedstack is installed, `RemoteExecutor.connect(address)` does all of this. Run
+it: fedstack serve, and in another terminal: python examples/raw_client.py
 """
 
 import argparse

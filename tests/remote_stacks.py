@@ -20,7 +20,7 @@ from certificate_files import CertificateFiles, write_certificates
 import fedstack
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.service.server.grpc_server import GrpcServer

@@ -1,14 +1,49 @@
 """Defines the executor that runs everything in another process, behind an executor service."""
 
+from typing import TYPE_CHECKING, TypedDict
+
+import attrs
+
 from fedstack.computations.types.language import CardinalitiesType, ConcreteComputation, array_pb2, computation_pb2
-from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool, checked_cardinalities
+from fedstack.computations.types.options import takes_options
+from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool, check_number, checked_cardinalities
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.remote_recorder import RemoteRecorder
 from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+
+if TYPE_CHECKING:
+    from typing import Unpack  # for type checkers only: Python 3.10 has none
+
+
+class ConnectOptions(TypedDict, total=False):
+    """What `RemoteExecutor.connect` takes beside the target and credentials.
+
+    Attributes:
+      dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
+      stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
+      connect_seconds: How long to wait for a worker that is not there, each time that it is needed.
+    """
+
+    dispose_batch_size: int
+    stream_structs: bool
+    connect_seconds: float
+
+
+@attrs.frozen
+class _OwnStub:
+    """Closes a stub that nothing else uses; after the session, which says goodbye through it."""
+
+    stub: ExecutorStub
+
+    def close(self) -> None:
+        io_loop.finish(self.stub.close())
 
 
 class RemoteExecutor(VerbExecutor):
@@ -18,9 +53,10 @@ class RemoteExecutor(VerbExecutor):
     size, long computes show a heartbeat, a create that failed on its way is repeated, and small ones go along with the
     first call that needs them; with any other executor service everything works value by value.
 
+    `RemoteExecutor.connect(address)` makes one.
+
     Args:
-      stub: Calls the peer, as `fedstack.executors.stacks.remote_factory.make_stubs` makes it; see docs/workers.md.
-        It stays open when this executor is closed.
+      stub: Calls the peer. It stays open when this executor is closed.
       dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
       stream_structs: Whether structs are sent and fetched leaf by leaf, for peers that take no large messages.
     """
@@ -29,6 +65,38 @@ class RemoteExecutor(VerbExecutor):
         self._sessions = SessionOpener(stub, dispose_batch_size)
         self._remote = RemoteRecorder(self._sessions, check_bool("stream_structs", stream_structs))
         super().__init__(self._remote, self._sessions)
+
+    @classmethod
+    @takes_options(ConnectOptions, dispose_batch_size=20, stream_structs=False, connect_seconds=10.0)
+    def connect(
+        cls, target: WorkerTargets, credentials: ClientCredentials | None = None, **options: "Unpack[ConnectOptions]"
+    ) -> "RemoteExecutor":
+        """Returns an executor at a worker; it connects when an `async with` block begins, or when it is first used.
+
+        Closing it closes the connection.
+
+        Args:
+          target: The worker: an address (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a channel, or a
+            `local_worker_pool` of one.
+          credentials: Certificates and the token, where the target is an address.
+          **options: See `ConnectOptions`.
+
+        Raises:
+          InvalidValueError: If the target is not one worker, or an option has a value that cannot be.
+          TypeError: If there is no such option.
+        """
+        seconds = options.get("connect_seconds", 10.0)
+        check_number("connect_seconds", seconds, endless=True)
+        stubs = make_stubs(target, credentials)
+        if len(stubs) != 1:
+            raise InvalidValueError(
+                f"Expected one worker, found {len(stubs)}; give the address of one, or use several in a context: "
+                "fedstack.create_sync_remote_execution_context(...)"
+            )
+        executor = cls(stubs[0], options.get("dispose_batch_size", 20), options.get("stream_structs", False))
+        executor._sessions.connect_seconds = seconds
+        executor._owned += (_OwnStub(stubs[0]),)
+        return executor
 
     @property
     def stub(self) -> ExecutorStub:
@@ -58,6 +126,9 @@ class RemoteExecutor(VerbExecutor):
         super().check_open()
         if self._sessions.cardinalities is None:
             raise InvalidValueError("Expected set_cardinalities() before anything is created, found no cardinalities")
+
+    async def _connected(self) -> None:
+        await self._sessions.connect()
 
     async def open(self) -> None:
         """Opens the session at the peer, which is done anyway when something is created.

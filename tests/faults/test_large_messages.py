@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedstack
 from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.errors import FedstackError, ResourceLimitError
-from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service import local_worker_pool
 from fedstack.service.pool.worker_pool import WorkerPool

@@ -16,8 +16,11 @@ from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait, cl
 from fedstack.executors.fleet.worker import State, Worker
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
+# How long a caller waits without a word about it; longer than it takes to find out why a worker is away.
+_QUIET_SECONDS = 2.5
 
 
 class FleetDriver:
@@ -50,6 +53,7 @@ class FleetDriver:
         self._serving: asyncio.Task[None] | None = None
         self._waiters: set[asyncio.Future[None]] = set()
         self._observers = FleetObservers()
+        self._has_announced = False
         self._closed = False
         for stub in stubs:
             self._fleet.add(worker_of(stub, capacity, supervised=False))
@@ -178,7 +182,24 @@ class FleetDriver:
 
     async def _ready(self) -> list[Worker]:
         self._look()
-        return await self._decided(Wait(self._fleet))
+        wait = Wait(self._fleet)
+        timer = asyncio.get_running_loop().call_later(
+            _QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
+        )
+        try:
+            return await self._decided(wait)
+        finally:
+            timer.cancel()
+
+    def _announce(self, seconds: float) -> None:
+        """Says that a caller waits, once until a worker is ready."""
+        if self._fleet.ready or self._has_announced or seconds <= _QUIET_SECONDS:
+            return
+        self._has_announced = True
+        causes = {worker.address: worker.cause_after(_QUIET_SECONDS) for worker in self.workers}
+        _logger.warning(
+            "No worker is ready; waiting for the first for up to %g s (connect_seconds):%s", seconds, listed(causes)
+        )
 
     async def _turn(self, ticket: Ticket) -> None:
         """Returns when a ticket has got a worker."""
@@ -241,6 +262,7 @@ class FleetDriver:
         changes = self._fleet.take_changes()
         for change in changes:
             if change.after is State.READY:
+                self._has_announced = False
                 _logger.debug("The worker at %s is ready", change.worker.address)
             elif change.after is State.WRONG and len(self.workers) > 1:  # else the caller gets it as an error
                 _logger.warning("Doing without the worker at %s: %s", change.worker.address, change.cause)

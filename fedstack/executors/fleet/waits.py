@@ -61,6 +61,11 @@ class Wait:
         self._begun = fleet.clock()
         self._has_looked = False
 
+    @property
+    def seconds(self) -> float:
+        """How long the caller waits for the first worker that is ready."""
+        return self._seconds
+
     def decide(self) -> Decision:
         """Returns what to do now; to be called again after a `Pause` or `LookFor`."""
         if self._fleet.closed:

@@ -54,8 +54,8 @@ def checked_stub(stub: object) -> ExecutorStub:
     if isinstance(stub, ExecutorStub):
         return stub
     raise InvalidValueError(
-        f"Expected a stub that calls the peer, found {describe(stub)}; make one of an address, as in docs/workers.md: "
-        "[stub] = fedstack.executors.stacks.remote_factory.make_stubs(address, credentials=None)"
+        f"Expected a stub that calls the peer, found {describe(stub)}; for an address write "
+        "RemoteExecutor.connect(address)"
     )
 
 

@@ -1,6 +1,7 @@
 """Opens a session at a peer when it is needed, and another one when that is lost; calls go through it."""
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -23,6 +24,10 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 
 _T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+# How long a peer may take to be there without a word about it, and how long to look whether one is back.
+_QUIET_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
 
 
 class SessionOpener:
@@ -37,6 +42,7 @@ class SessionOpener:
     Attributes:
       stub: Calls the peer.
       cardinalities: How many participants the sessions have, by placement; `None` if nobody has said so.
+      connect_seconds: How long to wait for a peer that is not there; `None` to fail at once.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20) -> None:
@@ -44,6 +50,7 @@ class SessionOpener:
         self.stub = checked_stub(stub)
         self._dispose_batch_size = dispose_batch_size
         self.cardinalities: CardinalitiesType | None = None
+        self.connect_seconds: float | None = None
         self._keeper: SessionKeeper | None = None
         self._opening: asyncio.Task[SessionKeeper] | None = None
         self._closed = False
@@ -64,6 +71,41 @@ class SessionOpener:
         self.cardinalities = cardinalities
         self._leave()
 
+    async def connect(self) -> None:
+        """Returns when the peer can be reached and answers.
+
+        Raises:
+          WorkerUnavailableError: If it cannot be.
+          AuthenticationError: If it does not let us in.
+        """
+        await need_event_loop()
+        await io_loop.run(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        await self._reach()
+        await self.stub.handshake()
+
+    async def _reach(self) -> None:
+        """Waits for the peer, if that is wanted; says so if it takes more than a moment."""
+        seconds, connection = self.connect_seconds, self.stub.connection
+        if seconds is None:
+            return
+        try:
+            if self.stub.out_of_reach:
+                await connection.look(_LOOK_SECONDS)  # else one that is back is found only when gRPC dials again
+            try:
+                await connection.wait_ready(min(seconds, _QUIET_SECONDS))
+            except WorkerUnavailableError as error:
+                rest = seconds - _QUIET_SECONDS
+                if rest <= 0 or self.stub.is_gone:
+                    raise
+                _logger.warning("Waiting for up to %g s (connect_seconds) longer after: %s", rest, error)
+                await connection.wait_ready(rest)
+        except WorkerUnavailableError as error:
+            self.stub.out_of_reach = True
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        self.stub.out_of_reach = False
+
     async def get(self) -> SessionKeeper:
         """Returns the session, opened if there is none."""
         await need_event_loop()
@@ -81,6 +123,7 @@ class SessionOpener:
             keeper, cardinalities = self.current, self.cardinalities
             if keeper is not None:
                 return keeper
+            await self._reach()
             with naming_the_worker(self.stub):
                 session = await open_session(self.stub, cardinalities or {})
             keeper = SessionKeeper(session, self._dispose_batch_size)

@@ -84,23 +84,27 @@ class ClientCredentials:
         root_certificates: File | None = None,
         certificate: File | None = None,
         private_key: File | None = None,
+        token: str | None = None,
         token_file: File | None = None,
         server_name: str | None = None,
     ) -> "ClientCredentials":
-        """Reads credentials from files; of a token file, the first token counts.
+        """Reads credentials from files; of a token file, the first token counts. A token can be given as it is, too.
 
         A token file that changes is read again. Certificates are not: a new context has new ones.
 
         Raises:
-          InvalidValueError: If a file cannot be read or is not what it should be; the message names it.
+          InvalidValueError: If a file cannot be read or is not what it should be; the message names it. Or if there are
+            a token and a file of tokens.
         """
+        if token is not None and token_file is not None:
+            raise InvalidValueError("Expected a token or a file of tokens, found both; give one of them")
         # This looks at the file before it is read, so that no change is missed.
         files = None if token_file is None else CredentialFiles(tokens=FileWatch([token_file]))
         return cls(
             root_certificates=_read_pem(root_certificates, "CERTIFICATE"),
             certificate=_read_pem(certificate, "CERTIFICATE"),
             private_key=_read_pem(private_key, "PRIVATE KEY"),
-            token=None if token_file is None else read_tokens(token_file)[0],
+            token=token if token_file is None else read_tokens(token_file)[0],
             server_name=server_name,
             files=files,
         )

@@ -17,11 +17,13 @@ from fake_fleet import AWAY
 import fedstack
 from fedstack.errors import ClosedError, NoWorkersError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
+from fedstack.executors.fleet import fleet_driver
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.fleet_observer import FleetObserver
 from fedstack.executors.fleet.tickets import Lease
 from fedstack.executors.fleet.worker import State, Worker
-from fedstack.executors.stacks.remote_factory import make_stubs, remote_executor_factory
+from fedstack.executors.remote.worker_stubs import make_stubs
+from fedstack.executors.stacks.remote_factory import remote_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.service.server.grpc_server import GrpcServer
@@ -428,3 +430,28 @@ def test_phases_are_spread_over_the_workers_that_there_are_now(targets: list[str
             gc.collect()
             while clients_at(targets[1]):  # its session ends when nothing runs there any more
                 time.sleep(0.01)
+
+
+async def test_callers_who_wait_for_a_worker_are_told_once_for_how_long_and_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet_driver, "_QUIET_SECONDS", 0.01)
+    with serving() as thread:
+        target = thread.target
+    with driver_over(target, connect_seconds=0.3) as driver:
+        outcomes = await asyncio.gather(*(driver.ready() for _ in range(3)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [NoWorkersError] * 3
+        (record,) = caplog.records
+        said = f"No worker is ready; waiting for the first for up to 0.3 s (connect_seconds):\n  {target}: "
+        assert record.getMessage().startswith(said)
+
+
+async def test_a_caller_who_need_not_wait_hears_nothing(
+    targets: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet_driver, "_QUIET_SECONDS", 0.0)
+    with driver_over(*targets) as driver:
+        await driver.ready()
+        caplog.clear()
+        await driver.ready()
+        assert not caplog.records

@@ -415,7 +415,10 @@ def test_a_batch_of_no_size_is_refused(size: object) -> None:
 
 @pytest.mark.parametrize("stub", ["localhost:8000", None, 3])
 def test_what_is_no_stub_is_refused_when_the_executor_is_made(stub: object) -> None:
-    with pytest.raises(InvalidValueError, match="Expected a stub that calls the peer, found .*; make one of"):
+    with pytest.raises(
+        InvalidValueError,
+        match="Expected a stub .*; for an address write RemoteExecutor.connect",
+    ):
         RemoteExecutor(stub)  # type: ignore[arg-type]
 
 

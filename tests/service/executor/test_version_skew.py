@@ -24,7 +24,7 @@ from fedstack.computations.leaves.python import source_digests
 from fedstack.computations.leaves.python.source_digests import function_digest, module_digest
 from fedstack.errors import CarrierError
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.stacks.remote_factory import make_stubs
+from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto.carriers_pb2 import PythonReference
 from fedstack.transport.peers.io_loop import io_loop
 

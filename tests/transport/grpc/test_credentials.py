@@ -42,6 +42,14 @@ def test_client_credentials_are_read_from_files(files):
     )
 
 
+def test_a_token_may_be_given_beside_files_and_not_beside_a_file_of_tokens(files):
+    credentials = ClientCredentials.from_files(root_certificates=files / "certificate.pem", token="secret")
+    assert credentials.metadata == (("authorization", "Bearer secret"),)
+    assert credentials.uses_tls
+    with pytest.raises(InvalidValueError, match="Expected a token or a file of tokens, found both"):
+        ClientCredentials.from_files(token="secret", token_file=files / "tokens")
+
+
 def test_server_credentials_are_read_from_files(files):
     assert ServerCredentials.from_files(
         certificate=files / "certificate.pem",

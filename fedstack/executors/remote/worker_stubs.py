@@ -1,0 +1,108 @@
+"""Makes stubs of whatever users have of workers: addresses, channels, pools, what resolves to addresses."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, cast, runtime_checkable
+
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError
+from fedstack.transport.grpc.channels import Channel
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.targets import Target, TargetResolver, resolve_targets
+from fedstack.transport.peers.executor_stub import ExecutorStub
+
+
+class WorkerSource(Protocol):
+    """Workers together with what they want to be dialled with, such as a `local_worker_pool`."""
+
+    @property
+    def targets(self) -> Sequence[str]:
+        """The addresses."""
+        ...
+
+    @property
+    def credentials(self) -> ClientCredentials | None:
+        """Certificates and the token."""
+        ...
+
+
+@runtime_checkable
+class KnowsLosses(Protocol):
+    """A source of workers that knows when one of them has ended."""
+
+    def loss_of(self, target: str) -> FedstackError | None:
+        """Returns the error to raise for a worker that has ended, and `None` for one that runs."""
+        ...
+
+
+WorkerTarget: TypeAlias = "str | Target | Channel | ExecutorStub"
+WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | TargetResolver | WorkerSource"
+
+
+def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) -> list[ExecutorStub]:
+    """Returns a stub for each target.
+
+    Raises:
+      InvalidValueError: If a target is none, or credentials are given for one that has its own.
+      ClosedError: If the pool is closed.
+    """
+    if not (credentials is None or isinstance(cast(object, credentials), ClientCredentials)):
+        raise InvalidValueError(
+            f"Expected credentials as fedstack.ClientCredentials, found {type(credentials).__name__}; for a token give "
+            "fedstack.ClientCredentials(token=...)"
+        )
+    source = cast(WorkerSource, targets) if hasattr(targets, "targets") else None
+    given = credentials
+    if source is not None:
+        targets, credentials = source.targets, credentials or source.credentials
+    listed = targets if isinstance(targets, (list, tuple)) else [targets]
+    stubs: list[ExecutorStub] = []
+    channels = 0
+    for target in cast("Sequence[object]", listed):
+        if isinstance(target, ExecutorStub):
+            _check_none(given, "stub")
+            stubs.append(target)
+        elif isinstance(target, (str, Target)) or hasattr(target, "resolve"):
+            from fedstack.transport.grpc.grpc_connection import (
+                GrpcConnection,  # gRPC is imported by those only who use it
+            )
+
+            resolved = resolve_targets(cast("str | Target | TargetResolver", target))
+            _check_open(source, resolved)
+            stubs.extend(ExecutorStub(GrpcConnection(t, credentials, loss=_loss(source, t))) for t in resolved)
+        elif hasattr(target, "unary_unary"):
+            from fedstack.transport.grpc.channel_connection import ChannelConnection
+
+            _check_none(given, "channel")
+            channels += 1
+            name = "the peer of a channel" if channels == 1 else f"the peer of channel {channels}"
+            stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target), name)))
+        else:
+            raise InvalidValueError(
+                f"Expected the address of a worker, as in 'localhost:8000', a channel or a stub, found "
+                f"{describe(target)}"
+            )
+    return stubs
+
+
+def _check_none(credentials: ClientCredentials | None, what: str) -> None:
+    """Checks that no credentials are given for something that would pay no heed to them."""
+    if credentials is not None:
+        raise InvalidValueError(
+            f"Expected no credentials for a {what}, which brings its own, found {credentials!r}; give the address of "
+            f"the worker in place of the {what}, or leave credentials out"
+        )
+
+
+def _check_open(source: object, targets: Sequence[Target]) -> None:
+    """Raises what a source says of workers that it will never have again."""
+    if isinstance(source, KnowsLosses):
+        for target in targets:
+            loss = source.loss_of(target.address)
+            if isinstance(loss, ClosedError):
+                raise loss
+
+
+def _loss(source: object, target: Target) -> Callable[[], FedstackError | None]:
+    if isinstance(source, KnowsLosses):
+        return lambda: source.loss_of(target.address)
+    return lambda: None
