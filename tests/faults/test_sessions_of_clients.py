@@ -1,7 +1,6 @@
 """What becomes of a client's session: when the table is full, when its client is slow, when its client is gone."""
 
 import asyncio
-import contextlib
 import time
 
 import federated_language as fl
@@ -11,7 +10,6 @@ from fault_leaves import FLOATS, double, doubled_sum, mean_visit
 from fault_stacks import Background, Door, context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
 
-import fedstack
 from fedstack.errors import DeadlineExceededError, ForeignValueError, RemoteError, ResourceLimitError, StaleSessionError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
@@ -78,20 +76,18 @@ def test_a_worker_that_has_no_room_is_done_without_until_it_has_some(fleet: Flee
     def clients_at(target: str) -> list[int]:
         return [session.clients for session in status_of(target).session]
 
-    with contextlib.ExitStack() as others:
-        others.enter_context(context_over([full]))
+    with context_over([full]) as other:
         assert doubled_sum([1]) == 2
-        with context_over([free, full, spare]) as context:
+        with context_over([free, full, spare]):
             for _ in range(3):
                 assert doubled_sum([1, 2]) == 6
             assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]
             assert [record.getMessage().partition(": Expected at most 1 session")[0] for record in caplog.records] == [
                 f"Doing without the worker at {full}"
             ]  # and nothing of trying again
-            others.close()
+            other.close()
             monkeypatch.setattr("fedstack.executors.fleet.fleet.FULL_SECONDS", 0.0)
-            with fedstack.use_context(context):
-                assert doubled_sum([1, 2, 3]) == 12
+            assert doubled_sum([1, 2, 3]) == 12
             assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]
 
 
