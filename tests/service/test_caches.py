@@ -44,6 +44,9 @@ CONSTANT = None
 TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
+    "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
+    "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
+    "contexts.remote_contexts._DEFAULTS": (CONSTANT, "options"),
     "computations.values.arrays._BY_NUMBER": (CONSTANT, "dtypes"),
     "computations.values.arrays._BY_TYPE": (CONSTANT, "dtypes"),
     "computations.leaves.python.handles.registry._known": (None, "weakly: functions that this process has decorated"),
@@ -96,6 +99,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.off_loop._threads._pool.waiting": (64, "threads without work"),
     "executors.remote.phase_messages._large_templates._items": (1000, "and 256 MiB; the client's"),
     "executors.sequence_executor._OPERATIONS": (CONSTANT, "intrinsics"),
+    "executors.concurrency.thread_pool._serving.jobs": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
     "service._MODULES": (CONSTANT, "names of modules"),
     "service.server.callers.caller_at": (4096, "addresses"),

@@ -130,8 +130,7 @@ class ThreadPool:
         # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
         self._away = 0
         self._replaced = 0
-        self._guests: set[Job[Any]] = set()  # of the threads, those of callers
-        self._waiting_guests = 0
+        self._waiting_guests = 0  # callers that want to do work themselves
 
     @property
     def busy(self) -> int:
@@ -160,15 +159,14 @@ class ThreadPool:
             finally:
                 self._waiting_guests -= 1
             self.threads += 1
-            self._guests.add(guest)
+            changed = self._changed
         _serving.jobs.append((self, guest))
         try:
             return work()
         finally:
             _serving.jobs.pop()
             with self._changed:
-                if guest in self._guests:  # in a forked child it is not
-                    self._guests.remove(guest)
+                if self._changed is changed:  # else this is a forked child, which has begun to count anew
                     self.threads -= 1
                 self._let_callers_in()
             self._start_threads()
