@@ -10,10 +10,10 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
+from fedstack.computations.types.traceback_filter import drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
 
@@ -60,16 +60,11 @@ class IoLoop:
         """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
         if self.is_current():
             return await coroutine
-        outcome = self.submit(coroutine)
-        waiter = asyncio.wrap_future(outcome)
-        # Who is cancelled just then does not ask what came out, and asyncio would complain.
-        waiter.add_done_callback(consume_exception)
+        crossing = _Crossing[_T](self._loop_for(coroutine), coroutine)
         try:
-            return await asyncio.shield(waiter)
+            return await crossing.outcome
         except asyncio.CancelledError:
-            if outcome.cancel():
-                await asyncio.wait([waiter], timeout=_CANCEL_SECONDS)
-            outcome.add_done_callback(drop_outcome)
+            await crossing.cancel()
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
@@ -156,6 +151,64 @@ class Submitted(concurrent.futures.Future[_T]):
             self.set_exception(error)
         else:
             self.set_result(task.result())
+
+
+class _Crossing(Generic[_T]):
+    """A coroutine on a loop, for a caller on another one: a switch of threads there, one back, and nothing else.
+
+    A future of `concurrent.futures` would do, with its lock, and asyncio's own to wait for it. Every small call goes
+    this way, and those take as long as half of the call.
+
+    Attributes:
+      outcome: What comes of the coroutine, on the caller's loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._loop = loop
+        self._home = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[_T] = self._home.create_future()
+        self._task: asyncio.Task[_T] | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._arrived = False
+        loop.call_soon_threadsafe(self._start, coroutine)
+
+    async def cancel(self) -> None:
+        """Asks the coroutine to end, if it has not, and waits for that a while."""
+        if self.outcome.done() and not self.outcome.cancelled():
+            drop_outcome(self.outcome)  # it came just when the caller was cancelled
+        elif not self._arrived:
+            self._ended = self._home.create_future()
+            self._loop.call_soon_threadsafe(self._cancel)
+            await asyncio.wait([self._ended], timeout=_CANCEL_SECONDS)
+
+    def _start(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._task = asyncio.ensure_future(coroutine)
+        self._task.add_done_callback(self._go_home)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _go_home(self, task: "asyncio.Task[_T]") -> None:
+        self._task = None
+        try:
+            self._home.call_soon_threadsafe(self._arrive, task)
+        except RuntimeError:  # the caller's loop is closed
+            drop_outcome(task)
+
+    def _arrive(self, task: "asyncio.Task[_T]") -> None:
+        self._arrived = True
+        if self.outcome.done():  # the caller was cancelled
+            drop_outcome(task)
+        elif task.cancelled():
+            self.outcome.cancel()
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+            self.outcome.exception()  # a caller that is cancelled now does not ask, and asyncio would complain
+        else:
+            self.outcome.set_result(task.result())
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
 
 
 def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
