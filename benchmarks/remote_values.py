@@ -21,8 +21,12 @@ from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.transport.peers.io_loop import io_loop
 
 Array = NDArray[np.float32]
-_SMALL_BYTES = 1024
+# Sizes up to a megabyte, one at a time; those that are measured with so many in flight, too.
+_SMALL_BYTES = 1 << 10, 4 << 10, 64 << 10, 1 << 20
+_MANY_BYTES = 1 << 10, 64 << 10
 _IN_FLIGHT = 32
+# How many echoes a value may take there and back; in flight, it has half of their rate.
+_SMALL_TIMES = 2.0
 _MOST_MEMORY = 16 * MEGABYTE
 _SETTLING_SECONDS = 20.0
 # How many echoes of one message, and of a chunked stream, a value of so many megabytes may take.
@@ -40,8 +44,10 @@ def run(effort: Effort) -> Iterator[Measurement]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedstack-")))
         echo = stack.enter_context(EchoServer(f"unix:{folder / 'echo'}"))
         remote = stack.enter_context(_Remote())
-        for in_flight, times in ((1, 1.3), (_IN_FLIGHT, 1 / 0.75)):
-            yield from _measure_small(echo, remote, effort, in_flight, times)
+        for size in _SMALL_BYTES:
+            yield from _measure_small(echo, remote, effort, size, 1)
+        for size in _MANY_BYTES:
+            yield from _measure_small(echo, remote, effort, size, _IN_FLIGHT)
         for megabytes in effort.pick([1], [16, 128], [16, 128, 512]):
             yield from _measure_large(echo, remote, effort, megabytes)
         # The tests only look whether it works, and have no time for more processes.
@@ -57,21 +63,17 @@ def run(effort: Effort) -> Iterator[Measurement]:
 
 
 def _measure_small(
-    echo: EchoServer, remote: "_Remote", effort: Effort, in_flight: int, times: float
+    echo: EchoServer, remote: "_Remote", effort: Effort, size: int, in_flight: int
 ) -> Iterator[Measurement]:
     trips = effort.pick(in_flight, 10 * in_flight, 20 * in_flight)
-    message = bytes(_SMALL_BYTES)
-    array = np.arange(_SMALL_BYTES // 4, dtype=np.float32)
+    array = np.arange(size // 4, dtype=np.float32)
+    message = array.tobytes()
     declared = fl.TensorType(np.float32, array.shape)
-
-    async def pair() -> None:
-        await echo.unary(message)
-        await echo.unary(message)
-
-    pairs = many_times(pair, trips, in_flight)
+    assert np.array_equal(cast(Array, remote.run(lambda: remote.round_trip(array, declared))), array)
+    echoes = many_times(lambda: echo.unary(message), trips, in_flight)
     round_trips = many_times(lambda: remote.round_trip(array, declared), trips, in_flight)
-    name = f"{trips} round trips of 1 kB, {in_flight} at a time"
-    floor = Floor(lambda: io_loop.run_sync(pairs()), "", times, f"≤ {times:.3g} × two echoes")
+    name = f"{trips} round trips of {size >> 10} kB, {in_flight} at a time"
+    floor = Floor(lambda: io_loop.run_sync(echoes()), "", _SMALL_TIMES, f"≤ {_SMALL_TIMES:.3g} × one echo")
     yield from compare_with_all(name, [floor], lambda: remote.run(round_trips), effort, between=remote.settle)
 
 

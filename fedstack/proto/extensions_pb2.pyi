@@ -19,6 +19,22 @@ class Frame(_message.Message):
     heartbeat: Heartbeat
     def __init__(self, header: _Optional[bytes] = ..., data: _Optional[bytes] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
+class Whole(_message.Message):
+    __slots__ = ("header", "data", "goes_on")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
+    header: bytes
+    data: bytes
+    goes_on: str
+    def __init__(self, header: _Optional[bytes] = ..., data: _Optional[bytes] = ..., goes_on: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("call",)
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    call: str
+    def __init__(self, call: _Optional[str] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
     __slots__ = ("done", "running", "failed", "work")
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +215,16 @@ class ComputeNowResponse(_message.Message):
     value: Packed
     def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
 
+class EvaluateRequest(_message.Message):
+    __slots__ = ("executor", "creation", "value_ref")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CREATION_FIELD_NUMBER: _ClassVar[int]
+    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
+    value_ref: _executor_pb2.ValueRef
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
+
 class DownloadRequest(_message.Message):
     __slots__ = ("executor", "value_ref")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
@@ -208,10 +234,12 @@ class DownloadRequest(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
 
 class Download(_message.Message):
-    __slots__ = ("value",)
+    __slots__ = ("value", "differing_module")
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
     value: Packed
-    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    differing_module: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Packed(_message.Message):
     __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements")

@@ -28,7 +28,7 @@ async def test_ten_thousand_calls_at_once_through_one_executor_are_all_right(fle
         assert results == [*range(100)] * 100
         ends = Counter({calls.method: calls.count for calls in status_of(worker.target).calls if calls.code == "OK"})
         others = [calls.code for calls in status_of(worker.target).calls if calls.code != "OK"]
-    assert ends["fedstack.v1.ExecutorExtensions/ComputeNow"] == 10_000
+    assert ends["fedstack.v1.ExecutorExtensions/Evaluate"] == 10_000
     assert others == []
 
 

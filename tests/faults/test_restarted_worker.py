@@ -115,7 +115,7 @@ async def test_a_creation_whose_answer_is_lost_is_sent_again_and_is_the_same_cre
 
 
 def _creations(target: str) -> int:
-    return sum(calls.count for calls in status_of(target).calls if calls.method.endswith("/Load"))
+    return sum(calls.count for calls in status_of(target).calls if calls.method.endswith("/Evaluate"))
 
 
 async def test_executors_find_out_by_themselves_that_a_session_is_lost(fleet: Fleet) -> None:

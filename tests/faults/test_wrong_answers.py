@@ -40,6 +40,7 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, StreamMethod
 from fedstack.transport.wire.frames import Header, header_frame, heartbeat_frame, parse_frame
 from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.status import Code, StatusError
 
 FLOAT = fl.TensorType(np.float32).to_proto().tensor.dtype
@@ -256,7 +257,7 @@ def test_a_server_that_answers_everything_alike_is_an_error_of_ours(content) -> 
                 Background(lambda: doubled_sum([1, 2])).result()
 
 
-@pytest.mark.parametrize("method", ["Handshake", "OpenSession", "Load", "ComputeNow", "UploadValue", "DownloadValue"])
+@pytest.mark.parametrize("method", ["Handshake", "OpenSession", "Evaluate"])
 async def test_garbage_in_answer_to_one_method_is_an_error_that_names_the_peer(method) -> None:
     def garbage(right: Method) -> Method:
         async def answer(_: object) -> Any:
@@ -265,7 +266,7 @@ async def test_garbage_in_answer_to_one_method_is_an_error_that_names_the_peer(m
         async def answers(_: object) -> AsyncIterator[bytes]:
             yield GARBAGE
 
-        return StreamMethod(answers) if isinstance(right, DownloadMethod) else type(right)(answer)
+        return StreamMethod(answers) if isinstance(right, ExchangeMethod) else type(right)(answer)
 
     with served(WrongService({method: garbage})) as target:
         with executor_at(target) as executor:
@@ -288,10 +289,10 @@ WRONG_VALUES = {
 
 @pytest.mark.parametrize("value", WRONG_VALUES.values(), ids=WRONG_VALUES)
 async def test_a_value_of_another_type_is_a_type_mismatch(value) -> None:
-    def swap(content: bytes) -> bytes:
-        return extensions_pb2.ComputeNowResponse(value=value).SerializeToString()
+    async def swap(_: object) -> AsyncIterator[Parcel]:
+        yield Parcel(extensions_pb2.Download(value=value).SerializeToString())
 
-    with served(WrongService({"ComputeNow": unary(swap)})) as target:
+    with served(WrongService({"Evaluate": lambda right: ExchangeMethod(swap)})) as target:
         with executor_at(target) as executor:
             with pytest.raises(TypeMismatchError, match="int32"):
                 await (await executor.create_value(np.int32(1), np.int32)).compute()

@@ -31,10 +31,17 @@ from fedstack.testing.computation_builder import (
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.wire.frames import data_frames, header_frame
 from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.segments import Segment
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 CLIENTS = 3
-STREAMS = {"Load": "download", "UploadValue": "upload", "DownloadValue": "download", "RunPhase": "exchange"}
+STREAMS = {
+    "Load": "download",
+    "UploadValue": "upload",
+    "DownloadValue": "download",
+    "Evaluate": "exchange",
+    "RunPhase": "exchange",
+}
 DEEP = 10_000
 
 
@@ -211,10 +218,10 @@ class Drawer:
 
     def request(self) -> Request:
         weights = {
-            self.create_value: 6, self.create_call: 4, self.create_struct: 2, self.create_selection: 2, self.compute: 3,
-            self.create: 4, self.upload: 3, self.compute_now: 4, self.download: 2, self.phase: 3, self.dispose: 1,
-            self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3, self.handshake: 0.3,
-            self.renew: 0.3, self.status: 0.3,
+            self.create_value: 12, self.create_call: 8, self.create_struct: 3, self.create_selection: 4,
+            self.compute: 3, self.create: 4, self.upload: 3, self.evaluate: 2, self.compute_now: 4, self.download: 2,
+            self.phase: 3, self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
+            self.handshake: 0.3, self.renew: 0.3, self.status: 0.3, self.dispose: 1,
         }  # fmt: skip
         (draw,) = self.choose.choices(list(weights), list(weights.values()))
         return draw(self.session())
@@ -354,6 +361,19 @@ class Drawer:
             "UploadValue",
             [header_frame(header.SerializeToString()), *data_frames(segments, self.choose.choice([999, 1 << 20]))],
         )
+
+    def evaluate(self, session: str) -> Request:
+        request = extended.EvaluateRequest(executor=self.executor(session))
+        segments: list[Segment] = []
+        for _ in range(self.choose.randrange(3)):
+            typed, beside = self.typed()
+            request.creation.add(id=self.new_id(session), value=typed)
+            segments += beside
+            request.creation.add().CopyFrom(self.creation(session))
+        if self.choose.random() < 0.7:
+            request.value_ref.id = request.creation[0].id if request.creation else self.computable(session)
+        frames = data_frames(segments, self.choose.choice([999, 1 << 20]))
+        return Request("Evaluate", [header_frame(request.SerializeToString()), *frames])
 
     def download(self, session: str) -> Request:
         request = extended.DownloadRequest(executor=self.executor(session))

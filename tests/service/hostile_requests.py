@@ -106,6 +106,8 @@ def huge(session: str) -> Iterator[Request]:
         upload = extended.Upload(executor=executor, id="huge", value=value)
         yield Request("UploadValue", [header_frame(upload.SerializeToString())])
         creation = extended.CreateRequest.Creation(id="huge", value=value)
+        evaluate = extended.EvaluateRequest(executor=executor, creation=[creation] * 3)
+        yield Request("Evaluate", [header_frame(evaluate.SerializeToString())])
         yield Request("Create", [extended.CreateRequest(executor=executor, creation=[creation]).SerializeToString()])
     for first in HUGE:
         request = extended.PhaseRequest(executor=executor, first_client=first, clients=CLIENTS)
@@ -130,7 +132,16 @@ def huge(session: str) -> Iterator[Request]:
         [plain.CreateValueRequest(value=plain.Value(computation=name), executor=executor).SerializeToString()],
     )
     # Lengths that are said and not there.
-    for method in ("CreateValue", "Create", "Load", "UploadValue", "RunPhase", "DownloadValue", "ComputeNow"):
+    for method in (
+        "CreateValue",
+        "Create",
+        "Load",
+        "UploadValue",
+        "RunPhase",
+        "Evaluate",
+        "DownloadValue",
+        "ComputeNow",
+    ):
         for size in HUGE:
             yield Request(method, [fb.varint(1 << 3 | 2) + fb.varint(size)])
 

@@ -102,7 +102,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.thread_pool._serving.jobs": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
     "service._MODULES": (CONSTANT, "names of modules"),
-    "service.server.callers.caller_at": (4096, "addresses"),
+    "service.server.fair_shares.caller_at": (4096, "addresses"),
     "service.executor.executor_group._PLACEMENTS": (CONSTANT, "placements"),
     "transport.grpc.grpc_module._TOLD": (CONSTANT, "texts"),
     "transport.wire.status._CLASSES": (CONSTANT, "errors"),
@@ -135,6 +135,11 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a server._router._foreground.silent": (None, "calls that run: --max-calls"),
     "a server._router._handlers": (CONSTANT, "methods of the server"),
     "a server._router._failures._lines._minutes": (1000, "addresses"),
+    "a server._router._joins._gave_way": (None, "calls that run"),
+    "a server._router._joins._shares._held": (None, "clients that call: --max-calls"),
+    "a server._router._joins._shares._refused": (2, "the latest two"),
+    "a server._router._joins.running": (None, "calls that run: --max-calls"),
+    "a server._router._joins.silent": (None, "calls that run: --max-calls"),
     "a server._router._refusals._lines._minutes": (1000, "addresses"),
     "a server._router._room._waiting": (None, "calls that run: --max-calls"),
     "a server._router._watches._gave_way": (None, "calls that run"),
@@ -142,6 +147,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a server._router._watches._shares._refused": (2, "the latest two"),
     "a server._router._watches.running": (None, "calls that run: --max-watches"),
     "a server._router._watches.silent": (None, "calls that run: --max-watches"),
+    "a server._router._wholes._kept": (None, "calls that run: --max-calls"),
     "a server._router.counts._counts": (None, "methods of the server by 17 codes"),
 }
 _CACHED: type = type(functools.cache(len))

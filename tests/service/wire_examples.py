@@ -16,6 +16,8 @@ from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
 from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.wholes import write_goes_on, write_whole
 
 DTYPES: tuple[Any, ...] = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
@@ -142,3 +144,15 @@ def frame_table() -> Iterator[str]:
     yield _row("data: 200 bytes of zeros, whose length takes two bytes", f"`{long[:6].hex(' ')} …`")
     yield _row("a heartbeat: 7 clients done, 2 running", f"`{heartbeat_frame(7, 2).hex(' ')}`")
     yield _row("a heartbeat without numbers", f"`{heartbeat_frame().hex(' ')}`")
+
+
+def whole_table() -> Iterator[str]:
+    """Yields parcels in one message as bytes."""
+    header = extensions_pb2.DownloadRequest()
+    header.value_ref.id = "v3"
+    data = memoryview(np.array([1.5, 2.5], "<f4").tobytes())
+    yield "| message | bytes |"
+    yield "| --- | --- |"
+    whole = write_whole(Parcel(header.SerializeToString(), [data]))
+    yield _row("a header of 6 bytes, and the float32 numbers 1.5 and 2.5", f"`{whole.hex(' ')}`")
+    yield _row("the call goes on as `c1`", f"`{write_goes_on('c1').hex(' ')}`")

@@ -59,40 +59,31 @@ def plain_exchange() -> str:
 
 
 class RecordingConnection(InMemoryConnection):
-    """A connection that remembers calls: those with one message by their methods, of phases the headers."""
+    """A connection that remembers the headers of what creates and computes values, and of phases."""
 
     def __init__(self, service: ExecutorService) -> None:
         super().__init__(service)
-        self.unary_calls: list[tuple[str, bytes, bytes]] = []
+        self.evaluated: list[tuple[extensions_pb2.EvaluateRequest, extensions_pb2.Download]] = []
         self.phases: list[tuple[extensions_pb2.PhaseRequest, extensions_pb2.PhaseResponse]] = []
-
-    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
-        response = await super().unary(path, request, timeout)
-        self.unary_calls.append((path.rpartition("/")[2], request, response))
-        return response
-
-    async def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
-        received: list[Piece] = []
-        async for piece in super().download(path, request):
-            received.append(piece)
-            yield piece
-        if path.endswith("/Load"):
-            self.unary_calls.append(("Load", request, _header(received)))
 
     async def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
         received: list[Piece] = []
         async for piece in super().exchange(path, parcel):
             received.append(piece)
             yield piece
-        request = extensions_pb2.PhaseRequest.FromString(parcel.header)
-        self.phases.append((request, extensions_pb2.PhaseResponse.FromString(_header(received))))
+        if path.endswith("/Evaluate"):
+            request = extensions_pb2.EvaluateRequest.FromString(parcel.header)
+            self.evaluated.append((request, extensions_pb2.Download.FromString(_header(received))))
+        else:
+            request = extensions_pb2.PhaseRequest.FromString(parcel.header)
+            self.phases.append((request, extensions_pb2.PhaseResponse.FromString(_header(received))))
 
 
 def _header(pieces: Iterable[Piece]) -> bytes:
     return next(piece.content for piece in pieces if isinstance(piece, Header))
 
 
-def compute_now_exchange() -> str:
+def evaluate_exchange() -> str:
     """Returns how our own client creates a function and a value, calls the one with the other, and computes that."""
     service = ExecutorService(fedstack.local_executor_factory())
     connection = RecordingConnection(service)
@@ -108,12 +99,9 @@ def compute_now_exchange() -> str:
     executor.close()
     io_loop.run_sync(service.close())
     lines: list[str] = []
-    for method, request, response in connection.unary_calls:
-        if method in ("Load", "ComputeNow"):
-            name, note = ("Create", " of Load") if method == "Load" else (method, "")
-            for kind, content in (("Request", request), ("Response", response)):
-                message = getattr(extensions_pb2, name + kind).FromString(content)
-                lines += [f"# {name}{kind}{note}", *message_text(message).splitlines(), ""]
+    for exchange in connection.evaluated:
+        for message in exchange:
+            lines += [f"# {message.DESCRIPTOR.name}", *message_text(message).splitlines(), ""]
     return ShortIds(["e1", "v1", "v2", "v3"]).shorten("\n".join(lines).strip())
 
 

@@ -13,8 +13,8 @@ import attrs
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from wire_examples import dtype_table, frame_table, packed_examples, value_examples
-from wire_exchange import compute_now_exchange, fold_dtype_table, phase_exchange, plain_exchange
+from wire_examples import dtype_table, frame_table, packed_examples, value_examples, whole_table
+from wire_exchange import evaluate_exchange, fold_dtype_table, phase_exchange, plain_exchange
 from wire_situations import status_table
 
 from fedstack import errors
@@ -35,8 +35,9 @@ def parts() -> Mapping[str, str]:
         "values": _block(value_examples()),
         "statuses": _table(status_table()),
         "errors": _table(_error_table()),
-        "compute now": _block([compute_now_exchange()]),
+        "evaluate": _block([evaluate_exchange()]),
         "frames": _table(frame_table()),
+        "wholes": _table(whole_table()),
         "packed": _block(packed_examples()),
         "fold dtypes": _table(fold_dtype_table()),
         "plain exchange": _block([plain_exchange()]),

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import uuid
+import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.computations.types.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError
-from fedstack.executors.remote.pending_creations import Creation, PendingCreations
+from fedstack.executors.remote.pending_creations import Creation, Pending, PendingCreations, pending
 from fedstack.executors.remote.remote_sessions import (
     CarrierRules,
     Computation,
@@ -19,18 +19,22 @@ from fedstack.executors.remote.remote_sessions import (
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote.remote_transfers import download, load, pack_value, read_response
+from fedstack.executors.remote.remote_transfers import download, evaluate, load, pack_value, read_response
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
-from fedstack.transport.peers.executor_stub import FEATURES, LOAD, ExecutorStub
+from fedstack.transport.peers.executor_stub import EVALUATE, FEATURES, LOAD, ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
-from fedstack.transport.wire.segments import Segment
+from fedstack.transport.wire.segments import Segment, joined
+from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 # Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
-_SMALL_BYTES = 64 << 10
+_SMALL_BYTES = WHOLE_BYTES
 _MAX_PENDING = 1000
-_MAX_PENDING_BYTES = 1 << 20
+_MAX_PENDING_BYTES = 4 << 20
+# The same for peers that take no large arrays along with what needs them.
+_SMALL_MESSAGE_BYTES = 64 << 10
+_MAX_PENDING_MESSAGE_BYTES = 1 << 20
 _QUICK_SECONDS = 1.0
 _QUICK_BYTES = 1 << 18
 _LEASE_SECONDS = 60.0
@@ -64,7 +68,9 @@ class ExtendedSession(RemoteSession):
         takes_code = PickledPython.DESCRIPTOR.full_name in peer.leaf_runtimes
         super().__init__(stub, executor, CarrierRules(peer.same_process, takes_code), lease_seconds)
         self._peer = peer
-        self._pending = PendingCreations(_MAX_PENDING, _MAX_PENDING_BYTES)
+        self._evaluates = EVALUATE in peer.features
+        most_bytes = _MAX_PENDING_BYTES if self._evaluates else _MAX_PENDING_MESSAGE_BYTES
+        self._pending = PendingCreations(_MAX_PENDING, most_bytes)
         self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
 
     @property
@@ -73,44 +79,51 @@ class ExtendedSession(RemoteSession):
 
     def put(self, payload: object, type_spec: Type) -> Made:
         typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
-        if not segments and typed.ByteSize() <= _SMALL_BYTES:
-            return self._keep_back(Creation(id=_new_id(), value=typed))
-        return self._upload(extended.Upload(executor=self.executor, id=_new_id(), value=typed), segments)
+        creation = Creation(id=_new_id(), value=typed)
+        size = creation.ByteSize() + sum(map(len, segments))
+        if size <= (_SMALL_BYTES if self._evaluates else _SMALL_MESSAGE_BYTES) and (self._evaluates or not segments):
+            return self._keep_back(creation, data=joined(segments))
+        return self._upload(creation, segments)
 
-    async def _upload(self, header: extended.Upload, segments: Sequence[Segment]) -> str:
-        with self._forgotten_on_failure(header.id):
-            await self._repeated(lambda: self.stub.upload_value(header, segments))
-        return header.id
+    async def _upload(self, creation: Creation, segments: Sequence[Segment]) -> str:
+        header = extended.Upload(executor=self.executor, id=creation.id, value=creation.value)
+        with self._forgotten_on_failure(creation.id):
+            if self._evaluates:
+                request = extended.EvaluateRequest(executor=self.executor, creation=[creation])
+                await self._repeated(lambda: evaluate(self.stub, self._peer, request, segments))
+            else:
+                await self._repeated(lambda: self.stub.upload_value(header, segments))
+        return creation.id
 
     async def put_computation(self, computation: Computation) -> str:
         creation = Creation(id=_new_id(), computation=computation)
         with self._forgotten_on_failure(creation.id):
-            await self._send([creation])
+            await self._send([pending(creation)])
         return creation.id
 
     def call(self, function: str, argument: str | None) -> Made:
         call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
         if argument is not None:
             call.argument_ref.id = argument
-        return self._keep_back(Creation(id=_new_id(), call=call), function, argument or "")
+        return self._keep_back(Creation(id=_new_id(), call=call), (function, argument or ""))
 
     def struct(self, members: Named) -> Made:
         struct = extended.CreateRequest.Struct(element=elements_of(members))
-        return self._keep_back(Creation(id=_new_id(), struct=struct), *(value for _, value in members))
+        return self._keep_back(Creation(id=_new_id(), struct=struct), [value for _, value in members])
 
     def selection(self, source: str, index: int) -> Made:
         selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
-        return self._keep_back(Creation(id=_new_id(), selection=selection), source)
+        return self._keep_back(Creation(id=_new_id(), selection=selection), [source])
 
-    def _keep_back(self, creation: Creation, *needs: str) -> Made:
-        if self._pending.add_if_room(creation, needs):
+    def _keep_back(self, creation: Creation, needs: Sequence[str] = (), data: bytes = b"") -> Made:
+        if self._pending.add_if_room(creation, needs, data):
             return creation.id
-        return self._send_with_others(creation, needs)
+        return self._send_with_others(creation, needs, data)
 
-    async def _send_with_others(self, creation: Creation, needs: Sequence[str]) -> str:
+    async def _send_with_others(self, creation: Creation, needs: Sequence[str], data: bytes) -> str:
         """Sends a creation with all that is kept back, unless others have sent that meanwhile."""
-        if not self._pending.add_if_room(creation, needs):
-            self._pending.add(creation, needs)
+        if not self._pending.add_if_room(creation, needs, data):
+            self._pending.add(creation, needs, data)
             with self._forgotten_on_failure(creation.id):
                 await self._send(self._pending.everything_unsent())
         return creation.id
@@ -124,30 +137,49 @@ class ExtendedSession(RemoteSession):
             self.forget(value)
             raise
 
-    async def _send(self, creations: Sequence[Creation]) -> None:
+    async def _send(self, creations: Sequence[Pending]) -> None:
         """Sends creations in a call of their own."""
-        request = extended.CreateRequest(executor=self.executor, creation=creations)
+        with self._on_their_way(creations):
+            await self._repeated(lambda: self._create(creations))
+
+    @contextlib.contextmanager
+    def _on_their_way(self, creations: Sequence[Pending]) -> Generator[None, None, None]:
+        """Takes note at the end whether creations have come to the peer."""
         created = False
         try:
-            await self._repeated(lambda: self._create(request))
+            yield
             created = True
         finally:
             self._pending.arrived(creations, created)
 
-    async def _create(self, request: extended.CreateRequest) -> None:
-        brings_functions = any(creation.HasField("computation") for creation in request.creation)
-        if brings_functions and LOAD in self._peer.features:
+    async def _create(self, creations: Sequence[Pending]) -> None:
+        if self._evaluates:
+            await self._evaluate(creations)
+            return
+        messages = [creation.message for creation in creations]
+        request = extended.CreateRequest(executor=self.executor, creation=messages)
+        if LOAD in self._peer.features and any(message.HasField("computation") for message in messages):
             response = await load(self.stub, self._peer, request)
         else:
             response = await self.stub.create(request)
         warn_of_differing(response.differing_module, self.stub.address)
 
-    async def _repeated(self, call: Callable[[], Awaitable[None]]) -> None:
+    async def _evaluate(self, creations: Sequence[Pending], value: str = "", type_spec: Type | None = None) -> object:
+        """Creates what is missing, and returns a value if one is named."""
+        messages = [creation.message for creation in creations]
+        request = extended.EvaluateRequest(executor=self.executor, creation=messages)
+        if value:
+            request.value_ref.id = value
+        segments = [memoryview(creation.data) for creation in creations if creation.data]
+        return await evaluate(self.stub, self._peer, request, segments, type_spec)
+
+    async def _repeated(self, call: Callable[[], Awaitable[object]]) -> None:
         """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""
         pauses = self._retry.pauses()
         while True:
             try:
-                return await call()
+                await call()
+                return
             except WorkerUnavailableError:
                 pause = next(pauses, None)
                 if pause is None:
@@ -156,6 +188,9 @@ class ExtendedSession(RemoteSession):
 
     async def compute(self, value: str, type_spec: Type) -> object:
         creations = self._pending.needed_for([value])
+        if self._evaluates:
+            with self._on_their_way(creations):
+                return await self._evaluate(creations, value, type_spec)
         if least_bytes(type_spec) <= _QUICK_BYTES:
             response = await self._compute_now(value, creations)
             if response.HasField("value"):
@@ -164,22 +199,17 @@ class ExtendedSession(RemoteSession):
             await self._send(creations)
         return await download(self.stub, self._peer, self.executor, plain.ValueRef(id=value), type_spec)
 
-    async def _compute_now(self, value: str, creations: Sequence[Creation]) -> extended.ComputeNowResponse:
+    async def _compute_now(self, value: str, creations: Sequence[Pending]) -> extended.ComputeNowResponse:
         """Creates what is missing and asks for a value: the answer is empty if that is large or takes long."""
         request = extended.ComputeNowRequest(
             executor=self.executor,
             value_ref=plain.ValueRef(id=value),
             wait_seconds=_QUICK_SECONDS,
             max_bytes=_QUICK_BYTES,
-            creation=creations,
+            creation=[creation.message for creation in creations],
         )
-        created = False
-        try:
-            response = await self.stub.compute_now(request)
-            created = True
-        finally:
-            self._pending.arrived(creations, created)
-        return response
+        with self._on_their_way(creations):
+            return await self.stub.compute_now(request)
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
         there, waiting = self._pending.drop(values)
@@ -197,4 +227,4 @@ class ExtendedSession(RemoteSession):
 
 
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()

@@ -6,12 +6,38 @@ it first, by several at once, and again after an error; and one that nobody need
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+
+import attrs
 
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.proto.extensions_pb2 import CreateRequest
 
 Creation = CreateRequest.Creation
+
+
+@attrs.frozen(eq=False)
+class Pending:
+    """A creation that the peer is not known to have.
+
+    Attributes:
+      id: What it is called at the peer.
+      message: What is sent.
+      needs: The ids of the values that it uses.
+      data: The bytes of its large arrays, as they were when it was made: what they are of is somebody else's.
+      size: How many bytes all of it has.
+    """
+
+    id: str
+    message: Creation
+    needs: tuple[str, ...]
+    data: bytes
+    size: int
+
+
+def pending(message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> Pending:
+    """Returns a creation as it is sent; for the arguments see `Pending`."""
+    return Pending(message.id, message, tuple(needs), data, message.ByteSize() + len(data))
 
 
 class PendingCreations:
@@ -29,7 +55,7 @@ class PendingCreations:
     def __init__(self, most: int = 1000, most_bytes: int = 1 << 20) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self._pending: dict[str, tuple[Creation, tuple[str, ...], int]] = {}
+        self._pending: dict[str, Pending] = {}
         self._on_their_way: Counter[str] = Counter()
         self._perhaps_there: set[str] = set()
         self._unsent: set[str] = set()
@@ -51,38 +77,33 @@ class PendingCreations:
         """How many of them nobody is sending."""
         return len(self._unsent)
 
-    def add_if_room(self, creation: Creation, needs: Sequence[str] = ()) -> bool:
+    def add_if_room(self, message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> bool:
         """Adds a creation, unless it is time to send those that nobody is sending; returns whether it has."""
-        size = creation.ByteSize()
+        found = pending(message, needs, data)
         with self._lock:
-            if len(self._unsent) >= self._most or self.unsent_bytes + size > self._most_bytes:
+            if len(self._unsent) >= self._most or self.unsent_bytes + found.size > self._most_bytes:
                 return False
-            self._add(creation, needs, size)
+            self._add(found)
             return True
 
-    def add(self, creation: Creation, needs: Sequence[str] = ()) -> None:
-        """Adds a creation, however many there are.
-
-        Args:
-          creation: The creation.
-          needs: The ids of the values that it uses.
-        """
-        size = creation.ByteSize()
+    def add(self, message: Creation, needs: Iterable[str] = (), data: bytes = b"") -> None:
+        """Adds a creation, however many there are; for the arguments see `Pending`."""
+        found = pending(message, needs, data)
         with self._lock:
-            self._add(creation, needs, size)
+            self._add(found)
 
-    def _add(self, creation: Creation, needs: Sequence[str], size: int) -> None:
-        self._pending[creation.id] = (creation, tuple(needs), size)
-        self._needed.update(needs)
-        self.bytes += size
-        self._note_unsent(creation.id)
+    def _add(self, found: Pending) -> None:
+        self._pending[found.id] = found
+        self._needed.update(found.needs)
+        self.bytes += found.size
+        self._note_unsent(found.id)
 
-    def needed_for(self, values: Iterable[str]) -> list[Creation]:
+    def needed_for(self, values: Iterable[str]) -> list[Pending]:
         """Returns what has to be created for some values, each after those that it uses, and marks it as on its way."""
         with self._lock:
             return self._sent(values)
 
-    def everything_unsent(self) -> list[Creation]:
+    def everything_unsent(self) -> list[Pending]:
         """Returns what nobody is sending, as `needed_for` does: many may ask at once, and each gets something else.
 
         What that uses is among it even if somebody is sending it, because it may come there later.
@@ -90,8 +111,8 @@ class PendingCreations:
         with self._lock:
             return self._sent([value for value in self._pending if value in self._unsent])
 
-    def _sent(self, values: Iterable[str]) -> list[Creation]:
-        found: dict[str, Creation] = {}
+    def _sent(self, values: Iterable[str]) -> list[Pending]:
+        found: dict[str, Pending] = {}
         stack = [(value, False) for value in values]
         stack.reverse()
         while stack:
@@ -100,16 +121,16 @@ class PendingCreations:
             if entry is None or value in found:
                 continue
             if visited:
-                found[value] = entry[0]
+                found[value] = entry
             else:
                 stack.append((value, True))
-                stack.extend((needed, False) for needed in entry[1])
+                stack.extend((needed, False) for needed in entry.needs)
         self._on_their_way.update(found.keys())
         for value in found:
             self._note_sent(value)
         return list(found.values())
 
-    def arrived(self, creations: Iterable[Creation], created: bool) -> None:
+    def arrived(self, creations: Iterable[Pending], created: bool) -> None:
         """Takes note of the answer to what was on its way.
 
         Args:
@@ -151,20 +172,22 @@ class PendingCreations:
 
     def _forget(self, value: str) -> None:
         self._note_sent(value)
-        _, needs, size = self._pending.pop(value, (None, (), 0))
-        for needed in needs:
+        found = self._pending.pop(value, None)
+        if found is None:
+            return
+        for needed in found.needs:
             self._needed[needed] -= 1
             if not self._needed[needed]:
                 del self._needed[needed]
-        self.bytes -= size
+        self.bytes -= found.size
         self._perhaps_there.discard(value)
 
     def _note_unsent(self, value: str) -> None:
         if value not in self._unsent:
             self._unsent.add(value)
-            self.unsent_bytes += self._pending[value][2]
+            self.unsent_bytes += self._pending[value].size
 
     def _note_sent(self, value: str) -> None:
         if value in self._unsent:
             self._unsent.discard(value)
-            self.unsent_bytes -= self._pending[value][2]
+            self.unsent_bytes -= self._pending[value].size

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import InvalidValueError, ResourceLimitError
@@ -68,6 +69,23 @@ async def load(
         lambda response: response,
         Unpacker(max_bytes=0),
     )
+
+
+async def evaluate(
+    stub: ExecutorStub,
+    peer: extended.HandshakeResponse,
+    request: extended.EvaluateRequest,
+    segments: Sequence[Segment],
+    type_spec: Type | None = None,
+) -> object:
+    """Creates values of any size; returns the payload of the one that the request names, of the given type."""
+    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
+
+    def read(header: extended.Download) -> object:
+        warn_of_differing(header.differing_module, stub.address)
+        return None if type_spec is None else unpacker.unpack(header.value, type_spec, "result")
+
+    return await receive(stub.evaluate(request, segments, peer.heartbeat_seconds), extended.Download, read, unpacker)
 
 
 async def download(

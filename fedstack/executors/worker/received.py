@@ -32,9 +32,22 @@ class Received(Generic[_M]):
         Raises:
           InvalidValueError: If there are more or fewer than the message announced.
         """
+        await self.fill_next(unpacker)
+        await self.end()
+
+    async def fill_next(self, unpacker: Unpacker) -> None:
+        """Reads the next of these bytes, where they are for several unpackers; call `end` after the last."""
         size = sum(map(len, unpacker.buffers))
-        await self.rest.read_into(unpacker.buffers)
+        await self.rest.read_next(unpacker.buffers)
         await sized(size, unpacker.finish, LOOP_COPY_BYTES)
+
+    async def end(self) -> None:
+        """Checks that there are no more bytes.
+
+        Raises:
+          InvalidValueError: If there are.
+        """
+        await self.rest.read_into(())
 
 
 async def receive(incoming: Incoming, message: type[_M]) -> Received[_M]:

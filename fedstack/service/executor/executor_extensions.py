@@ -1,8 +1,9 @@
 """Serves what fedstack's own clients can do beyond the executor service: leases, chosen ids, values of any size."""
 
 import asyncio
+import functools
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -12,39 +13,31 @@ from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.traceback_filter import consume_exception
-from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import contains_function
-from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.payload_sizes import is_quick
-from fedstack.errors import InvalidValueError
-from fedstack.executors.base.verb_executor import known_clients_of
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
+from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.executors.remote.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
-from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
-from fedstack.executors.worker.received import receive
+from fedstack.executors.worker.received import Received, receive
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor import held_values
+from fedstack.service.executor.creations import Creations
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.requests import control, in_turns, unary_sized
 from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.executor.sessions import Session, check_new_id
+from fedstack.service.executor.sessions import Session
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
-from fedstack.transport.wire.unpacking import Unpacker
 
 _T = TypeVar("_T")
-# What names and types add to a function.
-_FUNCTION_SPARE_BYTES = 1024
 # How often it is looked whether there is something to tell of work that runs.
 _LOOK_SECONDS = 1.0
 
@@ -58,6 +51,7 @@ class ExecutorExtensions:
 
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
+        self._creations = Creations(core)
         self.server: Server | None = None
 
     @property
@@ -72,6 +66,7 @@ class ExecutorExtensions:
             "UploadValue": UploadMethod(self.upload_value),
             "ComputeNow": unary_sized(messages.ComputeNowRequest, self.compute_now),
             "DownloadValue": DownloadMethod(self.download_value),
+            "Evaluate": ExchangeMethod(self.evaluate),
             "RunPhase": ExchangeMethod(self.run_phase),
             "GetStatus": control(messages.GetStatusRequest, self.get_status),
         }
@@ -109,8 +104,8 @@ class ExecutorExtensions:
 
     async def create(self, request: messages.CreateRequest, request_bytes: int) -> messages.CreateResponse:
         """Creates values under chosen ids."""
-        await self._create_all(self._core.find(request.executor), request.creation, request_bytes)
-        return self._created_response(request)
+        await self._creations.create(self._core.find(request.executor), request.creation, request_bytes)
+        return messages.CreateResponse(differing_module=self._differing(request.creation))
 
     async def load(self, content: bytes) -> Answers:
         """Creates values as `create` does, and shows that it is alive while it loads what they bring."""
@@ -119,104 +114,86 @@ class ExecutorExtensions:
 
         async def create() -> messages.CreateResponse:
             with self._core.sessions.hold(session):
-                await session.run(self._create_all(session, request.creation, len(content)))
-            return self._created_response(request)
+                await session.run(self._creations.create(session, request.creation, len(content)))
+            return messages.CreateResponse(differing_module=self._differing(request.creation))
 
         work = asyncio.ensure_future(create())
         async for beat in self._beats(work, ProgressCounts()):
             yield beat
         yield Parcel(work.result().SerializeToString())
 
-    def _created_response(self, request: messages.CreateRequest) -> messages.CreateResponse:
-        computations = (one.computation for one in request.creation if one.HasField("computation"))
-        return messages.CreateResponse(differing_module=self._core.admission.differing_modules(computations))
-
-    async def _create_all(
-        self, session: Session, creations: Iterable[messages.CreateRequest.Creation], request_bytes: int
-    ) -> None:
-        async for creation in in_turns(creations, at_once=256 if request_bytes <= LOOP_BYTES else 1):
-            check_new_id(creation.id)
-            if session.has(creation.id):
-                continue
-            size = 0
-            if creation.HasField("value"):
-                size = await sized(request_bytes, creation.value.value.ByteSize)
-                self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
-            elif creation.HasField("computation"):
-                size = await sized(request_bytes, creation.computation.ByteSize)
-                self._core.admission.check_size(size, _FUNCTION_SPARE_BYTES)
-            session.check_room(size)
-            created = await self._created(session, creation, size)
-            if not session.has(creation.id):  # the same call may have come twice
-                session.add(created, size, creation.id)
-
-    async def _created(self, session: Session, creation: messages.CreateRequest.Creation, size: int) -> Any:
-        executor = session.executor
-        kind = creation.WhichOneof("kind")
-        if kind == "value":
-            has_pieces = creation.value.value.WhichOneof("kind") not in ("array", "raw", "column", "rows")
-            weight = PIECES_WEIGHT * size if has_pieces else size
-            known = await sized(weight, lambda: self._known(creation.value, known_clients_of(executor)))
-            return await held_values.create_known(executor, *known)
-        if kind == "computation":
-            await self._core.admission.admit(creation.computation, size)
-            return await held_values.create_computation(executor, creation.computation)
-        if kind == "call":
-            call = creation.call
-            argument = session.find(call.argument_ref.id) if call.HasField("argument_ref") else None
-            return await held_values.create_call(executor, session.find(call.function_ref.id), argument)
-        if kind == "struct":
-            elements = creation.struct.element
-            members = [(element.name, session.find(element.value_ref.id)) async for element in in_turns(elements)]
-            return await held_values.create_struct(executor, members, self._core.limits)
-        if kind == "selection":
-            source = session.find(creation.selection.source_ref.id)
-            return await executor.create_selection(source, creation.selection.index)
-        raise InvalidValueError("Expected something to create, found an empty creation")
-
-    def _known(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type]:
-        """Returns the payload of a value that is whole, and its type."""
-        payload, type_spec, unpacker = self._unpacked(value, clients)
-        if unpacker.buffers:
-            raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
-        unpacker.finish()
-        return payload, type_spec
-
-    def _unpacked(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type, Unpacker]:
-        type_spec = self._core.admission.read_type(value.type)
-        if contains_function(type_spec):
-            raise InvalidValueError(
-                f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "
-                "functions as computations, and put them and the rest into a struct"
-            )
-        unpacker = Unpacker(max_bytes=self._core.admission.max_bytes, clients=clients)
-        return with_columns(unpacker.unpack(value.value, type_spec), type_spec), type_spec, unpacker
+    def _differing(self, creations: Iterable[messages.CreateRequest.Creation]) -> Sequence[str]:
+        """Lists the modules of functions that are of another version here."""
+        return self._core.admission.differing_modules(
+            one.computation for one in creations if one.HasField("computation")
+        )
 
     async def upload_value(self, incoming: Incoming) -> bytes:
         """Creates a value of any size."""
         received = await receive(incoming, messages.Upload)
         upload = received.message
+        creation = messages.CreateRequest.Creation(id=upload.id, value=upload.value)
         session = self._core.find(upload.executor)
-        check_new_id(upload.id)
-        clients = known_clients_of(session.executor)
-
-        async def create() -> None:
-            payload, type_spec, unpacker = await sized(received.size, lambda: self._unpacked(upload.value, clients))
-            size = await sized(received.size, upload.value.value.ByteSize) + sum(map(len, unpacker.buffers))
-            self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
-            session.check_room(size)
-            await received.fill(unpacker)
-            if not session.has(upload.id):
-                created = await held_values.create_known(session.executor, payload, type_spec)
-                session.add(created, size, upload.id)
-
-        await self._core.run(session, create())
+        await self._core.run(session, self._received(session, [creation], received))
         return messages.CreateResponse().SerializeToString()
+
+    async def _received(
+        self, session: Session, creations: Iterable[messages.CreateRequest.Creation], received: Received[Any]
+    ) -> None:
+        """Creates values whose bytes follow."""
+        await self._creations.create(session, creations, received.size, received)
+        await received.end()
+
+    async def evaluate(self, incoming: Incoming) -> Answers:
+        """Creates values of any size, and computes one of them."""
+        received = await receive(incoming, messages.EvaluateRequest)
+        request = received.message
+        session = self._core.find(request.executor)
+        value_id = request.value_ref.id
+        packer = self._core.packer(session)
+        progress = ProgressCounts()
+        is_quick_to_create = incoming.is_here and not any(one.HasField("computation") for one in request.creation)
+        if is_quick_to_create:
+            await self._received(session, request.creation, received)
+            known = held_values.known_payload(session.find(value_id)) if value_id else None
+            if known is not None and is_quick(*known):
+                yield self._parcel(_download(packer, *known), packer)
+                return
+            work = self._computed(session, value_id, packer, progress)
+        else:
+            work = self._evaluated(session, received, packer, progress)
+        running = asyncio.ensure_future(self._core.run(session, work))
+        async for beat in self._beats(running, progress):
+            yield beat
+        yield self._parcel(running.result(), packer)
+        session.delivered(value_id)
+
+    async def _evaluated(
+        self,
+        session: Session,
+        received: Received[messages.EvaluateRequest],
+        packer: Packer,
+        progress: ProgressCounts,
+    ) -> bytes:
+        request = received.message
+        await self._received(session, request.creation, received)
+        told = messages.Download(differing_module=self._differing(request.creation))
+        # One message after another is one with the fields of both.
+        return told.SerializeToString() + await self._computed(session, request.value_ref.id, packer, progress)
+
+    async def _computed(self, session: Session, value_id: str, packer: Packer, progress: ProgressCounts) -> bytes:
+        """Computes a value, if one is named, and returns the message of the answer."""
+        if not value_id:
+            return b""
+        pull = self._core.pull(session, value_id)
+        progress.watch(pull.progress)
+        await pull.wait()
+        return await held_values.written(session.find(value_id), pull.result(), functools.partial(_download, packer))
 
     async def compute_now(self, request: messages.ComputeNowRequest, request_bytes: int) -> messages.ComputeNowResponse:
         """Computes a value that is soon there and small."""
         session = self._core.find(request.executor)
-        await self._create_all(session, request.creation, request_bytes)
+        await self._creations.create(session, request.creation, request_bytes)
         value_id = request.value_ref.id
         value = session.find(value_id)
         known = held_values.known_payload(value)
@@ -254,19 +231,7 @@ class ExecutorExtensions:
         packer = self._core.packer(session)
 
         progress = ProgressCounts()
-
-        def write(payload: object, type_spec: Type) -> bytes:
-            response = messages.Download()
-            packer.pack(response.value, payload, type_spec, "result")
-            return response.SerializeToString()
-
-        async def compute() -> bytes:
-            pull = self._core.pull(session, value_id)
-            progress.watch(pull.progress)
-            await pull.wait()
-            return await held_values.written(session.find(value_id), pull.result(), write)
-
-        work = asyncio.ensure_future(self._core.run(session, compute()))
+        work = asyncio.ensure_future(self._core.run(session, self._computed(session, value_id, packer, progress)))
         async for beat in self._beats(work, progress):
             yield beat
         yield self._parcel(work.result(), packer)
@@ -351,3 +316,10 @@ class ExecutorExtensions:
             if left is not None:
                 response.seconds_until_stop = left
         return response
+
+
+def _download(packer: Packer, payload: object, type_spec: Type) -> bytes:
+    """Returns the message of an answer; its large arrays are in the packer."""
+    response = messages.Download()
+    packer.pack(response.value, payload, type_spec, "result")
+    return response.SerializeToString()

@@ -9,7 +9,7 @@ import attrs
 from fedstack.computations.types.error_text import name_text, printable, shortened
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import CarrierError, FedstackError, LeafError, ResourceLimitError
-from fedstack.service.server.callers import host_of
+from fedstack.service.server.fair_shares import host_of
 from fedstack.transport.wire.status import StatusError
 
 _logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from fedstack.service.server.fair_shares import FairShares
 from fedstack.service.server.limits import ServerLimits, exceeded, option_of
 from fedstack.service.server.message_room import SMALL_BYTES, MessageRoom
 from fedstack.service.server.server_facts import CallCounts
+from fedstack.service.server.whole_calls import Call, WholeCalls
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, bearer_token
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.methods import (
@@ -28,15 +29,18 @@ from fedstack.transport.peers.methods import (
     Method,
     Service,
     StreamMethod,
+    Unary,
     UnaryMethod,
     UploadMethod,
 )
 from fedstack.transport.wire.status import DETAILS_KEY, Code, StatusError, code_of, details_of, message_of
+from fedstack.transport.wire.wholes import JOIN, SUFFIX
 
 _logger = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+_Work: TypeAlias = Callable[[CallStream, Call], Awaitable[bytes | None]]
 
 _OTHER_METHODS = "(other)"
 _WATCHERS_SECONDS = 0.5
@@ -74,6 +78,13 @@ class _Table:
             raise exceeded(self._limits, self._limit, self._shares.refused, "call again when others are done")
         self.running[task] = caller
         task.add_done_callback(self._remove)
+
+    def hand_over(self, task: Task, successor: Task) -> None:
+        """Gives the place of a call to the task that goes on with it."""
+        caller = self.running.pop(task, None)
+        if caller is not None:
+            self.running[successor] = caller
+            successor.add_done_callback(self._remove)
 
     def gave_way(self, task: Task) -> bool:
         """Tells whether a call was cancelled because it had sent nothing and others wanted its place."""
@@ -129,6 +140,9 @@ class CallRouter(grpc.GenericRpcHandler):
         self._room = MessageRoom(limits.max_unary_bytes, _ROOM_SECONDS)
         self._foreground = _Table(limits, "max_calls", limits.header_seconds)
         self._watches = _Table(limits, "max_watches", 0.0)
+        # Those that join a call, which has its place among the others; there cannot be more of them than of those.
+        self._joins = _Table(limits, "max_calls", limits.header_seconds)
+        self._wholes = WholeCalls(self._foreground.hand_over)
         self._checks = _Table(limits, "max_watches", 0.0)  # who fills the server with watches does not fill these
         self._stopping = False
         self._handlers: dict[str, Handler] = {}
@@ -136,8 +150,11 @@ class CallRouter(grpc.GenericRpcHandler):
             for service in group:
                 for name, methods in service.methods.items():
                     for method_name, method in methods.items():
-                        handler = self._handler(f"{name}/{method_name}", method, in_background=in_background)
-                        self._handlers[f"/{name}/{method_name}"] = handler
+                        path = f"{name}/{method_name}"
+                        self._handlers[f"/{path}"] = self._handler(path, method, in_background=in_background)
+                        if isinstance(method, ExchangeMethod):
+                            self._handlers[f"/{path}{SUFFIX}"] = self._whole_handler(path, method)
+                            self._handlers[f"/{name}/{JOIN}"] = self._join_handler(f"{name}/{JOIN}")
         self._public = frozenset(f"/{n}/{m}" for service in public for n, ms in service.methods.items() for m in ms)
         self._known = f"services are {', '.join(sorted({path.split('/')[1] for path in self._handlers}))}"
 
@@ -159,8 +176,8 @@ class CallRouter(grpc.GenericRpcHandler):
 
     async def wait_idle(self) -> None:
         """Returns when no call is running, those in the background aside."""
-        while running := self._foreground.running:
-            await asyncio.wait(set(running))
+        while running := {*self._foreground.running, *self._joins.running}:
+            await asyncio.wait(running)
 
     async def end_calls(self) -> None:
         """Ends all calls that are running or still come in as if the server could not be reached; returns when done.
@@ -171,7 +188,8 @@ class CallRouter(grpc.GenericRpcHandler):
         watching = {*self._watches.running, *self._checks.running}
         if watching:  # those who watch for this moment are told of it, and leave
             await asyncio.wait(watching, timeout=_WATCHERS_SECONDS)
-        while running := {*self._foreground.running, *self._watches.running, *self._checks.running}:
+        tables = self._foreground, self._joins, self._watches, self._checks
+        while running := {task for table in tables for task in table.running}:
             for task in running:
                 task.cancel()
             await asyncio.wait(running)
@@ -183,12 +201,11 @@ class CallRouter(grpc.GenericRpcHandler):
             table = self._checks if isinstance(method, UnaryMethod) else self._watches
         else:
             table = self._foreground
-        header_seconds = None if in_background else self._limits.header_seconds
 
-        async def work(stream: CallStream, task: Task) -> bytes | None:
+        async def work(stream: CallStream, call: Call) -> bytes | None:
             match method:
                 case UnaryMethod():
-                    return await self._answer(method, await stream.only_message(name), task)
+                    return await self._answer(method.handle, await stream.only_message(name), call)
                 case UploadMethod():
                     return await method.handle(stream.incoming())
                 case DownloadMethod():
@@ -198,21 +215,44 @@ class CallRouter(grpc.GenericRpcHandler):
                 case StreamMethod():
                     return await stream.send(method.handle(stream))
 
+        one_answer = isinstance(method, (UnaryMethod, UploadMethod))
+        return self._served(name, table, work, one_answer=one_answer, in_background=in_background)
+
+    def _whole_handler(self, name: str, method: ExchangeMethod) -> Handler:
+        async def work(stream: CallStream, call: Call) -> bytes:
+            def handle(request: bytes) -> Awaitable[bytes]:
+                return self._wholes.answer(method, request, call)
+
+            return await self._answer(handle, await stream.only_message(name), call)
+
+        return self._served(name, self._foreground, work, one_answer=True)
+
+    def _join_handler(self, name: str) -> Handler:
+        async def work(stream: CallStream, call: Call) -> None:
+            await stream.send_parcels(self._wholes.join(await stream.only_message(name), call))
+
+        return self._served(name, self._joins, work, one_answer=False)
+
+    def _served(
+        self, name: str, table: _Table, work: _Work, *, one_answer: bool, in_background: bool = False
+    ) -> Handler:
+        header_seconds = None if in_background else self._limits.header_seconds
+
         async def handle(_: object, context: Context) -> bytes | None:
             stream = CallStream(context, table.silent, header_seconds)
-            return await self._run(name, context, stream, table, lambda task: work(stream, task))
+            return await self._run(name, context, stream, table, lambda call: work(stream, call))
 
-        if isinstance(method, (UnaryMethod, UploadMethod)):
+        if one_answer:
             return grpc.stream_unary_rpc_method_handler(cast("Any", handle))
         return grpc.stream_stream_rpc_method_handler(cast("Any", handle))
 
-    async def _answer(self, method: UnaryMethod, request: bytes, task: Task) -> bytes:
+    async def _answer(self, handle: Unary, request: bytes, call: Call) -> bytes:
         """Runs a method while there is room for its message, and returns the answer once there is room for that."""
         size = len(request)
         if size > SMALL_BYTES:
             await self._take_room(size)
         try:
-            answer = method.handle(request)
+            answer = handle(request)
             del request
             response = await answer
         finally:
@@ -220,7 +260,7 @@ class CallRouter(grpc.GenericRpcHandler):
         if len(response) > SMALL_BYTES:
             await self._take_room(len(response))
             give_back = functools.partial(self._room.give_back, len(response))
-            task.add_done_callback(lambda _: give_back())  # not before gRPC has sent it
+            call.task.add_done_callback(lambda _: give_back())  # not before gRPC has sent it
         return response
 
     async def _take_room(self, size: int) -> None:
@@ -244,11 +284,12 @@ class CallRouter(grpc.GenericRpcHandler):
         context: Context,
         stream: CallStream,
         table: _Table,
-        work: Callable[[Task], Awaitable[bytes | None]],
+        work: Callable[[Call], Awaitable[bytes | None]],
     ) -> bytes | None:
         """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
         task = cast("Task", asyncio.current_task())
-        begin, code, result = time.perf_counter(), Code.UNKNOWN, None
+        call = Call(task, name, time.perf_counter())
+        code, result = Code.UNKNOWN, None
         try:
             caller = self._caller(context)
             # A call is a task of its own, so this concerns nobody else.
@@ -256,7 +297,7 @@ class CallRouter(grpc.GenericRpcHandler):
             table.add(task, caller)
             if self._stopping:
                 raise WorkerUnavailableError(_STOPPING)
-            result = await work(task)
+            result = await work(call)
             code = Code.OK
             return result
         except grpc.aio.BaseError as error:  # the client has gone away while a message went there or back; gRPC knows
@@ -279,11 +320,12 @@ class CallRouter(grpc.GenericRpcHandler):
                 _logger.error("%s failed with an error that is not foreseen", name, exc_info=error)
             else:
                 _logger.debug("%s failed: %s", name, error)
-                self._failures.failed(context.peer(), name, known)
+                self._failures.failed(context.peer(), call.method or name, known)
             await _fail(context, known, error)
         finally:
-            sent = stream.bytes_sent + len(result or b"")
-            self._ended(name, code, time.perf_counter() - begin, stream.bytes_received, sent)
+            if call.method is not None:
+                sent = stream.bytes_sent + len(result or b"")
+                self._ended(call.method, code, time.perf_counter() - call.begun, stream.bytes_received, sent)
         return None
 
     def _ended(self, name: str, code: Code, seconds: float, received: int, sent: int) -> None:

@@ -100,7 +100,7 @@ class CallStream:
             async for message in messages:
                 await self._write(message)
         finally:
-            await _close(messages)
+            await end_answers(messages)
 
     async def send_parcels(self, answers: Answers) -> None:
         """Writes heartbeats and parcels."""
@@ -112,7 +112,7 @@ class CallStream:
                     beat = heartbeat_frame(answer.done, answer.running, answer.failed, answer.work)
                     await self._write(beat)
         finally:
-            await _close(answers)
+            await end_answers(answers)
 
     async def _send_parcel(self, parcel: Parcel) -> None:
         frames = frames_of(parcel)
@@ -135,7 +135,7 @@ class _Pieces:
         return data_of(frame) or await sized(len(frame), lambda: parse_frame(frame))
 
 
-async def _close(answers: AsyncIterator[object]) -> None:
+async def end_answers(answers: AsyncIterator[object]) -> None:
     """Ends a method whose client has gone away now, and not when the garbage collector finds it."""
     if isinstance(answers, AsyncGenerator):
         await answers.aclose()

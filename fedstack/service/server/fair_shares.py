@@ -1,11 +1,23 @@
-"""Gives out the places of a table, and sees to it that one client does not take all of them from others."""
+"""Gives out the places of a table, and sees to it that one client does not take all of them from others.
 
+Whose call it is, as far as that can be told, its token tells, or else the address that it comes from.
+"""
+
+import functools
+import hashlib
+import ipaddress
+import re
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 # Whoever waits for a place tries again within this time.
 SECONDS = 60.0
 NOBODY = ""
+# What gRPC calls a peer ends in the port that it dials from, and each connection has another one.
+_PORT = re.compile(r"(?<=[\d\]]):\d+$")
+# Of IPv6 a household has as many addresses as it likes.
+_NETWORK_BITS = 64
 
 
 class FairShares:
@@ -81,3 +93,29 @@ class FairShares:
 
     def __repr__(self) -> str:
         return f"<FairShares: {self._taken} of {self.most} places, {len(self._held)} peers>"
+
+
+def host_of(peer: str) -> str:
+    """Returns what gRPC calls a peer (`ipv4:10.0.0.1:50000`) without the port."""
+    return _PORT.sub("", unquote(peer))
+
+
+@functools.lru_cache(maxsize=4096)
+def caller_at(peer: str) -> str:
+    """Returns the name of whoever calls from an address; `NOBODY` where all who do share it."""
+    kind, _, host = host_of(peer).partition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return NOBODY
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            network = ipaddress.ip_network((int(address), _NETWORK_BITS), strict=False)
+            return NOBODY if address.is_loopback else f"{kind}:{network}"
+        address = address.ipv4_mapped
+    return NOBODY if address.is_loopback else f"ipv4:{address}"
+
+
+def caller_with(token: str) -> str:
+    """Returns the name of whoever has a token; it does not show the token."""
+    return f"token:{hashlib.sha256(token.encode()).hexdigest()[:16]}"

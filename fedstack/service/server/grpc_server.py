@@ -13,8 +13,7 @@ from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidVal
 from fedstack.service.processes.inherited_sockets import let_go_of_sockets
 from fedstack.service.server.call_router import CallRouter, Metadata
 from fedstack.service.server.call_stream import Context
-from fedstack.service.server.callers import caller_at, caller_with
-from fedstack.service.server.fair_shares import NOBODY
+from fedstack.service.server.fair_shares import NOBODY, caller_at, caller_with
 from fedstack.service.server.health import HealthService
 from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.listening import Listener, TcpListener, UnixListener
@@ -94,6 +93,7 @@ class GrpcServer:
                 f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one "
                 "(--tls-cert, --tls-key), listen at 127.0.0.1, or say that you do without (--insecure)"
             )
+        self._is_private = self._listener.is_private
         self._health = HealthService([name for service in services for name in service.methods])
         background = [self._health, *_reflection_of([*services, self._health], wanted=reflection)]
         self._router = CallRouter(
@@ -257,7 +257,7 @@ class GrpcServer:
             token = bearer_token(cast("Metadata", context.invocation_metadata() or ()))
             if token_matches(token, tokens):
                 return caller_with(token)
-        return NOBODY if self._listener.is_private else caller_at(context.peer())
+        return NOBODY if self._is_private else caller_at(context.peer())
 
     def __repr__(self) -> str:
         if self._stopped.is_set():

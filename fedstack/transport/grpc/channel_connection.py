@@ -2,18 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.grpc.channels import Channel
-from fedstack.transport.grpc.grpc_calls import asks_health, error_of_call, failure_of_asking, parsed
+from fedstack.transport.grpc.grpc_calls import ask_whole, asks_health, error_of_call, failure_of_asking, parsed
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
+from fedstack.transport.wire.wholes import WHOLE, fits_whole
 
 _MAX_CALLS = 256
 _MAX_UNREAD = 2
@@ -44,6 +45,7 @@ class ChannelConnection(Connection):
         self._address = address
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._closed = False
+        self._takes_wholes = False
 
     @property
     def address(self) -> str:
@@ -76,6 +78,14 @@ class ChannelConnection(Connection):
                     yield message
             finally:
                 answers.close()
+
+    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
+        if self._takes_wholes and fits_whole(parcel):
+            return await ask_whole(self, path, parcel, timeout)
+        return self.exchange(path, parcel)
+
+    def learn(self, features: Collection[str]) -> None:
+        self._takes_wholes = WHOLE in features
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)

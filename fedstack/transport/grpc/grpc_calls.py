@@ -5,13 +5,20 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, cast
 
-from fedstack.errors import AuthenticationError, DeadlineExceededError, FedstackError, WorkerUnavailableError
+from fedstack.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    FedstackError,
+    RemoteError,
+    WorkerUnavailableError,
+)
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import NO_ANSWER
 from fedstack.transport.wire.frames import parse_frame
-from fedstack.transport.wire.parcels import Piece
+from fedstack.transport.wire.parcels import Parcel, Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
+from fedstack.transport.wire.wholes import JOIN, SUFFIX, join_request, read_whole, write_whole
 
 _HEALTH = "/grpc.health.v1.Health/Check"
 _ASK_SECONDS = 0.25
@@ -119,6 +126,22 @@ async def parsed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, N
     async with contextlib.aclosing(frames):
         async for frame in frames:
             yield parse_frame(frame)
+
+
+async def ask_whole(
+    connection: Connection, path: str, parcel: Parcel, timeout: float
+) -> Parcel | AsyncGenerator[Piece, None]:
+    """Sends a parcel in one message; returns the one that comes back in the answer, or where it will come from."""
+    try:
+        answer = read_whole(await connection.unary(path + SUFFIX, write_whole(parcel), timeout))
+    except RemoteError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        connection.learn(())  # it was started anew, and of an older release, or what stands between does not know it
+        return connection.exchange(path, parcel)
+    if isinstance(answer, Parcel):
+        return answer
+    return connection.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(answer))
 
 
 def error_of_call(failure: grpc.RpcError, address: str) -> Exception:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
@@ -19,6 +19,7 @@ from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Optio
 from fedstack.transport.grpc.credentials import TOKEN_REFUSED, ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
+    ask_whole,
     asks_health,
     error_of_call,
     failure_of_asking,
@@ -34,6 +35,7 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback
+from fedstack.transport.wire.wholes import WHOLE, fits_whole
 
 # A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
 _MAX_CALLS = 256
@@ -87,6 +89,7 @@ class GrpcConnection(Connection):
         self._turns = CallLimiter(max_calls)
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._closed = False
+        self._takes_wholes = False
 
     @property
     def address(self) -> str:
@@ -153,6 +156,14 @@ class GrpcConnection(Connection):
                     call.cancel()
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
+
+    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
+        if self._takes_wholes and fits_whole(parcel):
+            return await ask_whole(self, path, parcel, timeout)
+        return self.exchange(path, parcel)
+
+    def learn(self, features: Collection[str]) -> None:
+        self._takes_wholes = WHOLE in features
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)

@@ -1,7 +1,7 @@
 """Defines what a stub needs of the way to a peer: calls by path, messages and parcels in and out."""
 
 import abc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 from fedstack.errors import FedstackError
 from fedstack.transport.wire.parcels import Parcel, Piece
@@ -46,6 +46,22 @@ class Connection(abc.ABC):
 
         Closing the generator ends the call.
         """
+
+    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
+        """Sends a parcel, and returns the one that comes back; or where it will come from, as `exchange` does.
+
+        What is small and quick is the business of one message each way, where a transport has such a thing and the
+        peer has said so; see `learn`.
+
+        Args:
+          path: The method.
+          parcel: What to send.
+          timeout: How long it may take until the peer answers, or says that it will, in seconds.
+        """
+        return self.exchange(path, parcel)
+
+    def learn(self, features: Collection[str]) -> None:  # noqa: B027
+        """Is told what the peer can do, as it has said in a handshake. A transport may send in a newer form then."""
 
     @abc.abstractmethod
     async def wait_ready(self, seconds: float) -> None:

@@ -21,6 +21,7 @@ from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.segments import Segment
+from fedstack.transport.wire.wholes import WHOLE
 
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
@@ -29,7 +30,10 @@ EXTENSIONS = "fedstack.v1.ExecutorExtensions"
 ELEMENTS = "elements"
 LOAD = "load"
 ISOLATE = "isolate"
-FEATURES = (ELEMENTS, LOAD, ISOLATE)
+EVALUATE = "evaluate"
+FEATURES = (ELEMENTS, LOAD, ISOLATE, EVALUATE, WHOLE)
+# Within this time a peer has an answer, or says that there will be one.
+_SOON_SECONDS = 1.0
 
 Answer: TypeAlias = AbstractAsyncContextManager[Incoming]
 _M = TypeVar("_M", bound=Message)
@@ -85,12 +89,14 @@ class ExecutorStub(ServiceStub):
         except RemoteError as error:
             if error.code != "UNIMPLEMENTED":
                 raise
+            self.connection.learn(())
             return None
         if response.protocol != PROTOCOL:
             raise ProtocolVersionError(
                 f"Expected protocol {PROTOCOL} of fedstack {__version__}, found protocol {response.protocol} of "
                 f"fedstack {response.version} at {self.address}; install the same release on both sides"
             )
+        self.connection.learn(response.features)
         return response
 
     async def get_executor(self, request: plain.GetExecutorRequest) -> plain.GetExecutorResponse:
@@ -181,6 +187,13 @@ class ExecutorStub(ServiceStub):
     def download_value(self, request: extended.DownloadRequest, heartbeat_seconds: float) -> Answer:
         """Computes a value of any size."""
         return self.download(f"/{EXTENSIONS}/DownloadValue", request, heartbeat_seconds)
+
+    def evaluate(
+        self, request: extended.EvaluateRequest, segments: Sequence[Segment], heartbeat_seconds: float
+    ) -> Answer:
+        """Creates values, and computes one of them."""
+        soon = self._control_seconds + _SOON_SECONDS
+        return self.exchange(f"/{EXTENSIONS}/Evaluate", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     def run_phase(
         self,

@@ -11,7 +11,7 @@ from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableE
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.heartbeat import watch
-from fedstack.transport.wire.parcels import Incoming, Parcel, Piece
+from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
 from fedstack.transport.wire.segments import Segment
 
 CONTROL_SECONDS = 10.0
@@ -21,6 +21,7 @@ _LEAST_BYTES_PER_SECOND = 1e6
 # How many heartbeats may stay away before the peer counts as dead.
 _MISSED_BEATS = 4
 _GOODBYE_SECONDS = 5.0
+_LONGEST_SECONDS = 3600.0
 
 _M = TypeVar("_M", bound=Message)
 
@@ -138,17 +139,33 @@ class ServiceStub:
         spare_seconds = len(content) / _LEAST_BYTES_PER_SECOND
         return self._answer(self.connection.download(path, content), heartbeat_seconds, spare_seconds, on_heartbeat)
 
-    def exchange(
+    @contextlib.asynccontextmanager
+    async def exchange(
         self,
         path: str,
         request: Message,
         segments: Sequence[Segment],
         heartbeat_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
-    ) -> contextlib.AbstractAsyncContextManager[Incoming]:
-        """Calls a method that has a parcel in and one out; see `download`."""
-        answers = self.connection.exchange(path, self._parcel(request, segments))
-        return self._answer(answers, heartbeat_seconds, 0.0, on_heartbeat)
+        soon_seconds: float | None = None,
+    ) -> AsyncGenerator[Incoming, None]:
+        """Calls a method that has a parcel in and one out; see `download`.
+
+        Args:
+          path: The method.
+          request: The message.
+          segments: What goes with it.
+          heartbeat_seconds: How often the peer shows that it is alive.
+          on_heartbeat: Called with each heartbeat.
+          soon_seconds: How long it may take until it has first done so; by default as long as later.
+        """
+        soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
+        answer = await self.connection.ask(path, self._parcel(request, segments), soon)
+        if isinstance(answer, Parcel):
+            yield incoming_of(answer)
+            return
+        async with self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat) as incoming:
+            yield incoming
 
     def _parcel(self, request: Message, segments: Sequence[Segment]) -> Parcel:
         return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes)
@@ -161,8 +178,7 @@ class ServiceStub:
         spare_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None],
     ) -> AsyncGenerator[Incoming, None]:
-        limit = spare_seconds + _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing
-        watched = watch(pieces, limit, who=f"{self._PEER} at {self.address}")
+        watched = watch(pieces, spare_seconds + _silence(heartbeat_seconds), who=f"{self._PEER} at {self.address}")
         try:
             yield Incoming(watched, on_heartbeat=on_heartbeat)
         finally:
@@ -191,3 +207,8 @@ class ServiceStub:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.address}>"
+
+
+def _silence(heartbeat_seconds: float) -> float:
+    """Returns how long a peer may be silent that shows so often that it is alive."""
+    return _MISSED_BEATS * max(0.1, heartbeat_seconds)  # in this order a NaN is as good as nothing

@@ -103,7 +103,7 @@ def _named(name: str) -> str:
 
 def header_frame(content: bytes) -> bytes:
     """Returns the frame that begins a stream, with a message that is serialized already."""
-    return b"".join((_HEADER_TAG, _length(len(content)), content))
+    return b"".join((_HEADER_TAG, length_of(len(content)), content))
 
 
 def heartbeat_frame(done: int = 0, running: int = 0, failed: int = 0, work: Iterable[Work] = ()) -> bytes:
@@ -170,7 +170,7 @@ class _OpenFrame:
     def take(self) -> bytes:
         """Returns the frame and begins the next."""
         size = self._chunk_bytes - self._room
-        frame = b"".join((_DATA_TAG, _length(size), *self.pieces))
+        frame = b"".join((_DATA_TAG, length_of(size), *self.pieces))
         self.pieces, self._room = [], self._chunk_bytes
         return frame
 
@@ -205,8 +205,8 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     )
 
 
-def _length(size: int) -> bytes:
-    """Writes a length as protobuf's varint: seven bits a byte, the lowest first, all bytes but the last marked."""
+def length_of(size: int) -> bytes:
+    """Returns a length as protobuf's varint: seven bits a byte, the lowest first, all bytes but the last marked."""
     encoded = bytearray()
     while size > 0x7F:
         encoded.append(size & 0x7F | 0x80)
@@ -219,10 +219,15 @@ def data_of(frame: bytes) -> Data | None:
     """Reads a frame that is data and nothing else, in no time whatever its size; returns `None` for any other."""
     if not frame.startswith(_DATA_TAG):
         return None
+    size, start = length_at(frame, 1)
+    return Data(memoryview(frame)[start:]) if start and start + size == len(frame) else None
+
+
+def length_at(message: bytes, at: int) -> tuple[int, int]:
+    """Reads a length; returns it, and where it ends: 0 if there is none."""
     size = 0
-    for index, byte in enumerate(frame[1 : 1 + _MAX_LENGTH_BYTES]):
+    for index, byte in enumerate(message[at : at + _MAX_LENGTH_BYTES]):
         size |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
-            start = index + 2
-            return Data(memoryview(frame)[start:]) if start + size == len(frame) else None
-    return None
+            return size, at + index + 1
+    return 0, 0

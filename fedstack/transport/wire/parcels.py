@@ -7,7 +7,7 @@ asked for its next answer; a transport keeps no reference to it after that. A bu
 to while `read_into` runs, and not after that has returned or raised.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -32,8 +32,9 @@ class Parcel:
     chunk_bytes: int = CHUNK_BYTES
 
 
-# What comes in of a parcel: its header, then the bytes of its segments, however they are cut; heartbeats in between.
-Piece: TypeAlias = Header | Data | Heartbeat
+# What comes in of a parcel: its header, then the bytes of its segments, however they are cut, or all of it at once;
+# heartbeats in between.
+Piece: TypeAlias = Header | Data | Heartbeat | Parcel
 # Runs work on so many bytes: where it is called for, or on a thread.
 Run: TypeAlias = Callable[[int, Callable[[], None]], Awaitable[None]]
 
@@ -69,6 +70,9 @@ class Incoming:
     Nothing is taken from the connection before it is asked for, so that the receiver can refuse what a header announces
     before there is memory for it.
 
+    Attributes:
+      is_here: Whether all of it has come with the header.
+
     Args:
       pieces: Where it comes from.
       run: Copies what has come; by default where that is awaited.
@@ -81,9 +85,11 @@ class Incoming:
         run: Run = _here,
         on_heartbeat: Callable[[Heartbeat], None] | None = None,
     ) -> None:
+        self.is_here = False
         self._pieces = pieces
         self._run = run
         self._on_heartbeat = on_heartbeat
+        self._left = memoryview(b"")
 
     async def header(self) -> bytes:
         """Returns the header; called once, and first.
@@ -94,6 +100,10 @@ class Incoming:
         async for piece in self._pieces:
             if isinstance(piece, Header):
                 return piece.content
+            if isinstance(piece, Parcel):
+                self.is_here = True
+                self._pieces = _Here(pieces_of(piece))
+                return await self.header()
             self._take_heartbeat(piece)
         raise InvalidValueError("Expected a header and then data, found a stream that ended without one")
 
@@ -107,12 +117,31 @@ class Incoming:
           InvalidValueError: If there are more bytes, or fewer, or other things than bytes.
         """
         reader = SegmentReader(buffers)
+        while (data := await self._next()) is not None:
+            await self._feed(reader, data)
+        reader.finish()
+
+    async def read_next(self, buffers: Sequence[memoryview]) -> None:
+        """Returns when the next segments are in the buffers; `read_into` reads what is left, perhaps nothing."""
+        reader = SegmentReader(buffers)
+        while reader.missing and (data := await self._next()) is not None:
+            self._left = data[reader.missing :]
+            await self._feed(reader, data[: reader.missing])
+        reader.finish()
+
+    async def _feed(self, reader: SegmentReader, data: memoryview) -> None:
+        await self._run(len(data), lambda: reader.feed(data))
+
+    async def _next(self) -> memoryview | None:
+        """Returns the next bytes, and `None` after the last."""
+        if self._left:
+            left, self._left = self._left, memoryview(b"")
+            return left
         async for piece in self._pieces:
             if isinstance(piece, Data):
-                await self._run(len(piece.data), lambda data=piece.data: reader.feed(data))
-            else:
-                self._take_heartbeat(piece)
-        reader.finish()
+                return piece.data
+            self._take_heartbeat(piece)
+        return None
 
     def _take_heartbeat(self, piece: Piece) -> None:
         if self._on_heartbeat is None or not isinstance(piece, Heartbeat):
@@ -122,11 +151,21 @@ class Incoming:
         self._on_heartbeat(piece)
 
 
-def incoming_of(parcel: Parcel) -> Incoming:
-    """Returns a parcel as it comes in where no connection is between."""
+def incoming_of(parcel: Parcel, run: Run = _here) -> Incoming:
+    """Returns a parcel that has come in, or comes where no connection is between."""
+    return Incoming(_Here([parcel]), run)
 
-    async def pieces() -> AsyncIterator[Piece]:
-        for piece in pieces_of(parcel):
-            yield piece
 
-    return Incoming(pieces())
+class _Here:
+    """Pieces for which nobody has to wait."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._pieces = iter(pieces)
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        for piece in self._pieces:
+            return piece
+        raise StopAsyncIteration

@@ -1,6 +1,6 @@
 """The memory beside a message: arrays that are sent as they lie there, and memory that arrays are received in."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ class Rows:
 Segment: TypeAlias = memoryview | Rows
 
 
+def joined(segments: Iterable[Segment], *before: bytes) -> bytes:
+    """Returns the bytes of segments, one after the other, and what comes before them."""
+    pieces: list[Any] = [*before]
+    for segment in segments:
+        # `join` reads arrays as they are: a view of each would take time.
+        pieces.extend(segment.arrays if isinstance(segment, Rows) else (segment,))
+    return b"".join(pieces)
+
+
 class SegmentReader:
     """Fills buffers with the data of a stream, in order.
 
@@ -54,6 +63,11 @@ class SegmentReader:
     def complete(self) -> bool:
         """Whether all buffers are full."""
         return self.received == self.expected
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are still to come."""
+        return self.expected - self.received
 
     def feed(self, data: memoryview) -> None:
         """Takes the next bytes.

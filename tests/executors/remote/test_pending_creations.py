@@ -188,10 +188,10 @@ async def sum_of(executor, x, y):
 
 async def test_value_and_call_and_compute_are_one_call_to_the_peer(executor, connection):
     called = await sum_of(executor, 1, 2)
-    assert connection.methods == ["OpenSession", "Load"]  # the function, which may be large or not allowed
+    assert connection.methods == ["OpenSession", "Evaluate"]  # the function, which may be large or not allowed
     assert await called.compute() == 3
-    assert connection.methods == ["OpenSession", "Load", "ComputeNow"]
-    (compute,) = connection.of("ComputeNow")
+    assert connection.methods == ["OpenSession", "Evaluate", "Evaluate"]
+    _, compute = connection.of("Evaluate")
     assert [creation.WhichOneof("kind") for creation in compute.request.creation] == ["value", "call"]
 
 
@@ -212,8 +212,8 @@ async def test_structs_and_selections_are_kept_back_too(executor, connection):
     struct = await executor.create_struct({"a": one, "b": one})
     member = await executor.create_selection(struct, 1)
     assert await member.compute() == 1
-    assert connection.methods == ["OpenSession", "ComputeNow"]
-    kinds = [creation.WhichOneof("kind") for creation in connection.of("ComputeNow")[0].request.creation]
+    assert connection.methods == ["OpenSession", "Evaluate"]
+    kinds = [creation.WhichOneof("kind") for creation in connection.of("Evaluate")[0].request.creation]
     assert kinds == ["value", "struct", "selection"]
 
 
@@ -230,20 +230,20 @@ async def test_what_is_kept_back_does_not_wait_for_the_transport(executor, conne
     finally:
         go_on.set()
     assert await member.compute() == 3
-    assert connection.methods == ["OpenSession", "Load", "ComputeNow"]
+    assert connection.methods == ["OpenSession", "Evaluate", "Evaluate"]
 
 
 async def test_what_nobody_computes_is_never_sent(executor, connection):
     unused = [await executor.create_value(number, INT) for number in range(10)]
     assert await (await sum_of(executor, 1, 2)).compute() == 3
-    assert len(connection.of("ComputeNow")[0].request.creation) == 2
+    assert len(connection.of("Evaluate")[1].request.creation) == 2
     del unused
 
 
 async def test_what_has_been_created_is_not_sent_again(executor, connection):
     called = await sum_of(executor, 1, 2)
     assert await called.compute() == await called.compute() == 3
-    assert len(connection.of("ComputeNow")[1].request.creation) == 0
+    assert len(connection.of("Evaluate")[2].request.creation) == 0
 
 
 async def test_dropped_values_are_disposed_of_if_the_peer_has_them_and_forgotten_if_not(
@@ -259,27 +259,27 @@ async def test_dropped_values_are_disposed_of_if_the_peer_has_them_and_forgotten
     gc.collect()
     await eventually(lambda: service.status().values == 0)
     disposed = [ref.id for call in connection.of("Dispose") for ref in call.request.value_ref]
-    created = [c.id for call in connection.of("ComputeNow") for c in call.request.creation]
-    created += [c.id for call in connection.of("Load") for c in call.request.creation]
+    created = [c.id for call in connection.of("Evaluate") for c in call.request.creation]
     assert sorted(disposed) == sorted(created)
     assert await kept.compute() == 1
 
 
 @pytest.mark.parametrize("error", [WorkerUnavailableError("gone"), StaleSessionError("restarted")])
 async def test_creations_are_sent_again_after_a_call_that_failed_on_its_way(executor, connection, error):
-    connection.fail["ComputeNow"] = [error]
     called = await sum_of(executor, 1, 2)
+    connection.fail["Evaluate"] = [error]
     with pytest.raises(type(error)):
         await called.compute()
     if isinstance(error, StaleSessionError):
         called = await sum_of(executor, 1, 2)
     assert await called.compute() == 3
-    assert all(len(call.request.creation) == 2 for call in connection.of("ComputeNow"))
+    computed = [call for call in connection.of("Evaluate") if call.request.HasField("value_ref")]
+    assert [len(call.request.creation) for call in computed] == [2, 2]
 
 
 async def test_creations_whose_answer_was_lost_may_come_twice(executor, connection, service):
-    connection.lose["ComputeNow"] = [WorkerUnavailableError("lost")]
     called = await sum_of(executor, 1, 2)
+    connection.lose["Evaluate"] = [WorkerUnavailableError("lost")]
     with pytest.raises(WorkerUnavailableError):
         await called.compute()
     assert await called.compute() == 3
@@ -310,29 +310,30 @@ async def test_a_call_that_fails_at_the_peer_leaves_nothing_there_when_it_is_dro
 
 
 async def test_functions_are_sent_again_if_they_get_lost_on_their_way(executor, connection):
-    connection.fail["Load"] = [WorkerUnavailableError("gone")]
-    connection.lose["Load"] = [WorkerUnavailableError("lost")]
+    connection.fail["Evaluate"] = [WorkerUnavailableError("gone")]
+    connection.lose["Evaluate"] = [WorkerUnavailableError("lost")]
     assert await (await sum_of(executor, 1, 2)).compute() == 3
-    requests = [call.request.SerializeToString(deterministic=True) for call in connection.of("Load")]
+    requests = [call.request.SerializeToString(deterministic=True) for call in connection.of("Evaluate")[:-1]]
     assert len(requests) == 3
     assert len(set(requests)) == 1
 
 
 async def test_large_values_are_sent_again_if_they_get_lost_on_their_way(executor, connection, service):
-    connection.fail["UploadValue"] = [WorkerUnavailableError("gone")]
-    connection.lose["UploadValue"] = [WorkerUnavailableError("lost")]
-    array = np.arange(10_000, dtype=np.float32)
-    value = await executor.create_value(array, fl.TensorType(np.float32, [10_000]))
+    connection.fail["Evaluate"] = [WorkerUnavailableError("gone")]
+    connection.lose["Evaluate"] = [WorkerUnavailableError("lost")]
+    array = np.arange(1_000_000, dtype=np.float32)
+    value = await executor.create_value(array, fl.TensorType(np.float32, [1_000_000]))
+    uploads = connection.of("Evaluate")
+    assert len(uploads) == 3
+    assert len({creation.id for call in uploads for creation in call.request.creation}) == 1
     assert np.array_equal(await value.compute(), array)
-    assert len({call.request.id for call in connection.of("UploadValue")}) == 1
-    assert len(connection.of("UploadValue")) == 3
     assert service.status().values == 1
 
 
 async def test_what_is_kept_back_is_bounded_in_number(executor, connection, service, monkeypatch):
     monkeypatch.setattr(extended_session, "_MAX_PENDING", 5)
     values = [await executor.create_value(number, INT) for number in range(14)]
-    assert [len(call.request.creation) for call in connection.of("Create")] == [6, 6]
+    assert [len(call.request.creation) for call in connection.of("Evaluate")] == [6, 6]
     assert service.status().values == 12
     assert [await value.compute() for value in values] == list(range(14))
 
@@ -341,25 +342,34 @@ async def test_many_who_find_the_backlog_full_at_once_send_it_together(executor,
     monkeypatch.setattr(extended_session, "_MAX_PENDING", 5)
     await executor.create_value(0, INT)
     values = await asyncio.gather(*(executor.create_value(number, INT) for number in range(1, 20)))
-    assert [len(call.request.creation) for call in connection.of("Create")] == [6, 6, 6]
+    assert [len(call.request.creation) for call in connection.of("Evaluate")] == [6, 6, 6]
     assert await asyncio.gather(*(value.compute() for value in values)) == list(range(1, 20))
 
 
 async def test_what_is_kept_back_is_bounded_in_bytes(executor, connection):
     array = np.zeros(2000, np.float32)  # just too small to travel beside its message
-    for _ in range(200):
+    for _ in range(1200):
         await executor.create_value(array, fl.TensorType(np.float32, [2000]))
-    sizes = [sum(creation.ByteSize() for creation in call.request.creation) for call in connection.of("Create")]
+    sizes = [sum(creation.ByteSize() for creation in call.request.creation) for call in connection.of("Evaluate")]
     assert sizes
-    assert all(1 << 20 <= size <= (1 << 20) + 10_000 for size in sizes)
+    assert all(4 << 20 <= size <= (4 << 20) + 10_000 for size in sizes)
+
+
+async def test_what_is_kept_back_is_as_it_was_when_it_was_created(executor, connection):
+    array = np.zeros(50_000, np.float32)
+    value = await executor.create_value(array, fl.TensorType(np.float32, [50_000]))
+    array[:] = 1
+    assert connection.methods == ["OpenSession"]
+    assert not np.any(await value.compute())
+    assert connection.methods == ["OpenSession", "Evaluate"]
 
 
 async def test_values_that_are_not_small_are_sent_at_once(executor, connection, service):
     many = [np.float32(1)] * 3
-    large = fl.StructType([fl.TensorType(np.float32, [3000])] * 10)
-    payload = [np.zeros(3000, np.float32)] * 10
+    large = fl.StructType([fl.TensorType(np.float32, [3000])] * 100)
+    payload = [np.zeros(3000, np.float32)] * 100
     await executor.create_value(many, fl.FederatedType(np.float32, fl.CLIENTS))
     value = await executor.create_value(payload, large)
-    assert connection.methods == ["OpenSession", "UploadValue"]
+    assert connection.methods == ["OpenSession", "Evaluate"]
     assert service.status().values == 1
-    assert len(await value.compute()) == 10
+    assert len(await value.compute()) == 100

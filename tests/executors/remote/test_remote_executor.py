@@ -140,7 +140,7 @@ async def test_whoever_waits_for_a_session_may_give_up_while_others_go_on(execut
     first.cancel()
     io_loop.loop.call_soon_threadsafe(gate.set)
     assert await (await second).compute() == 1
-    assert connection.methods == ["OpenSession", "ComputeNow"]
+    assert connection.methods == ["OpenSession", "Evaluate"]
 
 
 async def test_a_session_that_could_not_be_opened_is_opened_by_the_next_who_needs_it(executor, connection):
@@ -236,18 +236,25 @@ def vector(length):
     return np.arange(length, dtype=np.float32), fl.TensorType(np.float32, [length])
 
 
+MEGABYTE = 256 * KIB  # in numbers
+
+
 @pytest.mark.parametrize(
-    ("length", "methods"),
+    ("length", "form", "methods"),
     [
-        (4 * KIB - 1, ["OpenSession", "ComputeNow"]),
-        (4 * KIB, ["OpenSession", "UploadValue", "ComputeNow", "DownloadValue"]),
+        (4 * KIB - 1, "array", ["OpenSession", "Evaluate"]),
+        (4 * KIB, "raw", ["OpenSession", "Evaluate"]),
+        (MEGABYTE, "raw", ["OpenSession", "Evaluate"]),
+        (2 * MEGABYTE, "raw", ["OpenSession", "Evaluate", "Evaluate"]),
     ],
 )
-async def test_an_array_of_16_kib_and_more_travels_in_chunks(executor, connection, length, methods):
+async def test_an_array_up_to_a_megabyte_travels_with_what_needs_it(executor, connection, length, form, methods):
     array, type_spec = vector(length)
     value = await executor.create_value(array, type_spec)
     found = await value.compute()
     assert connection.methods == methods
+    (creation,) = connection.of("Evaluate")[0].request.creation
+    assert creation.value.value.WhichOneof("kind") == form
     assert np.array_equal(found, array)
     assert found.flags.writeable
 
@@ -256,23 +263,23 @@ async def test_no_message_is_larger_than_a_chunk(make_remote, service, connectio
     array, type_spec = vector(3 << 20)
     executor = make_remote()
     assert np.array_equal(await (await executor.create_value(array, type_spec)).compute(), array)
-    (upload,) = connection.of("UploadValue")
-    (download,) = (sizes for method, sizes in connection.received if method == "DownloadValue")
+    upload, _ = connection.of("Evaluate")
+    _, download = (sizes for method, sizes in connection.received if method == "Evaluate")
     for sizes in (upload.sizes, download):
         assert len(sizes) == 1 + (12 << 20) // CHUNK_BYTES
         assert max(sizes) <= CHUNK_BYTES + 10
     executor.close()
 
 
-async def test_a_value_that_is_known_to_be_large_is_fetched_in_one_call(make_remote, connection):
-    array, type_spec = vector(100 * KIB)
+async def test_a_large_value_is_fetched_in_one_call(make_remote, connection):
+    array, type_spec = vector(2 * MEGABYTE)
     executor = make_remote()
     value = await executor.create_value(array, type_spec)
     assert np.array_equal(await value.compute(), array)
-    assert connection.methods == ["OpenSession", "UploadValue", "DownloadValue"]
+    assert connection.methods == ["OpenSession", "Evaluate", "Evaluate"]
     zipped = await executor.create_struct({"a": value, "b": value})
     assert np.array_equal((await zipped.compute()).b, array)
-    assert connection.methods[3:] == ["Create", "DownloadValue"]
+    assert connection.methods[3:] == ["Evaluate"]
     executor.close()
 
 
@@ -293,8 +300,8 @@ async def test_both_sides_choose_the_size_of_their_chunks(connection):
     found = await value.compute()
     assert np.array_equal(found[0], small)
     assert np.array_equal(found[1], array)
-    assert [size - 2 for size in connection.of("UploadValue")[0].sizes[1:]] == [64] * 6 + [16]
-    (download,) = (sizes for method, sizes in connection.received if method == "DownloadValue")
+    assert [size - 2 for size in connection.of("Evaluate")[0].sizes[1:]] == [64] * 6 + [16]
+    (download,) = (sizes for method, sizes in connection.received if method == "Evaluate")
     assert [size - 2 for size in download[1:]] == [64] * 6 + [16]
     executor.close()
     io_loop.run_sync(service.close())
@@ -309,7 +316,7 @@ async def test_a_value_that_is_too_large_for_the_peer_is_refused_before_it_is_se
         ResourceLimitError, match=r"Expected at most 1000 bytes in a value or phase, found 1004 in a value of"
     ):
         await executor.create_value(array, type_spec)
-    assert len(connection.of("UploadValue")) == 1
+    assert len(connection.of("Evaluate")) == 1
     executor.close()
     io_loop.run_sync(service.close())
 
@@ -360,8 +367,9 @@ async def test_a_session_has_room_for_so_many_bytes_and_values(connection):
     service, connection, executor = small_chunks(connection, max_session_bytes=3000, max_values=4)
     array, type_spec = vector(500)
     kept = await executor.create_value(array, type_spec)
+    assert len(await kept.compute()) == 500
     with pytest.raises(ResourceLimitError, match="Expected at most 3000 bytes of values in a session, found"):
-        await executor.create_value(array, type_spec)
+        await (await executor.create_value(array, type_spec)).compute()
     values = [await executor.create_value(number, INT) for number in range(4)]
     for value in values[:3]:
         await value.compute()
@@ -377,15 +385,14 @@ async def test_results_of_any_size_come_back(executor, connection):
     for length in (1, 100, 4 * KIB, 100 * KIB):
         value = await executor.create_call(function, await executor.create_value(length, INT))
         assert len(await value.compute()) == length
-    assert connection.methods.count("DownloadValue") == 2
+    assert len(connection.of("Evaluate")) == 5
 
 
 async def test_a_result_of_many_small_arrays_is_not_crammed_into_one_answer(executor, connection):
     sequence = fl.SequenceType(fl.TensorType(np.float32, [1000]))
     value = await executor.create_value([np.ones(1000, np.float32)] * 100, sequence)
     assert len(await value.compute()) == 100
-    assert connection.methods == ["OpenSession", "UploadValue", "ComputeNow", "DownloadValue"]
-    assert next(sizes for method, sizes in connection.received if method == "ComputeNow") == [0]
+    assert connection.methods == ["OpenSession", "Evaluate"]
 
 
 async def test_a_composing_executor_spreads_phases_over_remote_executors(make_remote, connection):

@@ -161,7 +161,7 @@ async def test_columns_of_structs_are_streamed_as_columns(make_remote, connectio
     assert bare(await value.compute()) == bare(payload(pair))
     sent = {
         creation.id: creation.value.value.WhichOneof("kind")
-        for call in connection.of("ComputeNow") + connection.of("Create")
+        for call in connection.of("Evaluate")
         for creation in call.request.creation
         if creation.HasField("value")
     }

@@ -126,6 +126,9 @@ class Talk:
         elif method == "UploadValue":
             upload = extended.Upload.FromString(extended.Frame.FromString(request.frames[0]).header)
             sessions.setdefault(upload.executor.id, {})[upload.id] = None
+        elif method == "Evaluate":
+            asked = extended.EvaluateRequest.FromString(extended.Frame.FromString(request.frames[0]).header)
+            sessions.setdefault(asked.executor.id, {}).update((creation.id, None) for creation in asked.creation)
         elif method == "DisposeExecutor":
             sessions.pop(plain.DisposeExecutorRequest.FromString(request.frames[0]).executor.id, None)
 

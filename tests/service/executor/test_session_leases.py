@@ -31,6 +31,7 @@ REQUESTS: dict[str, type[Any]] = {
     "UploadValue": extended.Upload,
     "ComputeNow": extended.ComputeNowRequest,
     "DownloadValue": extended.DownloadRequest,
+    "Evaluate": extended.EvaluateRequest,
     "RunPhase": extended.PhaseRequest,
 }
 WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession", "GetStatus"}

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.service.server.callers import caller_at, caller_with
-from fedstack.service.server.fair_shares import NOBODY, FairShares
+from fedstack.service.server.fair_shares import NOBODY, FairShares, caller_at, caller_with
 
 
 class Clock:

@@ -1,0 +1,124 @@
+"""Creates what a client asks for in its session: values, functions, and what is made of them, in their order."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import contains_function
+from fedstack.computations.values.columns import with_columns
+from fedstack.errors import InvalidValueError
+from fedstack.executors.base.verb_executor import known_clients_of
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, sized
+from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
+from fedstack.executors.worker.received import Received
+from fedstack.proto import extensions_pb2 as messages
+from fedstack.service.executor import held_values
+from fedstack.service.executor.requests import in_turns
+from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.sessions import Session, check_new_id
+from fedstack.transport.wire.unpacking import Unpacker
+
+# What names and types add to a function.
+_FUNCTION_SPARE_BYTES = 1024
+_ARRAYS = ("array", "raw", "column", "rows")
+
+
+class Creations:
+    """Creates what clients send.
+
+    Args:
+      core: The sessions, and the rules for them.
+    """
+
+    def __init__(self, core: ServiceCore) -> None:
+        self._core = core
+
+    async def create(
+        self,
+        session: Session,
+        creations: Iterable[messages.CreateRequest.Creation],
+        request_bytes: int,
+        received: "Received[Any] | None" = None,
+    ) -> None:
+        """Creates values, each under its id; one that is taken is left as it is.
+
+        Args:
+          session: Where to.
+          creations: What to create, each after what it needs.
+          request_bytes: The size of the message in which they came.
+          received: Has the bytes of their large arrays; `None` where there can be none.
+        """
+        async for creation in in_turns(creations, at_once=256 if request_bytes <= LOOP_BYTES else 1):
+            check_new_id(creation.id)
+            is_there = session.has(creation.id)
+            if is_there and (received is None or not creation.HasField("value")):
+                continue
+            size = 0
+            if creation.HasField("value"):
+                payload, type_spec, size = await self._value(session, creation.value, request_bytes, received)
+                if is_there:
+                    continue
+                created = await held_values.create_known(session.executor, payload, type_spec)
+            else:
+                if creation.HasField("computation"):
+                    size = await sized(request_bytes, creation.computation.ByteSize)
+                    self._core.admission.check_size(size, _FUNCTION_SPARE_BYTES)
+                session.check_room(size)
+                created = await self._created(session, creation, size)
+            if not session.has(creation.id):  # the same call may have come twice
+                session.add(created, size, creation.id)
+
+    async def _value(
+        self,
+        session: Session,
+        value: messages.TypedValue,
+        request_bytes: int,
+        received: "Received[Any] | None",
+    ) -> tuple[object, Type, int]:
+        """Returns the payload of a value, with the bytes that follow, its type and its size."""
+        size = await sized(request_bytes, value.value.ByteSize)
+        self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
+        session.check_room(size)
+        weight = size if value.value.WhichOneof("kind") in _ARRAYS else PIECES_WEIGHT * size
+        clients = known_clients_of(session.executor)
+        payload, type_spec, unpacker = await sized(weight, lambda: self._unpacked(value, clients))
+        if received is not None:
+            size += sum(map(len, unpacker.buffers))
+            self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
+            session.check_room(size)
+            await received.fill_next(unpacker)
+        elif unpacker.buffers:
+            raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
+        else:
+            unpacker.finish()
+        return payload, type_spec, size
+
+    def _unpacked(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type, Unpacker]:
+        type_spec = self._core.admission.read_type(value.type)
+        if contains_function(type_spec):
+            raise InvalidValueError(
+                f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "
+                "functions as computations, and put them and the rest into a struct"
+            )
+        unpacker = Unpacker(max_bytes=self._core.admission.max_bytes, clients=clients)
+        return with_columns(unpacker.unpack(value.value, type_spec), type_spec), type_spec, unpacker
+
+    async def _created(self, session: Session, creation: messages.CreateRequest.Creation, size: int) -> Any:
+        executor = session.executor
+        kind = creation.WhichOneof("kind")
+        if kind == "computation":
+            await self._core.admission.admit(creation.computation, size)
+            return await held_values.create_computation(executor, creation.computation)
+        if kind == "call":
+            call = creation.call
+            argument = session.find(call.argument_ref.id) if call.HasField("argument_ref") else None
+            return await held_values.create_call(executor, session.find(call.function_ref.id), argument)
+        if kind == "struct":
+            elements = creation.struct.element
+            members = [(element.name, session.find(element.value_ref.id)) async for element in in_turns(elements)]
+            return await held_values.create_struct(executor, members, self._core.limits)
+        if kind == "selection":
+            source = session.find(creation.selection.source_ref.id)
+            return await executor.create_selection(source, creation.selection.index)
+        raise InvalidValueError("Expected something to create, found an empty creation")
