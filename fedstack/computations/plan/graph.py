@@ -210,15 +210,27 @@ class Function:
 
 
 def _needed(scope: Scope, parameter: Parameter | None, result: Symbol) -> tuple[list[Node], list[Node]]:
-    """Walks backwards from the result; nodes that it does not reach never run."""
-    wanted: set[Node] = set(nodes_of(result))
-    for node in reversed(scope.nodes):
-        if node in wanted:
-            for operand in node.operands():
-                wanted.update(nodes_of(operand))
+    """Returns the nodes of a scope that the result needs, and those of enclosing scopes."""
+    wanted = _reached(result, scope.nodes)
     own = [node for node in scope.nodes if node in wanted and node is not parameter]
     captures = sorted((node for node in wanted if node.scope is not scope), key=lambda node: node.index)
     return own, captures
+
+
+def needed_for(symbol: Symbol, nodes: Sequence[Node]) -> list[Node]:
+    """Returns those of a function's nodes that a symbol in terms of them needs, in their order."""
+    wanted = _reached(symbol, nodes)
+    return [node for node in nodes if node in wanted]
+
+
+def _reached(symbol: Symbol, nodes: Sequence[Node]) -> set[Node]:
+    """Walks backwards from a symbol; nodes that it does not reach never run."""
+    wanted: set[Node] = set(nodes_of(symbol))
+    for node in reversed(nodes):
+        if node in wanted:
+            for operand in node.operands():
+                wanted.update(nodes_of(operand))
+    return wanted
 
 
 def nodes_of(symbol: Symbol) -> Iterator[Node]:

@@ -12,6 +12,7 @@ from fedstack.computations.plan.graph import (
     Scope,
     Selection,
     Symbol,
+    needed_for,
     nodes_of,
     select,
 )
@@ -51,14 +52,15 @@ class ResolvedCall:
 
     def reads(self, path: Sequence[int]) -> set[int] | None:
         """Returns the positions of the parameter that a member of the result needs; `None` for the parameter whole."""
-        function, symbol = self.function, self.function.result
-        parameter = function.parameter
-        if path:
-            for position in path:
-                symbol = select(symbol, position)
-            function = Function(parameter.scope, parameter, symbol) if parameter else function
+        symbol, parameter = self.function.result, self.function.parameter
+        for position in path:
+            if symbol is parameter:
+                return {position}
+            if not isinstance(symbol, Pack):
+                break  # whatever member of what a node yields is wanted, the node has to run
+            symbol = symbol.members[position]
         wanted: set[int] = set()
-        for node in function.nodes:
+        for node in needed_for(symbol, self.function.nodes):
             if isinstance(node, Selection) and node.source is parameter:
                 wanted.add(node.position)
             elif any(leaf is parameter for operand in node.operands() for leaf in nodes_of(operand)):
