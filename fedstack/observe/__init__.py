@@ -28,6 +28,8 @@ from fedstack.observe.events import (
     WorkerReady,
 )
 from fedstack.observe.observers import Observer, Subscription, add_observer
+from fedstack.observe.telemetry import export_to_opentelemetry
+from fedstack.observe.trace_file import trace_to
 
 __all__ = [
     "CallEnded",
@@ -49,4 +51,6 @@ __all__ = [
     "WorkerLost",
     "WorkerReady",
     "add_observer",
+    "export_to_opentelemetry",
+    "trace_to",
 ]

@@ -41,6 +41,12 @@ class Observer(abc.ABC):
           event: Of one of the classes in `fedstack.observe`. Later releases may have more of them.
         """
 
+    def close(self) -> None:  # noqa: B027 - few have anything to close
+        """Ends what the observer has begun. Called once, when it is told nothing more.
+
+        One that is told directly may still hear of events that other threads are telling.
+        """
+
 
 class Subscription:
     """An observer that is told of events until it is removed, or the `with` block ends."""
@@ -49,6 +55,8 @@ class Subscription:
         self._observer = observer
         self._among = among
         self._is_over = False
+        self._is_closed = False
+        self._process = os.getpid()
 
     @property
     def dropped(self) -> int:
@@ -74,6 +82,18 @@ class Subscription:
           seconds: How long to wait at most until all is told.
         """
         self._among.drop(self)
+        if self._process == os.getpid():  # what it has open is not a forked child's to close
+            self._close()
+
+    def _close(self) -> None:
+        close = getattr(self._observer, "close", None)  # an observer need not be an `Observer`
+        if self._is_closed or close is None:
+            return
+        self._is_closed = True
+        try:
+            close()
+        except Exception as error:
+            log_raised(_logger, f"Closing the observer {type(self._observer).__name__}", error, "it is left as it is")
 
     def __enter__(self) -> "Subscription":
         return self
@@ -92,7 +112,6 @@ class _ApartSubscription(Subscription):
     def __init__(self, observer: Observer, among: "Observers") -> None:
         super().__init__(observer, among)
         self._dropped = 0
-        self._process = os.getpid()
         self._waiting: SimpleQueue[Event | None] = SimpleQueue()  # good for finalizers and signal handlers, too
         self._thread = threading.Thread(target=self._serve, name="fedstack-observer", daemon=True)
         try:
@@ -125,9 +144,10 @@ class _ApartSubscription(Subscription):
                 del event
         finally:
             self._among.drop(self)
+            self._close()
 
     def remove(self, seconds: float = 5.0) -> None:
-        super().remove()
+        self._among.drop(self)
         if self._thread is threading.current_thread():
             self._is_over = True
         elif self._process == os.getpid():  # in a forked child there is no such thread

@@ -237,3 +237,31 @@ gate.set()
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert found.stdout.split() == ["a", "b", "c"]
     assert not found.stderr
+
+
+class Closing(Diary):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        assert self.workers != ["bad"], "of a"
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_an_observer_is_closed_once_when_it_has_heard_all(direct: bool) -> None:
+    observer = Closing()
+    with add_observer(observer, direct=direct) as subscription:
+        happens("a", "b")
+        assert observer.closed == 0
+    subscription.remove()
+    assert (observer.workers, observer.closed) == (["a", "b"], 1)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_an_observer_that_raises_when_it_is_closed_is_warned_of(direct: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with add_observer(Closing(), direct=direct):
+        happens("bad")
+    [record] = caplog.records
+    assert record.getMessage().startswith("Closing the observer Closing raised AssertionError: of a")

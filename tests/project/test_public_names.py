@@ -61,6 +61,8 @@ PUBLIC_NAMES = {
         "WorkerLost",
         "WorkerReady",
         "add_observer",
+        "export_to_opentelemetry",
+        "trace_to",
     ],
     "fedstack.executors": [
         "ComposingExecutor",

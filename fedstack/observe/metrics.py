@@ -1,0 +1,138 @@
+"""Counts and times what happens, as OpenTelemetry metrics."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedstack.observe.events import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    ClientsChanged,
+    Event,
+    Folded,
+    LeafLoaded,
+    LoopStalled,
+    PhaseEnded,
+    RpcEnded,
+    SessionClosed,
+    SessionOpened,
+    WorkCancelled,
+    WorkerLost,
+    WorkerReady,
+)
+from fedstack.observe.observers import Observer
+from fedstack.observe.telemetry_api import Meter
+
+# What calls and phases take differs by six orders of magnitude.
+_SECONDS = (0.0001, 0.001, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_MOST_NAMES = 100
+_MAX_NAME = 200
+OTHER = "other"
+
+
+class Names:
+    """The values of a label: the first so many that come, and `other` for the rest."""
+
+    def __init__(self, most: int = _MOST_NAMES) -> None:
+        self._known: set[str] = set()
+        self._most = most
+
+    def __call__(self, name: str) -> str:
+        name = name[:_MAX_NAME]
+        if name in self._known:
+            return name
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+class Metrics(Observer):
+    """Feeds the instruments of a meter.
+
+    Args:
+      meter: Makes the instruments; their names begin with `fedstack.`.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._names: dict[str, Names] = {}
+        self._calls = meter.create_counter("fedstack.calls", "{call}", "Calls of computations that have ended.")
+        self._calls_running = meter.create_up_down_counter("fedstack.calls.running", "{call}", "Calls that run.")
+        self._call_seconds = self._seconds("fedstack.call.duration", "How long calls of computations took.")
+        self._retries = meter.create_counter("fedstack.retries", "{attempt}", "Attempts that failed and were repeated.")
+        self._clients = meter.create_counter("fedstack.clients", "{client}", "Clients that are done or have failed.")
+        self._phase_seconds = self._seconds("fedstack.phase.duration", "How long phases took here.")
+        self._part_seconds = self._seconds("fedstack.worker.phase.duration", "How long phases took at workers.")
+        self._sent = meter.create_counter("fedstack.worker.sent", "By", "What phases sent to workers.")
+        self._received = meter.create_counter("fedstack.worker.received", "By", "What came back.")
+        self._fold_seconds = self._seconds("fedstack.fold.duration", "How long finishing aggregations took.")
+        self._lost = meter.create_counter("fedstack.workers.lost", "{worker}", "Workers that were lost.")
+        self._ready = meter.create_counter("fedstack.workers.ready", "{worker}", "Workers that became ready.")
+        self._sessions = meter.create_up_down_counter("fedstack.sessions.open", "{session}", "Sessions that are open.")
+        self._sessions_closed = meter.create_counter("fedstack.sessions.closed", "{session}", "Sessions that ended.")
+        self._load_seconds = self._seconds("fedstack.function.load.duration", "How long loading functions took.")
+        self._abandoned = meter.create_counter("fedstack.work.abandoned", "{call}", "Work that goes on for nobody.")
+        self._stall_seconds = self._seconds("fedstack.loop.stall.duration", "How long the event loop stood still.")
+        self._rpcs = meter.create_counter("fedstack.rpcs", "{call}", "Calls of clients that were answered.")
+        self._rpc_seconds = self._seconds("fedstack.rpc.duration", "How long calls of clients took.")
+        self._rpc_received = meter.create_counter("fedstack.rpc.received", "By", "What clients sent.")
+        self._rpc_sent = meter.create_counter("fedstack.rpc.sent", "By", "What was sent to clients.")
+        self._of: Mapping[type[Event], Callable[[Any], None]] = {
+            CallStarted: lambda _: self._calls_running.add(1),
+            CallEnded: self._call_ended,
+            CallRetried: lambda e: self._retries.add(1, self._labels(error=e.error)),
+            ClientsChanged: self._clients_changed,
+            PhaseEnded: self._phase_ended,
+            Folded: lambda e: self._fold_seconds.record(e.seconds, self._labels(aggregation=e.what)),
+            WorkerLost: lambda e: self._lost.add(1, self._labels(worker=e.worker)),
+            WorkerReady: lambda e: self._ready.add(1, self._labels(worker=e.worker)),
+            SessionOpened: lambda _: self._sessions.add(1),
+            SessionClosed: self._session_closed,
+            LeafLoaded: lambda e: self._load_seconds.record(e.seconds, self._labels(carrier=e.carrier)),
+            WorkCancelled: lambda _: self._abandoned.add(1),
+            LoopStalled: lambda e: self._stall_seconds.record(e.seconds),
+            RpcEnded: self._rpc_ended,
+        }
+
+    def observe(self, event: Event) -> None:
+        count = self._of.get(type(event))
+        if count is not None:
+            count(event)
+
+    def _call_ended(self, event: CallEnded) -> None:
+        computation = self._labels(computation=event.computation)
+        self._calls_running.add(-1)
+        self._calls.add(1, {**computation, **self._labels(outcome=event.error or "ok")})
+        self._call_seconds.record(event.seconds, computation)
+
+    def _clients_changed(self, event: ClientsChanged) -> None:
+        for outcome, clients in (("done", event.done), ("failed", event.failed)):
+            if clients:
+                self._clients.add(clients, {"outcome": outcome})
+
+    def _phase_ended(self, event: PhaseEnded) -> None:
+        if not event.worker:
+            self._phase_seconds.record(event.seconds, self._labels(functions=event.functions))
+            return
+        worker = self._labels(worker=event.worker)
+        self._part_seconds.record(event.seconds, worker)
+        self._sent.add(event.bytes_sent, worker)
+        self._received.add(event.bytes_received, worker)
+
+    def _session_closed(self, event: SessionClosed) -> None:
+        self._sessions.add(-1)
+        self._sessions_closed.add(1, self._labels(reason=event.reason))
+
+    def _rpc_ended(self, event: RpcEnded) -> None:
+        method = self._labels(method=event.method)
+        self._rpcs.add(1, {**method, **self._labels(code=event.code)})
+        self._rpc_seconds.record(event.seconds, method)
+        self._rpc_received.add(event.bytes_received, method)
+        self._rpc_sent.add(event.bytes_sent, method)
+
+    def _labels(self, **values: str) -> dict[str, str]:
+        return {label: self._names.setdefault(label, Names())(value) for label, value in values.items()}
+
+    def _seconds(self, name: str, description: str) -> Any:
+        return self._meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=_SECONDS)

@@ -1,0 +1,195 @@
+"""Makes entries of a trace (JSON trace event format) of events: what is where, below what, from when to when.
+
+A track holds spans that are inside each other. A call has a track, and what runs within it is there too unless it
+overlaps with something that is: then it has a track of its own kind. Each worker has tracks for its parts of phases.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from fedstack.observe.events import (
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    ClientsChanged,
+    Event,
+    Folded,
+    LeafLoaded,
+    LoopStalled,
+    PhaseEnded,
+    PhaseStarted,
+    RpcEnded,
+    SessionClosed,
+    SessionOpened,
+    WorkerLost,
+    WorkerReady,
+)
+
+Entry = dict[str, Any]
+
+# Kinds of tracks, as they follow each other from top to bottom; those of workers come last.
+_KINDS = ("calls", "phases", "folds", "functions loading", "requests", "sessions", "event loop", "other")
+_IDS = {"time", "trace", "call", "parent", "phase"}
+_COUNTED = ("done", "running", "failed")
+
+
+@attrs.define(eq=False)
+class _Track:
+    """One line of the picture.
+
+    Attributes:
+      number: What its entries have as `tid`.
+      label: What it is called.
+      spans: The ids of what is open there, the outermost first.
+      until: The time of its last entry, in microseconds.
+    """
+
+    number: int
+    label: str
+    spans: list[str] = attrs.field(factory=list[str])
+    until: int = 0
+
+    def moment(self, seconds: float) -> int:
+        """Returns the time of the next entry: events may come a little out of order, entries may not."""
+        self.until = max(self.until, _micros(seconds))
+        return self.until
+
+
+class TraceTracks:
+    """The tracks of a process, and what is open on them."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._tracks: list[_Track] = []
+        self._kinds: dict[str, list[_Track]] = {}
+        self._open: dict[str, _Track] = {}  # by the ids of spans
+        self._clients: dict[str, Counter[str]] = {}  # by the ids of calls
+        self._new: list[Entry] = []
+        self._makers: Mapping[type[Event], Callable[[Any], None]] = {
+            CallStarted: lambda e: self._begin(e, e.call, "calls", e.computation or "call"),
+            CallRetried: self._retried,
+            CallEnded: self._call_ended,
+            PhaseStarted: lambda e: self._begin(e, e.phase, _kind_of(e), e.functions or "phase"),
+            PhaseEnded: lambda e: self._end(e, e.phase),
+            ClientsChanged: self._clients_changed,
+            Folded: lambda e: self._complete(e, "folds", e.what),
+            LeafLoaded: lambda e: self._complete(e, "functions loading", e.name),
+            RpcEnded: lambda e: self._complete(e, "requests", e.method.rpartition("/")[2]),
+            LoopStalled: lambda e: self._complete(e, "event loop", "stall"),
+            SessionOpened: lambda e: self._instant(e, self._first("sessions"), "session opened"),
+            SessionClosed: lambda e: self._instant(e, self._first("sessions"), "session closed"),
+            WorkerReady: lambda e: self._instant(e, self._first(_kind_of(e)), "worker ready"),
+            WorkerLost: lambda e: self._instant(e, self._first(_kind_of(e)), "worker lost"),
+        }
+
+    def entries(self, event: Event) -> list[Entry]:
+        """Returns the entries that an event adds to the trace."""
+        self._new = []
+        if not self._tracks:
+            self._name("process_name", 0, f"fedstack, process {self._process}")
+        maker = self._makers.get(type(event))
+        if maker is not None:
+            maker(event)
+        else:
+            self._instant(event, self._open.get(event.parent) or self._first("other"), type(event).__name__)
+        return self._new
+
+    def _begin(self, event: Event, span: str, kind: str, name: str) -> None:
+        track = self._open.get(event.parent)
+        if track is None or track.spans[-1] != event.parent or kind not in _KINDS:
+            track = self._free(kind)
+        track.spans.append(span)
+        self._open[span] = track
+        self._add("B", name, track.moment(event.time), track, facts_of(event))
+
+    def _end(self, event: Event, span: str) -> None:
+        track = self._open.get(span)
+        if track is None:  # its call has ended before, and it with it
+            return
+        moment = track.moment(event.time)
+        inner = ""
+        while inner != span:  # what is inside of it ends with it
+            inner = track.spans.pop()
+            del self._open[inner]
+            self._add("E", "", moment, track, facts_of(event) if inner == span else {})
+
+    def _call_ended(self, event: CallEnded) -> None:
+        track = self._open.get(event.call)
+        self._end(event, event.call)
+        if self._clients.pop(event.call, None) is not None and track is not None:
+            self._count(event.time, track, Counter())
+
+    def _retried(self, event: CallRetried) -> None:
+        track = self._open.get(event.call) or self._first("other")
+        self._instant(event, track, "retry")
+        if event.call in self._clients:
+            self._clients[event.call] = Counter()
+            self._count(event.time, track, Counter())
+
+    def _clients_changed(self, event: ClientsChanged) -> None:
+        track = self._open.get(event.call)  # none at a worker, whose caller has the call
+        counts = self._clients.setdefault(event.call if track is not None else "", Counter())
+        counts["done"] += event.done
+        counts["failed"] += event.failed
+        counts["running"] += event.started - event.done - event.failed
+        self._count(event.time, track, counts)
+
+    def _count(self, seconds: float, track: _Track | None, counts: Counter[str]) -> None:
+        name = "clients" if track is None else f"clients of {track.label}"
+        values = {what: max(0, counts[what]) for what in _COUNTED}
+        self._add("C", name, _micros(seconds), None, values)
+
+    def _complete(self, event: Folded | LeafLoaded | RpcEnded | LoopStalled, kind: str, name: str) -> None:
+        begin = _micros(event.time - event.seconds)
+        track = self._free(kind, begin)
+        track.until = max(begin, _micros(event.time))
+        self._add("X", name, begin, track, facts_of(event), dur=track.until - begin)
+
+    def _instant(self, event: Event, track: _Track, name: str) -> None:
+        self._add("i", name, track.moment(event.time), track, facts_of(event), s="t")
+
+    def _first(self, kind: str) -> _Track:
+        return self._kinds[kind][0] if kind in self._kinds else self._free(kind)
+
+    def _free(self, kind: str, begin: int | None = None) -> _Track:
+        """Returns the first track of a kind on which nothing is, at a time if that is given."""
+        tracks = self._kinds.setdefault(kind, [])
+        for track in tracks:
+            if not track.spans and (begin is None or track.until <= begin):
+                return track
+        track = _Track(len(self._tracks) + 1, kind if not tracks else f"{kind} {len(tracks) + 1}")
+        tracks.append(track)
+        self._tracks.append(track)
+        self._name("thread_name", track.number, track.label)
+        place = _KINDS.index(kind) if kind in _KINDS else len(_KINDS) + list(self._kinds).index(kind)
+        self._name("thread_sort_index", track.number, 1000 * place + len(tracks))
+        return track
+
+    def _name(self, what: str, track: int, value: str | int) -> None:
+        key = "sort_index" if isinstance(value, int) else "name"
+        self._new.append({"name": what, "ph": "M", "pid": self._process, "tid": track, "args": {key: value}})
+
+    def _add(self, form: str, name: str, moment: int, track: _Track | None, facts: Entry, **more: Any) -> None:
+        entry: Entry = {"name": name} if name else {}
+        entry.update(ph=form, ts=moment, pid=self._process, tid=0 if track is None else track.number, **more)
+        if facts:
+            entry["args"] = facts
+        self._new.append(entry)
+
+
+def _kind_of(event: PhaseStarted | WorkerReady | WorkerLost) -> str:
+    return f"worker {event.worker}" if event.worker else "phases"
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def facts_of(event: Event) -> Entry:
+    """Returns what an event has beside its place in the trace."""
+    found = attrs.asdict(event, filter=lambda field, value: field.name not in _IDS and value != "")
+    return {**found, "call": event.call} if event.call else found
