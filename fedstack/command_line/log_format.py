@@ -18,7 +18,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         given = vars(record)
-        fields = {name: given[name] for name in _FIELDS if given.get(name) is not None}
+        fields = {name: given.get(name) for name in _FIELDS}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json_line(record.levelname.lower(), record.name, record.getMessage(), when=record.created, **fields)
@@ -32,11 +32,11 @@ def json_line(level: str, logger: str, message: str, *, when: float | None = Non
       logger: Who says it.
       message: What is said.
       when: At what time, in seconds as of `time.time`; now by default.
-      more: More members of the object.
+      more: More members of the object, as far as they are not `None`.
     """
     moment = datetime.datetime.fromtimestamp(time.time() if when is None else when, datetime.timezone.utc)
     entry = {"time": moment.isoformat(), "level": level, "logger": logger, "message": message, **more}
-    return json.dumps(entry, default=str)
+    return json.dumps({name: value for name, value in entry.items() if value is not None}, default=str)
 
 
 def printed_as_json(text: bytes) -> bytes:

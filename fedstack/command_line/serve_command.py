@@ -7,7 +7,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,16 +96,39 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
         sys.setswitchinterval(_SWITCH_SECONDS)
         server = make_server(options)
         thread = ServerThread(server)
-        thread.start()
-        target = dialled_address(server.target, options)
-        line = ready_line(target, options)
-        if options.log_format == "json":
-            line = json_line("info", __name__, line, target=target)
-        print(line, file=waiting, flush=True)
-        who = requests.wait()
-        _logger.info("Asked to stop by %s", who)
-        thread.stop(0.0 if who == PARENT_GONE else None)
+        with _telemetry(options), _metrics_page(options) as metrics:
+            thread.start()
+            _say_ready(dialled_address(server.target, options), metrics, options, waiting)
+            who = requests.wait()
+            _logger.info("Asked to stop by %s", who)
+            thread.stop(0.0 if who == PARENT_GONE else None)
     return SUCCESS
+
+
+def _say_ready(target: str, metrics: str, options: SimpleNamespace, waiting: TextIO) -> None:
+    line = ready_line(target, options) + (f"; metrics at {metrics}" if metrics else "")
+    if options.log_format == "json":
+        line = json_line("info", __name__, line, target=target, metrics=metrics or None)
+    print(line, file=waiting, flush=True)
+
+
+def _telemetry(options: SimpleNamespace) -> AbstractContextManager[object]:
+    """Gives OpenTelemetry what happens in the block, if the options say so."""
+    from fedstack.observe.telemetry import export_to_opentelemetry
+
+    return export_to_opentelemetry() if options.opentelemetry else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _metrics_page(options: SimpleNamespace) -> Generator[str]:
+    """Serves the page of metrics for the block, if the options ask for one; yields where, or an empty text."""
+    if options.metrics_port is None:
+        yield ""
+        return
+    from fedstack.service.metrics.metrics_page import MetricsPage
+
+    with MetricsPage(options.metrics_host, options.metrics_port) as page:
+        yield page.url
 
 
 def make_server(options: SimpleNamespace) -> "GrpcServer":
@@ -119,6 +143,8 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
     from fedstack.service.server.grpc_server import GrpcServer
 
     _check_address(options)
+    if options.metrics_port is None and options.given.get("metrics_host", "").startswith("--"):
+        raise click.UsageError("Expected a port for the page of metrics, found only a host; give --metrics-port too")
     if options.clients > options.max_clients:
         raise click.UsageError(
             f"Expected at most {options.max_clients} clients where a request does not say (--max-clients), found "
@@ -303,6 +329,20 @@ COMMAND = subcommand(
         *_limit_options(),
         Switch("--compression", "take compressed messages, which may be small to send and large to unfold"),
         EnvironmentOption("--threads", "N", "most threads that run functions", type=whole_number(1)),
+        EnvironmentOption(
+            "--metrics-port",
+            "PORT",
+            "port of a page with metrics for Prometheus, 0 for any free one; by default there is no such page",
+            type=whole_number(0, 65_535),
+        ),
+        EnvironmentOption(
+            "--metrics-host",
+            "HOST",
+            "name or address where that page is; it has no TLS, and asks for no token",
+            type=_host,
+            default="127.0.0.1",
+        ),
+        Switch("--opentelemetry", "give metrics and spans to OpenTelemetry, as opentelemetry-instrument sets it up"),
         EnvironmentOption(
             "--log-format",
             "FORMAT",

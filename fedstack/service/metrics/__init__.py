@@ -1,0 +1,1 @@
+"""A page of metrics of a server, for Prometheus."""

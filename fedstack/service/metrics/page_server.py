@@ -1,0 +1,178 @@
+"""Serves one page over HTTP, on a thread and an event loop of its own; what clients can cost it is bounded."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent import futures
+from typing import Any
+
+from fedstack.errors import AddressError
+from fedstack.service.server.listening import TcpListener
+from fedstack.transport.peers.daemon_threads import start_daemon
+
+PATH = "/metrics"
+# How long a client has for its request and for taking the answer, in all.
+SECONDS = 10.0
+MOST_CONNECTIONS = 32
+MOST_REQUEST_BYTES = 16 * 1024
+
+Message = dict[str, Any]
+# An application as ASGI has it, for requests without a body.
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+_logger = logging.getLogger(__name__)
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+
+
+class PageServer:
+    """A server of `/metrics`.
+
+    Args:
+      application: Makes the page.
+      host: Name or address to listen at.
+      port: The port, 0 for any free one.
+    """
+
+    def __init__(self, application: Application, host: str, port: int) -> None:
+        self._application = application
+        self._listener = TcpListener(host, port)
+        self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # connections, the oldest first
+        self._thread: threading.Thread | None = None
+        self._end_it: Callable[[], object] = lambda: None
+        self._is_over = False
+        self._target = ""
+
+    @property
+    def url(self) -> str:
+        """Where the page is, once the server has been started."""
+        return f"http://{self._target}{PATH}"
+
+    def start(self) -> None:
+        """Returns when the page can be asked for.
+
+        Raises:
+          AddressError: If the server cannot listen at its address.
+          ResourceLimitError: If there can be no thread for it.
+        """
+        self._listener.prepare()
+        started: futures.Future[None] = futures.Future()
+        self._thread = start_daemon(lambda: asyncio.run(self._serve(started)), name="fedstack-metrics")
+        started.result()
+
+    def stop(self) -> None:
+        """Ends connections, and the thread. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():
+            self._end_it()
+            thread.join(SECONDS)
+
+    async def _serve(self, started: "futures.Future[None]") -> None:
+        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._end_it = lambda: loop.call_soon_threadsafe(over.set)
+        host, port = self._listener.host, self._listener.port
+        try:
+            server = await asyncio.start_server(self._connected, host, port, limit=MOST_REQUEST_BYTES)
+        except OSError as error:  # somebody else was quicker
+            started.set_exception(AddressError(f"Cannot listen at {self._listener.address}: {error}; choose another"))
+            return
+        self._target = self._listener.target(server.sockets[0].getsockname()[1])
+        started.set_result(None)
+        await over.wait()
+        self._is_over = True
+        server.close()
+        writers = list(self._open)
+        for writer in writers:
+            self._end(writer)
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_over:
+            writer.transport.abort()
+            return
+        if len(self._open) >= MOST_CONNECTIONS:
+            self._end(next(iter(self._open)))  # a page takes milliseconds: who is slow makes way
+        self._open[writer] = asyncio.create_task(self._converse(reader, writer))
+
+    def _end(self, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+        self._open.pop(writer).cancel()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            # What clients do wrong, or do not do in time, is an end of their connection and nothing else.
+            with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+                await asyncio.wait_for(self._answer(reader, writer), SECONDS)
+        finally:
+            writer.transport.abort()
+            self._open.pop(writer, None)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = _Request(await reader.readuntil(b"\r\n\r\n"))
+        except (ValueError, asyncio.LimitOverrunError):
+            method, status, headers, body = "GET", 400, [], b"This is no request for a page.\n"
+        else:
+            method = request.method
+            status, headers, body = await self._page(request)
+        head = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}", f"Content-Length: {len(body)}", "Connection: close"]
+        lines = [line.encode("latin-1") for line in head] + [name + b": " + value for name, value in headers]
+        writer.write(b"\r\n".join([*lines, b"", b"" if method == "HEAD" else body]))
+        await writer.drain()
+        writer.write_eof()
+        while await reader.read(MOST_REQUEST_BYTES):  # until the client has taken all: an abort could drop the rest
+            pass
+
+    async def _page(self, request: "_Request") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        plain = [(b"Content-Type", b"text/plain; charset=utf-8")]
+        if request.method not in ("GET", "HEAD"):
+            return 405, [*plain, (b"Allow", b"GET, HEAD")], b"This page can only be read.\n"
+        if request.path != PATH:
+            return 404, plain, f"There is one page here: {PATH}\n".encode()
+        answers: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            answers.append(message)
+
+        try:
+            await self._application(request.scope, receive, send)
+            return answers[0]["status"], list(answers[0]["headers"]), answers[1]["body"]
+        except Exception:
+            _logger.warning("The page of metrics could not be made", exc_info=True)
+            return 500, plain, b"The page could not be made; the log says why.\n"
+
+
+class _Request:
+    """The head of a request.
+
+    Raises:
+      ValueError: If it is none.
+    """
+
+    def __init__(self, head: bytes) -> None:
+        first, *lines = head.decode("latin-1").rstrip().split("\r\n")
+        self.method, target, version = first.split(" ")
+        if not version.startswith("HTTP/1."):
+            raise ValueError(f"Expected HTTP/1, found {version!r}")
+        self.path, _, query = target.partition("?")
+        self.scope: Message = {
+            "type": "http",
+            "method": self.method,
+            "path": self.path,
+            "query_string": query.encode("latin-1"),
+            "headers": [_header(line) for line in lines],
+        }
+
+
+def _header(line: str) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(":")
+    if not colon:
+        raise ValueError(f"Expected a header, found {line!r}")
+    return name.strip().lower().encode("latin-1"), value.strip().encode("latin-1")
