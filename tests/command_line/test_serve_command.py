@@ -632,6 +632,25 @@ def test_what_functions_print_is_in_the_format_of_the_log() -> None:
     assert {(entry["level"], entry["logger"]) for entry in entries} == {("info", "output")}
 
 
+def test_a_failed_call_is_a_line_with_its_function_and_client() -> None:
+    @fedstack.python_computation(np.int32, np.int32)
+    def pick(value: int) -> int:
+        return [7][value]
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def pick_everywhere(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(pick, values))
+
+    with served("--allow-python-code", "--log-format", "json") as server:
+        with fedstack.create_sync_remote_execution_context(server.target) as context, fedstack.use_context(context):
+            with pytest.raises(errors.LeafError):
+                pick_everywhere([0, 1])
+        server.process.terminate()
+        _, _, err = ended(server)
+    [entry] = [json.loads(line) for line in err.splitlines()]
+    assert (entry["level"], entry["function"], entry["client"]) == ("warning", "pick", 1)
+
+
 def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
     by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
     by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)

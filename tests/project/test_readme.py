@@ -33,6 +33,7 @@ PAGES = (
     "docs/mistakes.md",
     "docs/workers.md",
     "docs/leaf_runtimes.md",
+    "docs/metrics.md",
     "docs/recipes.md",
 )
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}

@@ -130,8 +130,9 @@ class FailureLog:
         host = host_of(peer)
         before = self._lines.take(host)
         if before is not None:
-            called = method.rpartition("/")[2]
-            _logger.warning("%s failed: %s; called from %s%s", called, _told(error), _place(host), _more(before))
+            called, fields = method.rpartition("/")[2], _fields(error)
+            told = called, _told(error), _place(host), _more(before)
+            _logger.warning("%s failed: %s; called from %s%s", *told, extra=fields)
 
     def __repr__(self) -> str:
         return f"<FailureLog of {len(self._lines)} peers>"
@@ -145,6 +146,13 @@ def _told(error: FedstackError) -> str:
         return f"{name_text(error.computation_name)!r}{raised or ' failed'}{client}"
     kind = _in_a_line(type(error).__name__)
     return f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _TOLD) else kind
+
+
+def _fields(error: FedstackError) -> dict[str, object]:
+    """Returns what a log of JSON lines says apart from the message."""
+    if not isinstance(error, LeafError):
+        return {}
+    return {"function": name_text(error.computation_name), "client": error.client_index}
 
 
 def _in_a_line(text: str) -> str:
