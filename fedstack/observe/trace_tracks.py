@@ -33,7 +33,7 @@ Entry = dict[str, Any]
 
 # Kinds of tracks, as they follow each other from top to bottom; those of workers come last.
 _KINDS = ("calls", "phases", "folds", "functions loading", "requests", "sessions", "event loop", "other")
-_IDS = {"time", "trace", "call", "parent", "phase"}
+_IDS = ("time", "trace", "call", "parent", "phase")
 _COUNTED = ("done", "running", "failed")
 
 

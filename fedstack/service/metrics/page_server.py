@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,6 @@ Application = Callable[
 ]
 
 _logger = logging.getLogger(__name__)
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 
 
 class PageServer:
@@ -119,7 +119,11 @@ class PageServer:
         else:
             method = request.method
             status, headers, body = await self._page(request)
-        head = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}", f"Content-Length: {len(body)}", "Connection: close"]
+        head = [
+            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+        ]
         lines = [line.encode("latin-1") for line in head] + [name + b": " + value for name, value in headers]
         writer.write(b"\r\n".join([*lines, b"", b"" if method == "HEAD" else body]))
         await writer.drain()
