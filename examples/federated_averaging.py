@@ -75,7 +75,7 @@ def evaluate(model, data):
 
 
 def load_clients(num_clients, seed):
-    """Returns the clients' batches to train on and to evaluate on. No client trains on what any evaluates on."""
+    """Returns each client's images to train on and batches to evaluate on; nobody trains on what others evaluate on."""
     rng = np.random.default_rng(seed)
     image, digit = load_digits(return_X_y=True)
     image, digit = (image / 16).astype(np.float32), digit.astype(np.int32)
@@ -86,8 +86,7 @@ def load_clients(num_clients, seed):
     owner = [rng.choice(num_clients, p=tastes / tastes.sum()) for tastes in taste.T]
     owner[:num_clients] = range(num_clients)  # nobody goes empty
     parts = fedstack.by_client({"client": owner, "image": image[rest], "digit": digit[rest]}, "client")
-    seeds = fedstack.client_seeds(seed, num_clients)
-    training = [fedstack.batches(part, BATCH_SIZE, shuffle_seed=s) for part, s in zip(parts.values(), seeds)]
+    training = list(parts.values())
     evaluation = [
         fedstack.batches({"image": image[rows], "digit": digit[rows]}, 32)
         for rows in np.array_split(held_out, num_clients)
@@ -101,8 +100,12 @@ def train(training, evaluation, num_rounds, seed):
     model = OrderedDict((name, np.zeros(shape, dtype)) for name, (dtype, shape) in MODEL.items())
     for name, fan_in in (("hidden", PIXELS), ("output", HIDDEN)):
         model[name] = rng.normal(0, np.sqrt(2 / fan_in), model[name].shape).astype(np.float32)
-    for _ in range(num_rounds):
-        model = train_round(model, training)
+    seeds = fedstack.client_seeds(seed, len(training))
+    for number in range(num_rounds):
+        # A client's images come in another order in every round, and in every epoch of it.
+        clients = zip(training, seeds)
+        data = [fedstack.batches(images, BATCH_SIZE, shuffle_seed=s, round=number) for images, s in clients]
+        model = train_round(model, data)
         yield evaluate(model, evaluation)
 
 

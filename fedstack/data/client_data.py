@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from fedstack.computations.values.sequences import Batches, FromGenerator
+from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
 from fedstack.data.client_columns import check_named_once, column_array, is_data_frame
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
@@ -30,7 +30,13 @@ def from_generator(function: Callable[[], Iterable[T]]) -> FromGenerator[T]:
 
 
 def batches(
-    arrays: Arrays, batch_size: int, *, shuffle_seed: int | None = None, drop_remainder: bool = False
+    arrays: Arrays,
+    batch_size: int,
+    *,
+    shuffle_seed: int | None = None,
+    round: int = 0,
+    reshuffle: bool = True,
+    drop_remainder: bool = False,
 ) -> Batches:
     """Returns a client's sequence of batches: slices of `arrays` along their first dimension.
 
@@ -42,8 +48,13 @@ def batches(
         `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once. An object like a
         pandas `DataFrame` counts as the dict of its columns, each with a dtype of its own.
       batch_size: The number of rows of a batch.
-      shuffle_seed: If given, rows come in an order drawn from this seed, the same in each iteration; a batch is then a
-        copy of its rows. If left out, rows come in order and a batch is a view.
+      shuffle_seed: If given, rows come in an order drawn from this seed, `round` and the number of the pass, a new one
+        each time that somebody iterates; a batch is then a copy of its rows. If left out, rows come in order and a
+        batch is a view. A function of a computation counts passes from 0 in each call, so that results stay
+        reproducible; outside of computations each `for` counts on.
+      round: The round of training, so that each has orders of its own. Used with `shuffle_seed` only.
+      reshuffle: Whether each pass has a new order. Plain executor services, which get nothing but the elements, need
+        `False`.
       drop_remainder: Whether a last batch of fewer rows is left out.
 
     Returns:
@@ -55,7 +66,10 @@ def batches(
         has no value in a row, or an argument is out of range.
     """
     size = _positive("batch_size", batch_size)
-    seed = None if shuffle_seed is None else _seed("shuffle_seed", shuffle_seed)
+    seed = None if shuffle_seed is None else _seed("shuffle_seed", shuffle_seed, MAX_SEED)
+    if not isinstance(cast(object, reshuffle), _BOOLS):
+        raise TypeMismatchError(f"Expected reshuffle to be True or False, found `{type(reshuffle).__name__}`")
+    batching = Batching(size, drop_remainder, seed, _seed("round", round, MAX_ROUND), seed is not None and reshuffle)
     lengths: dict[str, int] = {}
     frozen = _freeze(arrays, "arrays", lengths)
     if len(set(lengths.values())) != 1:
@@ -63,7 +77,7 @@ def batches(
         raise InvalidValueError(
             f"Expected arrays of one leading dimension, found {found}; at batches; use one row per example"
         )
-    return Batches(frozen, next(iter(lengths.values())), size, shuffle_seed=seed, drop_remainder=drop_remainder)
+    return Batches(frozen, next(iter(lengths.values())), batching)
 
 
 def client_seeds(seed: int, n: int) -> list[int]:
@@ -113,10 +127,13 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     return array
 
 
-def _seed(name: str, value: object) -> int:
+def _seed(name: str, value: object, most: int | None = None) -> int:
     number = _integer(name, value)
     if number < 0:
         raise InvalidValueError(f"Expected {name} to be zero or more, found {number}; give a non-negative integer")
+    if most is not None and number > most:
+        bits = most.bit_length()
+        raise InvalidValueError(f"Expected {name} below 2**{bits}, found one of {number.bit_length()} bits")
     return number
 
 

@@ -23,18 +23,19 @@ _FILE = "federated_averaging.py"
 _IN_WHEEL = Path(__file__).parent / "examples" / _FILE
 _IN_CHECKOUT = Path(__file__).parents[2] / "examples" / _FILE
 
-Batches = Iterable[Mapping[str, NDArray[Any]]]
+Images = Mapping[str, NDArray[Any]]
+Batches = Iterable[Images]
 
 
 class FederatedAveraging(Protocol):
     """The functions of the example."""
 
-    def load_clients(self, num_clients: int, seed: int) -> tuple[list[Batches], list[Batches]]:
-        """Returns each client's batches to train on, and those to evaluate on."""
+    def load_clients(self, num_clients: int, seed: int) -> tuple[list[Images], list[Batches]]:
+        """Returns each client's images to train on, and its batches to evaluate on."""
         ...
 
     def train(
-        self, training: list[Batches], evaluation: list[Batches], num_rounds: int, seed: int
+        self, training: list[Images], evaluation: list[Batches], num_rounds: int, seed: int
     ) -> Iterator[Mapping[str, float]]:
         """Yields `accuracy` and `loss` after each round."""
         ...
@@ -82,9 +83,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def describe_clients(training: Sequence[Batches]) -> str:
+def describe_clients(training: Sequence[Images]) -> str:
     """Says how unevenly the images are dealt out."""
-    digits = [np.concatenate([batch["digit"] for batch in client]) for client in training]
+    digits = [client["digit"] for client in training]
     sizes = [len(held) for held in digits]
     kinds = float(np.mean([len(np.unique(held)) for held in digits]))
     least, most = min(sizes), max(sizes)
@@ -107,7 +108,7 @@ def _context(num_workers: int) -> Generator[None, None, None]:
 
 def run_rounds(
     example: FederatedAveraging,
-    training: list[Batches],
+    training: list[Images],
     evaluation: list[Batches],
     num_rounds: int,
     seed: int,

@@ -10,6 +10,7 @@ from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
+from fedstack.computations.values.sequences import HasPasses, in_pass, reshuffles
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
 from fedstack.executors.base.engines import PassingEngine
@@ -21,7 +22,7 @@ from fedstack.executors.folds.fold_states import zero_of
 _SEQUENCES = Linking("sequence intrinsics")
 
 
-class MappedSequence:
+class MappedSequence(HasPasses):
     """A sequence whose elements are computed as they stream by, each time anew."""
 
     __slots__ = ("_captures", "_client", "_program", "_source")
@@ -34,10 +35,17 @@ class MappedSequence:
         self._captures = captures
         self._client = client
 
+    @property
+    def reshuffles(self) -> bool:
+        return reshuffles(self._source)
+
     def __iter__(self) -> Iterator[object]:
+        return self.in_pass(0)
+
+    def in_pass(self, number: int) -> Iterator[object]:
         # As the work of the client whose sequence it is in, so that errors name it.
         run = ProgramRunner(self._program).run
-        for element in self._source:
+        for element in in_pass(self._source, number):
             yield run([element, *self._captures], self._client)[0]
 
     def __len__(self) -> int:

@@ -10,7 +10,8 @@ import numpy as np
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.language import Executor, Type
-from fedstack.computations.values.columns import Column, ConstantColumn, StructColumn
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
 from fedstack.executors.base.client_blocks import Sink, Stream
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.verb_values import VerbValue
@@ -86,6 +87,10 @@ def elements_of(payload: object) -> "Counter[str]":
         return Counter({cast(np.generic, payload).dtype.name: 1})
     if isinstance(payload, bytes):
         return Counter({"str": len(payload)})
+    if isinstance(payload, ColumnSequence) and payload.batching is None:
+        payload = payload.column
+    if isinstance(payload, RowsColumn):
+        return elements_of(payload.values)
     if isinstance(payload, Column):
         payload = payload.items()
     if isinstance(payload, (tuple, list)):

@@ -242,7 +242,7 @@ class Download(_message.Message):
     def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Packed(_message.Message):
-    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements")
+    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements", "sequences")
     class Raw(_message.Message):
         __slots__ = ("dtype", "dim")
         DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,28 @@ class Packed(_message.Message):
         clients: int
         column: _containers.RepeatedCompositeFieldContainer[Packed]
         def __init__(self, clients: _Optional[int] = ..., column: _Optional[_Iterable[_Union[Packed, _Mapping]]] = ...) -> None: ...
+    class Sequences(_message.Message):
+        __slots__ = ("rows", "row", "batching")
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        ROW_FIELD_NUMBER: _ClassVar[int]
+        BATCHING_FIELD_NUMBER: _ClassVar[int]
+        rows: _containers.RepeatedScalarFieldContainer[int]
+        row: Packed
+        batching: _containers.RepeatedCompositeFieldContainer[Packed.Batching]
+        def __init__(self, rows: _Optional[_Iterable[int]] = ..., row: _Optional[_Union[Packed, _Mapping]] = ..., batching: _Optional[_Iterable[_Union[Packed.Batching, _Mapping]]] = ...) -> None: ...
+    class Batching(_message.Message):
+        __slots__ = ("size", "drop_remainder", "seed", "round", "reshuffles")
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        DROP_REMAINDER_FIELD_NUMBER: _ClassVar[int]
+        SEED_FIELD_NUMBER: _ClassVar[int]
+        ROUND_FIELD_NUMBER: _ClassVar[int]
+        RESHUFFLES_FIELD_NUMBER: _ClassVar[int]
+        size: int
+        drop_remainder: bool
+        seed: bytes
+        round: int
+        reshuffles: bool
+        def __init__(self, size: _Optional[int] = ..., drop_remainder: bool = ..., seed: _Optional[bytes] = ..., round: _Optional[int] = ..., reshuffles: bool = ...) -> None: ...
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     STRUCT_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +302,7 @@ class Packed(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTATION_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     array: _array_pb2.Array
     raw: Packed.Raw
     struct: Packed.Members
@@ -291,7 +314,8 @@ class Packed(_message.Message):
     fields: Packed.Fields
     computation: _computation_pb2.Computation
     elements: Packed
-    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., elements: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
+    sequences: Packed.Sequences
+    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., elements: _Optional[_Union[Packed, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
     __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span")

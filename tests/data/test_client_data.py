@@ -1,6 +1,7 @@
 """Client data can be iterated again and again, and lies out as its user said."""
 
 import doctest
+import itertools
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -117,13 +118,15 @@ def test_batches_of_no_rows_are_none():
 
 
 @given(rows=st.integers(0, 30), size=st.integers(1, 10), seed=st.integers(0, 2**70), drop=st.booleans())
-def test_shuffled_batches_hold_each_row_once_and_are_the_same_in_each_iteration(rows, size, seed, drop):
+def test_shuffled_batches_hold_each_row_once_and_without_reshuffling_in_one_order(rows, size, seed, drop):
     arrays = {"x": np.arange(rows), "y": np.arange(rows) * 10}
     sequence = batches(arrays, size, shuffle_seed=seed, drop_remainder=drop)
     found = list(sequence)
     assert len(found) == len(sequence)
     assert all((batch["y"] == batch["x"] * 10).all() for batch in found)
-    assert [batch["x"].tolist() for batch in found] == [batch["x"].tolist() for batch in sequence]
+    again = batches(arrays, size, shuffle_seed=seed, drop_remainder=drop, reshuffle=False)
+    for _ in range(2):
+        assert [batch["x"].tolist() for batch in found] == [batch["x"].tolist() for batch in again]
     seen = sorted(x for batch in found for x in batch["x"].tolist())
     if drop:
         assert len(set(seen)) == len(seen) == rows - rows % size
@@ -131,9 +134,35 @@ def test_shuffled_batches_hold_each_row_once_and_are_the_same_in_each_iteration(
         assert seen == list(range(rows))
 
 
-def test_shuffled_batches_differ_by_seed():
-    orders = {tuple(next(iter(batches(np.arange(100), 100, shuffle_seed=seed))).tolist()) for seed in range(5)}
-    assert len(orders) == 5
+def orders(**options):
+    """Yields the order of 100 rows in each pass over one sequence."""
+    sequence = batches(np.arange(100), 100, **options)
+    while True:
+        yield tuple(next(iter(sequence)).tolist())
+
+
+def test_shuffled_batches_differ_by_seed_by_round_and_from_pass_to_pass():
+    seen = [next(orders(shuffle_seed=seed)) for seed in range(5)]
+    seen += [next(orders(shuffle_seed=0, round=number)) for number in (1, 2, 2**64 - 1)]
+    seen += list(itertools.islice(orders(shuffle_seed=0), 1, 4))
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_passes_of_shuffled_batches_can_be_repeated():
+    first, second = (list(itertools.islice(orders(shuffle_seed=3, round=7), 4)) for _ in range(2))
+    assert first == second
+
+
+def test_the_order_of_shuffled_batches_is_what_it_was():
+    # A model that was trained with the release before is trained to the same bits with this one.
+    found = [batch.tolist() for batch in batches(np.arange(8), 8, shuffle_seed=1, round=2)]
+    assert found == [[4, 5, 1, 6, 7, 0, 2, 3]]
+
+
+def test_rounds_and_passes_change_nothing_where_rows_are_not_shuffled():
+    sequence = batches(np.arange(3), 2, round=5)
+    assert [[batch.tolist() for batch in sequence] for _ in range(2)] == [[[0, 1], [2]]] * 2
+    assert not sequence.reshuffles
 
 
 @pytest.mark.parametrize(
@@ -149,6 +178,15 @@ def test_shuffled_batches_differ_by_seed():
         (np.zeros(3), {"batch_size": True}, TypeMismatchError, "found `bool`"),
         (np.zeros(3), {"shuffle_seed": -1}, InvalidValueError, "shuffle_seed to be zero or more, found -1"),
         (np.zeros(3), {"shuffle_seed": np.array(1.0)}, TypeMismatchError, "found `ndarray`"),
+        (
+            np.zeros(3),
+            {"shuffle_seed": 2**1024},
+            InvalidValueError,
+            r"shuffle_seed below 2\*\*1024, found one",
+        ),
+        (np.zeros(3), {"round": -1}, InvalidValueError, "round to be zero or more, found -1"),
+        (np.zeros(3), {"round": 2**64}, InvalidValueError, r"round below 2\*\*64"),
+        (np.zeros(3), {"reshuffle": 0}, TypeMismatchError, "reshuffle to be True or False, found `int`"),
     ],
 )
 def test_batches_refuse_what_makes_no_batches(arrays, arguments, error, message):

@@ -109,8 +109,8 @@ def test_a_terminal_without_rich_gets_a_plain_table(monkeypatch: pytest.MonkeyPa
 
 
 def test_clients_of_one_size_are_described_by_one_number() -> None:
-    def client(images: int) -> list[dict[str, np.ndarray]]:
-        return [{"pixels": np.zeros((images, 64)), "digit": np.zeros(images, np.int32)}]
+    def client(images: int) -> dict[str, np.ndarray]:
+        return {"pixels": np.zeros((images, 64)), "digit": np.zeros(images, np.int32)}
 
     assert describe_clients([client(1437)]).startswith("1 client with 1437 handwritten digits each, of 1.0 kinds")
     assert describe_clients([client(3), client(5)]).startswith("2 clients with 3 to 5 handwritten digits each, of")
@@ -159,16 +159,16 @@ def test_without_its_extra_the_demo_says_what_to_install(
 @pytest.mark.parametrize("num_clients", [1, 100, 1437])
 def test_every_image_is_dealt_out_once_and_nobody_goes_empty(num_clients: int) -> None:
     training, evaluation = load_example().load_clients(num_clients, 3)
-    sizes = [sum(len(batch["digit"]) for batch in client) for client in training]
+    sizes = [len(client["digit"]) for client in training]
     assert len(sizes) == num_clients
     assert min(sizes) >= 1
-    images = [batch["image"] for client in (*training, *evaluation) for batch in client]
+    images = [client["image"] for client in training] + [batch["image"] for held in evaluation for batch in held]
     assert len(np.unique(np.concatenate(images), axis=0)) == 1797
 
 
 def test_clients_hold_few_kinds_of_digits_each() -> None:
     training, _ = load_example().load_clients(100, 0)
-    kinds = [len(np.unique(np.concatenate([batch["digit"] for batch in client]))) for client in training]
+    kinds = [len(np.unique(client["digit"])) for client in training]
     assert np.mean(kinds) < 5  # of 10; dealt out evenly, it would be more than 7
     assert "of 4.3 kinds on average" in describe_clients(training)
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 from wire_text import message_text
 
+import fedstack
 from fedstack.computations.types.language import Type, computation_pb2, data_type_pb2
 from fedstack.computations.values.arrays import array_to_proto
 from fedstack.computations.values.codec import value_to_proto
@@ -99,6 +100,17 @@ PACKED: tuple[tuple[object, object, str], ...] = (
 )
 
 
+# To peers that read `sequences`.
+SEQUENCES = (
+    (np.int32, [[3], [4, 5]], "the sequences of above"),
+    (
+        (np.float32, [None]),
+        [fedstack.batches(np.array([1.5, 2.5, 3.5], np.float32), 2, shuffle_seed=7, round=1)],
+        "batches of two rows, in a new order in each pass",
+    ),
+)
+
+
 def packed_examples() -> Iterator[str]:
     """Yields a `Packed` for each kind of type and each form."""
     for given, value, remark in PACKED:
@@ -115,6 +127,11 @@ def packed_examples() -> Iterator[str]:
     yield f"# {type_spec}: one number for all of 1000 clients, such as what was broadcast"
     yield from _packed(ConstantColumn(np.int32(3), 1000), type_spec)[0].splitlines()
     yield ""
+    for given, value, remark in SEQUENCES:
+        type_spec = fl.FederatedType(fl.SequenceType(given), fl.CLIENTS)
+        yield f"# {type_spec}: {remark}"
+        yield from _packed(normalize_argument(value, type_spec), type_spec, sequences=True)[0].splitlines()
+        yield ""
 
 
 def _as_arrays(value: object) -> object:
@@ -123,8 +140,8 @@ def _as_arrays(value: object) -> object:
     return value
 
 
-def _packed(payload: object, type_spec: Type) -> tuple[str, int]:
-    packer = Packer()
+def _packed(payload: object, type_spec: Type, **form: bool) -> tuple[str, int]:
+    packer = Packer(**form)
     message = extensions_pb2.Packed()
     packer.pack(message, payload, type_spec)
     return message_text(message), sum(map(len, packer.segments))

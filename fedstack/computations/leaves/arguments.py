@@ -6,42 +6,54 @@ from typing import cast, overload
 
 from fedstack.computations.types.language import SequenceType, StructType, Type
 from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.column_sequence import ShownSequence
 from fedstack.computations.values.containers import Maker
+from fedstack.computations.values.sequences import in_pass
 from fedstack.computations.values.values import in_lists
 
 Convert = Callable[[object], object]
 
 
-class SequenceArgument:
-    """A sequence as a leaf function sees it: it can be iterated over again and again, and not be changed."""
+class SequenceArgument(ShownSequence):
+    """A sequence as a leaf function sees it: it can be iterated over again and again, and not be changed.
 
-    __slots__ = ("_convert", "_source")
+    There is one for each call of a function for a client, and it counts the passes: so neither retries nor what other
+    functions do with the same sequence change the order in which this one gets its elements.
+    """
 
-    def __init__(self, source: Iterable[object], convert: Convert | None) -> None:
-        self._source = source
+    __slots__ = ("_convert", "_passes")
+
+    def __init__(self, payload: Iterable[object], element: Type, convert: Convert | None) -> None:
+        super().__init__(payload, element)
         self._convert = convert
+        self._passes = 0
 
     def __iter__(self) -> Iterator[object]:
+        number = self._passes
+        self._passes += 1
+        return self.in_pass(number)
+
+    def in_pass(self, number: int) -> Iterator[object]:
         convert = self._convert
         if convert is None:
-            return iter(self._source)
-        lists = in_lists(self._source)
+            return in_pass(self.payload, number)
+        lists = in_lists(self.payload, number)
         if lists is None:
-            return map(convert, self._source)
+            return map(convert, in_pass(self.payload, number))
         return itertools.chain.from_iterable([convert(element) for element in some] for some in lists)
 
     def __len__(self) -> int:
-        return len(cast("Sized", self._source))
+        return len(cast("Sized", self.payload))
 
     @overload
     def __getitem__(self, index: int) -> object: ...
     @overload
     def __getitem__(self, index: slice) -> "SequenceArgument": ...
     def __getitem__(self, index: int | slice) -> object:
-        source = self._source
+        source = self.payload
         if isinstance(index, slice):
             held = source if isinstance(source, Sequence) else list(itertools.islice(source, len(self)))
-            return SequenceArgument(held[index], self._convert)
+            return SequenceArgument(held[index], self.element, self._convert)
         if isinstance(source, Sequence):
             item = source[index]
         else:
@@ -49,7 +61,7 @@ class SequenceArgument:
         return item if self._convert is None else self._convert(item)
 
     def __repr__(self) -> str:
-        return f"SequenceArgument({self._source!r})"
+        return f"SequenceArgument({self.payload!r})"
 
 
 def argument_converter(type_spec: Type, maker_of: Callable[[StructType], Maker] | None = None) -> Convert | None:
@@ -60,8 +72,8 @@ def argument_converter(type_spec: Type, maker_of: Callable[[StructType], Maker] 
       maker_of: Returns what builds the container of a struct out of its members; by default structs are tuples.
     """
     if isinstance(type_spec, SequenceType):
-        element = argument_converter(type_spec.element, maker_of)
-        return lambda payload: SequenceArgument(cast("Iterable[object]", payload), element)
+        element, shown = type_spec.element, argument_converter(type_spec.element, maker_of)
+        return lambda payload: SequenceArgument(cast("Iterable[object]", payload), element, shown)
     if not isinstance(type_spec, StructType):
         return None
     make = None if maker_of is None else maker_of(type_spec)

@@ -44,7 +44,7 @@ from fedstack.computations.types.type_structure import (
 )
 from fedstack.computations.values.arrays import array_from_proto, write_array
 from fedstack.computations.values.columns import Payload
-from fedstack.computations.values.sequences import check_re_iterable
+from fedstack.computations.values.sequences import check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import InvalidComputationError, InvalidValueError, ResourceLimitError
 from fedstack.proto import executor_pb2
@@ -114,6 +114,7 @@ def _write(proto: executor_pb2.Value, payload: object, type_spec: Type, path: st
             _write(element.value, member, member_type, member_path)
     elif isinstance(type_spec, SequenceType):
         check_re_iterable(payload, path)
+        check_one_order(payload, path)
         proto.sequence.element_type.CopyFrom(type_spec.element.to_proto())
         for index, item in enumerate(cast("Iterable[object]", payload)):
             _write_flat(proto.sequence.element.add(), item, type_spec.element, f"{path}[{index}]")

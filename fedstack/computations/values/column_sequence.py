@@ -1,49 +1,281 @@
-"""Holds the elements of a sequence as a column: what came by wire, a few arrays instead of an object per element."""
+"""Holds the elements of sequences as columns: a few arrays in place of an object per element.
+
+| what | its elements |
+| --- | --- |
+| `ColumnSequence` | those of a column, or, with a `Batching`, batches of its rows |
+| `SequenceColumn` | for each client such a sequence, out of one column with the rows of all of them |
+"""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast, overload
 
-from fedstack.computations.values.columns import Column
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, tensor_leaves
+from fedstack.computations.values.columns import (
+    Column,
+    ListColumn,
+    Payload,
+    RowsColumn,
+    StructColumn,
+    column_from_payloads,
+    concatenate,
+)
+from fedstack.computations.values.sequences import AHEAD, Batching, HasPasses, reshuffles, take
 
 # How many elements are made at a time. They are garbage soon, so memory does not grow with the sequence.
 _AT_ONCE = 1024
+# How many elements become a column at a time: what that takes besides is garbage before the next ones come.
+PACKED_AT_ONCE = 1 << 16
+# A view of an array takes more memory than an array of this size.
+_SMALL_BYTES = 512
 
 
-class ColumnSequence(Sequence[object]):
-    """A sequence of payloads that are made of a column when they are asked for, each time anew.
+class ColumnSequence(HasPasses, Sequence[object]):
+    """A sequence of payloads that are made of columns when they are asked for, each time anew.
 
     Attributes:
-      column: The elements, one where a column of clients has a client.
+      batching: How rows make batches; `None` where a row is an element.
+
+    Args:
+      column: The elements, one where a column of clients has a client; or the rows of batches, arrays all of them.
+      batching: How rows make batches.
+      start: The first row that counts.
+      stop: The one after the last; by default all do.
     """
 
-    __slots__ = ("column",)
+    __slots__ = ("_column", "_start", "_stop", "batching")
 
-    def __init__(self, column: Column) -> None:
-        self.column = column
+    def __init__(self, column: Column, batching: Batching | None = None, start: int = 0, stop: int = -1) -> None:
+        self._column = column
+        self._start = start
+        self._stop = len(column) if stop < 0 else stop
+        self.batching = batching
+
+    @property
+    def column(self) -> Column:
+        """The elements, or the rows of batches."""
+        whole = (self._start, self._stop) == (0, len(self._column))
+        return self._column if whole else self._column.slice(self._start, self._stop)
 
     def __len__(self) -> int:
-        return len(self.column)
+        rows = self._stop - self._start
+        return rows if self.batching is None else self.batching.count(rows)
+
+    @property
+    def reshuffles(self) -> bool:
+        return self.batching is not None and self.batching.reshuffles
 
     def __iter__(self) -> Iterator[object]:
-        return itertools.chain.from_iterable(self.lists(_AT_ONCE))
+        return self.in_pass(0)
 
-    def lists(self, size: int) -> Iterator[Sequence[object]]:
-        """Yields the elements in lists of so many."""
-        column, count = self.column, len(self.column)
-        return (column.slice(first, min(first + size, count)).items() for first in range(0, count, size))
+    def in_pass(self, number: int) -> Iterator[object]:
+        if self.batching is None and self._stop - self._start <= _AT_ONCE:
+            return iter(_items(self._column, self._start, self._stop))
+        return itertools.chain.from_iterable(self.lists(number))
+
+    def lists(self, number: int = 0) -> Iterator[Sequence[object]]:
+        """Yields the elements in lists of some; batches that are copies of their rows one by one.
+
+        Views are made a few ahead: code that runs several times in a row is quick, what runs between two steps of a
+        training loop has to come back into the cache first.
+        """
+        if self.batching is None:
+            column, stop = self._column, self._stop
+            return (_items(column, first, min(first + _AT_ONCE, stop)) for first in range(self._start, stop, _AT_ONCE))
+        column, batching = self.column, self.batching
+        if batching.seed is not None:
+            return ([_batch(column, rows)] for rows in batching.cuts(len(column), number))
+        cuts = batching.slices(len(column))
+        return (_views(column, cuts[first : first + AHEAD]) for first in range(0, len(cuts), AHEAD))
 
     @overload
     def __getitem__(self, index: int) -> object: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[object]: ...
     def __getitem__(self, index: int | slice) -> object:
-        places = range(len(self.column))[index]
+        places = range(len(self))[index]
         if isinstance(places, int):
-            return self.column.slice(places, places + 1).items()[0]
+            if self.batching is None:
+                return _items(self._column, self._start + places, self._start + places + 1)[0]
+            column = self.column
+            return _batch(column, next(itertools.islice(self.batching.cuts(len(column), 0), places, None)))
+        if self.batching is not None:
+            return list(self)[index]
         if places.step == 1:
-            return ColumnSequence(self.column.slice(places.start, max(places.start, places.stop)))
+            start = self._start + places.start
+            return ColumnSequence(self._column, None, start, max(start, self._start + places.stop))
         return [self[place] for place in places]
+
+    def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "ColumnSequence":
+        """Returns the sequence over arrays that stay as they are, each as `keep` returns it."""
+        return ColumnSequence(_kept(self.column, keep), self.batching)
 
     def __repr__(self) -> str:
         return f"<ColumnSequence of {len(self)} elements>"
+
+
+def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:
+    """Returns what a slice of a column has, without making that."""
+    if isinstance(column, RowsColumn):
+        return list(column.values[start:stop])
+    if isinstance(column, StructColumn) and column.fields:
+        return list(zip(*[_items(field, start, stop) for field in column.fields]))
+    return column.slice(start, stop).items()
+
+
+def _batch(column: Column, rows: "slice | NDArray[np.intp]") -> Payload:
+    if isinstance(column, StructColumn):
+        return tuple([_batch(field, rows) for field in column.fields])
+    return take(cast(RowsColumn, column).values, rows)
+
+
+def _views(column: Column, cuts: Sequence["slice | NDArray[np.intp]"]) -> Sequence[Payload]:
+    """Returns several batches that are views of their rows."""
+    if isinstance(column, StructColumn) and column.fields:
+        return list(zip(*[_views(field, cuts) for field in column.fields]))
+    if isinstance(column, StructColumn):
+        return [()] * len(cuts)
+    values = cast(RowsColumn, column).values
+    return [values[cut] for cut in cuts]
+
+
+def _kept(column: Column, keep: Callable[[np.ndarray], np.ndarray]) -> Column:
+    if isinstance(column, StructColumn):
+        return StructColumn(tuple([_kept(field, keep) for field in column.fields]), column.size)
+    if isinstance(column, RowsColumn):
+        return type(column)(keep(column.values))
+    if isinstance(column, ListColumn):
+        return ListColumn(
+            [keep(cast(np.ndarray, value)) if isinstance(value, np.ndarray) else value for value in column.values]
+        )
+    return column
+
+
+class ShownSequence(HasPasses):
+    """A payload as a function sees it, which may return it.
+
+    Attributes:
+      payload: The payload.
+      element: The type of its elements.
+    """
+
+    __slots__ = ("element", "payload")
+
+    def __init__(self, payload: Iterable[object], element: Type) -> None:
+        self.payload = payload
+        self.element = element
+
+    @property
+    def reshuffles(self) -> bool:
+        return reshuffles(self.payload)
+
+
+class SequenceColumn(Column):
+    """A sequence for each client, of consecutive rows of one column.
+
+    Attributes:
+      rows: The rows of all clients, one client after the other.
+      bounds: Where the rows of each client begin, and after them where the last ones end; shape [clients + 1].
+      batchings: How the rows of each client make its elements; `None` where rows are elements everywhere.
+    """
+
+    __slots__ = ("batchings", "bounds", "rows")
+
+    def __init__(self, rows: Column, bounds: NDArray[np.int64], batchings: Sequence[Batching] | None = None) -> None:
+        self.rows = rows
+        self.bounds = bounds
+        self.batchings = batchings
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def items(self) -> Sequence[Payload]:
+        rows, bounds = self.rows, self.bounds.tolist()
+        batchings = itertools.repeat(None) if self.batchings is None else self.batchings
+        return [ColumnSequence(rows, *some) for some in zip(batchings, bounds, bounds[1:])]
+
+    def slice(self, start: int, stop: int) -> Column:
+        batchings = None if self.batchings is None else self.batchings[start:stop]
+        return SequenceColumn(self.rows, self.bounds[start : stop + 1], batchings)
+
+    def field(self, index: int) -> Column:
+        raise TypeError("Expected a column of structs, found one of sequences")
+
+
+def row_type(element: Type) -> Type | None:
+    """Returns the type of the rows of batches; `None` if there is a tensor without rows among its members."""
+    if isinstance(element, TensorType):
+        if element.shape is None:
+            return element
+        return TensorType(element.dtype, element.shape[1:]) if element.shape else None
+    if not isinstance(element, StructType):
+        return None
+    members = [(name, row_type(t)) for name, t in fields_of(element)]
+    if any(t is None for _, t in members):
+        return None
+    return StructType([t if name is None else (name, t) for name, t in members])
+
+
+def first_sizes(element: Type) -> set[int]:
+    """Returns the first dimensions of the tensors in a type that have one of a fixed size."""
+    shapes = [tensor.shape for _, tensor in tensor_leaves(element)]
+    return {shape[0] for shape in shapes if shape and shape[0] is not None}
+
+
+def packed_elements(
+    elements: Iterable[object], element: Type, pack: Callable[[Sequence[object], int], Column]
+) -> Column:
+    """Returns the column of the elements of a sequence, of which few are there twice at any time.
+
+    Args:
+      elements: The elements.
+      element: Their type.
+      pack: Makes a column of some of them; it gets them, and how many there were before.
+    """
+    rest, first = iter(elements), 0
+    columns: list[Column] = []
+    while some := list(itertools.islice(rest, PACKED_AT_ONCE)):
+        columns.append(_as_rows(pack(some, first)))
+        first += len(some)
+    return concatenate(columns, element) if columns else _as_rows(pack([], 0))
+
+
+def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
+    """Returns a sequence of payloads as one of columns; of a stream, every element is made."""
+    if isinstance(sequence, ColumnSequence):
+        return sequence
+    return ColumnSequence(packed_elements(sequence, element, lambda some, _: column_from_payloads(some, element)))
+
+
+def rows_of(arrays: Sequence[object]) -> RowsColumn | None:
+    """Returns small arrays of one shape as one; `None` if they are something else."""
+    shape = _shape_of(arrays)
+    if shape is None:
+        return None
+    rows = np.concatenate(cast("Sequence[np.ndarray]", arrays)).reshape(len(arrays), *shape)
+    rows.flags.writeable = False
+    return RowsColumn(rows)
+
+
+def _as_rows(column: Column) -> Column:
+    """Returns a column in which small arrays of one shape are one array."""
+    if isinstance(column, StructColumn):
+        return StructColumn(tuple(map(_as_rows, column.fields)), column.size)
+    rows = rows_of(column.values) if isinstance(column, ListColumn) else None
+    return column if rows is None else rows
+
+
+def _shape_of(values: Sequence[object]) -> tuple[int, ...] | None:
+    """Returns the shape of small arrays of numbers that all have it; `None` of anything else."""
+    first = cast(np.ndarray, values[0]) if len(values) and isinstance(values[0], np.ndarray) else None
+    if first is None or not first.ndim or not 0 < first.nbytes <= _SMALL_BYTES or first.dtype == np.object_:
+        return None
+    shape, dtype = first.shape, first.dtype
+    if set(map(type, values)) != {np.ndarray}:
+        return None
+    arrays = cast("Sequence[np.ndarray]", values)
+    return shape if all(array.shape == shape and array.dtype == dtype for array in arrays) else None

@@ -53,13 +53,18 @@ class Column:
         return f"<{type(self).__name__} of {len(self)} clients>"
 
 
-class ScalarColumn(Column):
-    """Numeric or boolean scalars, kept as one NumPy vector of shape [clients]."""
+class RowsColumn(Column):
+    """Arrays of one shape, kept as one array of shape [clients, ...] that nobody can write through."""
 
     __slots__ = ("values",)
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self.values.shape
 
     def __len__(self) -> int:
         return len(self.values)
@@ -68,10 +73,16 @@ class ScalarColumn(Column):
         return list(self.values)
 
     def slice(self, start: int, stop: int) -> Column:
-        return ScalarColumn(self.values[start:stop])
+        return type(self)(self.values[start:stop])
 
     def field(self, index: int) -> Column:
-        raise TypeError("Expected a column of structs, found one of scalars")
+        raise TypeError("Expected a column of structs, found one of scalars or arrays")
+
+
+class ScalarColumn(RowsColumn):
+    """Numeric or boolean scalars, kept as one NumPy vector of shape [clients]."""
+
+    __slots__ = ()
 
 
 class ListColumn(Column):
@@ -187,8 +198,12 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
         constants = cast("Sequence[ConstantColumn]", columns)
         if all(constant.value is constants[0].value for constant in constants):
             return ConstantColumn(constants[0].value, size)
-    if all(isinstance(column, ScalarColumn) for column in columns):
-        return ScalarColumn(np.concatenate([cast(ScalarColumn, column).values for column in columns]))
+    if all(isinstance(column, RowsColumn) for column in columns):
+        arrays = [cast(RowsColumn, column).values for column in columns]
+        if len({array.shape[1:] for array in arrays}) == 1:
+            joined = np.concatenate(arrays)
+            joined.flags.writeable = False
+            return type(cast(RowsColumn, columns[0]))(joined)
     if all(isinstance(column, StructColumn) for column in columns):
         structs = cast("Sequence[StructColumn]", columns)
         types = [field_type for _, field_type in fields_of(cast(StructType, member))]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.types.language import FederatedType, SequenceType, Struct, StructType, Type
 from fedstack.computations.types.type_memory import TypeMemo
-from fedstack.computations.types.type_structure import fields_of, is_client_valued, no_memory_for
+from fedstack.computations.types.type_structure import contains_sequence, fields_of, is_client_valued, no_memory_for
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.ownership import BUFFER_OF_ONE, whole_buffer
 from fedstack.computations.values.records import (
@@ -26,6 +26,7 @@ from fedstack.computations.values.records import (
     keyed_tuple_class,
     record_class,
 )
+from fedstack.computations.values.sequences import check_one_order
 from fedstack.errors import InvalidComputationError
 
 Maker = Callable[[Sequence[object]], object]
@@ -48,6 +49,29 @@ def to_result(payload: object, type_spec: Type) -> object:
         values = [to_result(member, t) for member, (_, t) in zip(members, fields_of(type_spec))]
         return result_maker(type_spec)(values)
     return _own(payload)
+
+
+def to_elements(payload: object, type_spec: Type) -> object:
+    """Returns what `to_result` does, for whoever gets of sequences nothing but their elements.
+
+    Raises:
+      InvalidValueError: If the order of a sequence differs from pass to pass.
+    """
+    _check_orders(payload, type_spec)
+    return to_result(payload, type_spec)
+
+
+def _check_orders(payload: object, type_spec: Type) -> None:
+    if not contains_sequence(type_spec):
+        return
+    if isinstance(type_spec, FederatedType):
+        for item in cast(Column, payload).items() if is_client_valued(type_spec) else [payload]:
+            _check_orders(item, type_spec.member)
+    elif isinstance(type_spec, StructType):
+        for member, (_, member_type) in zip(cast("tuple[object, ...]", payload), fields_of(type_spec)):
+            _check_orders(member, member_type)
+    else:
+        check_one_order(payload, "an executor of another origin")
 
 
 def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> object:

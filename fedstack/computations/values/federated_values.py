@@ -4,8 +4,8 @@ A list of plain floats becomes one NumPy vector in a few passes at C speed; only
 looked at one by one, and then the message names the client.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import TypeGuard, cast
 
@@ -21,6 +21,7 @@ from fedstack.computations.types.type_structure import (
     join_path,
     shape_fits,
 )
+from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, packed_elements, rows_of
 from fedstack.computations.values.columns import (
     Column,
     ListColumn,
@@ -61,7 +62,11 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Pay
             normalize_argument(member, member_type, join_path(path, name, index))
             for index, (member, (name, member_type)) in enumerate(zip(members, fields_of(type_spec)))
         )
-    return normalize(value, type_spec, path)
+    return (
+        _sequence(value, type_spec, path, normalize_tensor)
+        if isinstance(type_spec, SequenceType)
+        else normalize(value, type_spec, path)
+    )
 
 
 def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int | None:
@@ -71,7 +76,7 @@ def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int |
       CardinalityError: If two parts of the payload disagree.
     """
     counts = list(_counts(payload, type_spec, path))
-    for (first_path, first), (other_path, other) in pairwise(counts):
+    for (first_path, first), (other_path, other) in itertools.pairwise(counts):
         if first != other:
             raise CardinalityError(
                 f"Expected one number of clients in all arguments, found {first} at {first_path} and {other} at "
@@ -236,14 +241,30 @@ def _split_alike(values: Sequence[object], member: StructType) -> Sequence[Seque
 def _sequence_column(values: Sequence[object], member: SequenceType, where: Where, read: ReadTensor) -> Column:
     """Normalises all elements of all clients in one pass where every sequence is a list, else one by one."""
     if not all(type(value) is list for value in values):
-        return ListColumn([normalize_sequence(value, member, where(i), read) for i, value in enumerate(values)])
+        return ListColumn([_sequence(value, member, where(i), read) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)
-    elements = [element for value in lists for element in value]
     bounds = np.cumsum([0, *map(len, lists)])
 
     def where_element(position: int) -> str:
         client = int(np.searchsorted(bounds, position, side="right")) - 1
         return f"{where(client)}[{position - int(bounds[client])}]"
 
-    payloads = column_from_values(elements, member.element, where_element, read).items()
-    return ListColumn([payloads[start:stop] for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist())])
+    elements = itertools.chain.from_iterable(lists)
+    return SequenceColumn(_packed(elements, member.element, where_element, read), bounds)
+
+
+def _sequence(value: object, sequence: SequenceType, path: str, read: ReadTensor) -> Payload:
+    if type(value) is list or type(value) is tuple:
+        elements = cast("Sequence[object]", value)
+        return ColumnSequence(_packed(elements, sequence.element, lambda i: f"{path}[{i}]", read))
+    return normalize_sequence(value, sequence, path, read)
+
+
+def _packed(elements: Iterable[object], element: Type, where: Where, read: ReadTensor) -> Column:
+    def pack(some: Sequence[object], first: int) -> Column:
+        if isinstance(element, TensorType) and (rows := rows_of(some)) is not None:
+            if rows.values.dtype == element.dtype and shape_fits(rows.shape[1:], element.shape):
+                return rows
+        return column_from_values(some, element, lambda i: where(first + i), read)
+
+    return packed_elements(elements, element, pack)

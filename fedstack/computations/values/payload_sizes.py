@@ -8,8 +8,8 @@ import numpy as np
 from fedstack.computations.types.language import FederatedType, SequenceType, StructType, Type
 from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
-from fedstack.computations.values.column_sequence import ColumnSequence
-from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn
+from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, RowsColumn, StructColumn
 
 # About a microsecond each: writing one tensor, or copying so many bytes.
 _BYTES_PER_STEP = 4096
@@ -37,12 +37,27 @@ def _left(payload: object, type_spec: Type, steps: int) -> int:
         return steps
     if isinstance(type_spec, SequenceType):
         if isinstance(payload, ColumnSequence):
-            return _left_of_column(payload.column, type_spec.element, steps)
+            return _left_of_rows(payload.column, type_spec.element, steps)
         return -1  # it may be a stream, which user code makes
     return steps - 1 - _bytes(payload) // _BYTES_PER_STEP
 
 
+def _left_of_rows(column: Column, element: Type, steps: int) -> int:
+    """Returns how many steps are left when the elements of sequences, or the rows of their batches, are written."""
+    if isinstance(column, StructColumn) and isinstance(element, StructType):
+        if count_leaves(element) > steps:
+            return -1
+        for field, (_, field_type) in zip(column.fields, fields_of(element)):
+            steps = _left_of_rows(field, field_type, steps)
+        return steps
+    if isinstance(column, RowsColumn):
+        return steps - 1 - column.values.nbytes // _BYTES_PER_STEP
+    return _left_of_column(column, element, steps)
+
+
 def _left_of_column(payload: object, member: Type, steps: int) -> int:
+    if isinstance(payload, SequenceColumn) and isinstance(member, SequenceType):
+        return _left_of_rows(payload.rows, member.element, steps - len(payload))
     if not isinstance(payload, Column) or len(payload) * count_leaves(member) > steps:
         return -1
     for item in payload.items():
@@ -78,8 +93,10 @@ def _known_bytes(payload: object, type_spec: Type, known: dict[tuple[int, int], 
 
 
 def _bytes_of_column(column: Column, member: Type, known: dict[tuple[int, int], int]) -> int:
-    if isinstance(column, ScalarColumn):
-        return column.values.nbytes
+    if isinstance(column, RowsColumn):
+        return _bytes(column.values)
+    if isinstance(column, SequenceColumn) and isinstance(member, SequenceType):
+        return _bytes_of_column(column.rows, member.element, known)
     if isinstance(column, StructColumn) and isinstance(member, StructType):
         return sum(_bytes_of_column(c, t, known) for c, (_, t) in zip(column.fields, fields_of(member)))
     if isinstance(column, ConstantColumn):

@@ -5,11 +5,11 @@ the second time, and an empty second epoch is a wrong result without an error. S
 a sequence enters a computation.
 """
 
-import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +18,10 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 T = TypeVar("T")
 # How many elements are made ready at a time where that takes no memory.
 AHEAD = 16
+# What messages have room for.
+MAX_SEED_BYTES = 128
+MAX_SEED = 256**MAX_SEED_BYTES - 1
+MAX_ROUND = 2**64 - 1
 
 
 def check_re_iterable(sequence: object, path: str = "value") -> None:
@@ -87,81 +91,137 @@ class FromGenerator(Generic[T]):
         return f"{type(self).__name__}({getattr(self._function, '__qualname__', repr(self._function))})"
 
 
-class Batches:
-    """A client's sequence of slices along the first dimension of arrays; made by `fedstack.batches`.
+class HasPasses:
+    """A sequence that may come in another order each time that it is iterated over.
 
-    Args:
-      arrays: Read-only arrays of shape [num_rows, ...], in dictionaries and tuples nested at will.
-      num_rows: The number of examples.
-      batch_size: The number of examples in a batch.
-      shuffle_seed: Draws the order of the examples, the same one for each iteration; `None` leaves them as they are.
-      drop_remainder: Whether the examples that do not fill a batch are left out.
+    Whoever counts the passes says which one it wants: iterating over a payload itself is pass 0, however often.
     """
 
-    def __init__(
-        self, arrays: object, num_rows: int, batch_size: int, *, shuffle_seed: int | None, drop_remainder: bool
-    ) -> None:
-        self._arrays = arrays
-        self._num_rows = num_rows
-        self._batch_size = batch_size
-        self._shuffle_seed = shuffle_seed
-        self._drop_remainder = drop_remainder
+    __slots__ = ()
+
+    @property
+    def reshuffles(self) -> bool:
+        """Whether the order differs from pass to pass."""
+        raise NotImplementedError
+
+    def in_pass(self, number: int) -> Iterator[Any]:
+        """Iterates over the elements in the order of a pass."""
+        raise NotImplementedError
+
+
+def reshuffles(sequence: object) -> bool:
+    """Returns whether a sequence comes in another order each time."""
+    return isinstance(sequence, HasPasses) and sequence.reshuffles
+
+
+def in_pass(sequence: Iterable[object], number: int) -> Iterator[object]:
+    """Iterates over any sequence, in the order of a pass if it has one of its own."""
+    return sequence.in_pass(number) if isinstance(sequence, HasPasses) else iter(sequence)
+
+
+def check_one_order(sequence: object, path: str) -> None:
+    """Refuses a sequence whose order differs from pass to pass where nothing but its elements is handed on.
+
+    Raises:
+      InvalidValueError: If it does.
+    """
+    if reshuffles(sequence):
+        raise InvalidValueError(
+            f"Expected a sequence of one order where only its elements can be passed on, found {sequence!r}, which has "
+            f"a new one in each pass; at {path}; give reshuffle=False to fedstack.batches, or use workers of this "
+            "release of fedstack"
+        )
+
+
+@attrs.frozen
+class Batching:
+    """How the rows of a sequence make its batches.
+
+    Attributes:
+      size: The number of rows in a batch.
+      drop_remainder: Whether the rows that do not fill a batch are left out.
+      seed: Draws the order of the rows; `None` leaves them as they are.
+      round: Draws another order for each value; with a seed only.
+      reshuffles: Whether each pass draws another order, too.
+    """
+
+    size: int
+    drop_remainder: bool = False
+    seed: int | None = None
+    round: int = 0
+    reshuffles: bool = False
+
+    def count(self, rows: int) -> int:
+        """Returns how many batches there are of so many rows."""
+        whole, rest = divmod(rows, self.size)
+        return whole + (rest > 0 and not self.drop_remainder)
+
+    def sizes(self, rows: int) -> set[int]:
+        """Returns the sizes that batches of so many rows have."""
+        whole, rest = divmod(rows, self.size)
+        return {size for size, found in ((self.size, whole), (rest, rest and not self.drop_remainder)) if found}
+
+    def cuts(self, rows: int, number: int) -> Iterator["slice | NDArray[np.intp]"]:
+        """Yields the rows of each batch in a pass."""
+        if self.seed is None:
+            yield from self.slices(rows)
+            return
+        order = self._order(self.seed, rows, number if self.reshuffles else 0)
+        for cut in self.slices(rows):
+            yield order[cut]
+
+    def slices(self, rows: int) -> list[slice]:
+        """Returns the rows of each batch where they stay as they are."""
+        size = self.size
+        return [slice(start, start + size) for start in range(0, self.count(rows) * size, size)]
+
+    def _order(self, seed: int, rows: int, number: int) -> NDArray[np.intp]:
+        # Of raw words, which are the same in every release of NumPy, as what its generators draw of them is not.
+        words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(self.round, number))).random_raw(rows)
+        return np.argsort(words, kind="stable")
+
+    def __repr__(self) -> str:
+        order = "" if self.seed is None else f", shuffle_seed={self.seed}, round={self.round}"
+        return f"{self.size} rows each{order}" + ", reshuffle=False" * (self.seed is not None and not self.reshuffles)
+
+
+class Batches(HasPasses):
+    """A client's sequence of slices along the first dimension of arrays; made by `fedstack.batches`.
+
+    Attributes:
+      arrays: Read-only arrays of shape [num_rows, ...], in dictionaries and tuples nested at will.
+      num_rows: The number of examples.
+      batching: How they make batches.
+    """
+
+    def __init__(self, arrays: object, num_rows: int, batching: Batching) -> None:
+        self.arrays = arrays
+        self.num_rows = num_rows
+        self.batching = batching
+        self._passes = 0
 
     def __len__(self) -> int:
-        whole, rest = divmod(self._num_rows, self._batch_size)
-        return whole + (rest > 0 and not self._drop_remainder)
+        return self.batching.count(self.num_rows)
+
+    @property
+    def reshuffles(self) -> bool:
+        return self.batching.reshuffles
 
     def __iter__(self) -> Iterator[Any]:
-        for rows in self._rows():
-            yield _mapped(self._arrays, functools.partial(_take, rows=rows))
+        number = self._passes
+        self._passes += 1
+        return self.in_pass(number)
 
-    def _rows(self) -> Iterator["slice | NDArray[np.intp]"]:
-        """Yields the rows of each batch."""
-        starts = range(0, len(self) * self._batch_size, self._batch_size)
-        if self._shuffle_seed is None:
-            for start in starts:
-                yield slice(start, start + self._batch_size)
-        else:
-            # Drawn again for each iteration: the order is the same, and nothing is held between iterations.
-            order = np.random.default_rng(self._shuffle_seed).permutation(self._num_rows)
-            for start in starts:
-                yield order[start : start + self._batch_size]
+    def in_pass(self, number: int) -> Iterator[Any]:
+        for rows in self.batching.cuts(self.num_rows, number):
+            yield _mapped(self.arrays, functools.partial(take, rows=rows))
 
     def over(self, replace: Callable[[NDArray[Any]], NDArray[Any]]) -> "Batches":
         """Returns the same batches over what `replace` returns for each array, of the same shape and read-only."""
-        made = copy.copy(self)
-        made._arrays = _mapped(self._arrays, replace)
-        return made
-
-    def named_arrays(self) -> Mapping[str, NDArray[Any]] | None:
-        """Returns the arrays if they are one dictionary, all their rows together; else `None`."""
-        arrays = self._arrays
-        if not isinstance(arrays, dict):
-            return None
-        named = cast("dict[str, Any]", arrays)
-        return named if all(type(array) is np.ndarray for array in named.values()) else None
-
-    def tuples(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[tuple[NDArray[Any], ...]]]:
-        """Yields the batches of some of the arrays as tuples, in lists of a few at a time.
-
-        Views are made a few ahead: code that runs several times in a row is quick, what runs between two steps of a
-        training loop has to come back into the cache first. Batches that are copies are made one by one.
-        """
-        if self._shuffle_seed is not None:
-            for rows in self._rows():
-                yield [tuple([_take(array, rows) for array in arrays])]
-            return
-        size = self._batch_size
-        starts = range(0, len(self) * size, size)
-        for first in range(0, len(starts), AHEAD):
-            some = starts[first : first + AHEAD]
-            yield list(zip(*[[array[start : start + size] for start in some] for array in arrays]))
+        return Batches(_mapped(self.arrays, replace), self.num_rows, self.batching)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self._num_rows} rows by {self._batch_size}, shuffle_seed={self._shuffle_seed}, "
-            f"drop_remainder={self._drop_remainder})"
-        )
+        return f"{type(self).__name__}({self.num_rows} rows, {self.batching})"
 
 
 def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
@@ -178,7 +238,8 @@ def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> An
     return function(cast("NDArray[Any]", arrays))
 
 
-def _take(array: NDArray[Any], rows: "slice | NDArray[np.intp]") -> NDArray[Any]:
+def take(array: NDArray[Any], rows: "slice | NDArray[np.intp]") -> NDArray[Any]:
+    """Returns the rows of a batch, read-only as all are."""
     batch = array[rows]
     if type(rows) is not slice:  # a view is as read-only as what it shows
         batch.flags.writeable = False

@@ -41,7 +41,7 @@ def snapshot_of(result: Type) -> Snapshot | None:
         return None if is_scalar(result) else _stays
     if isinstance(result, SequenceType):
         element = snapshot_of(result.element)
-        return None if element is None else lambda payload, _: _sequence_stays(payload, element)
+        return lambda payload, argument: _sequence_stays(payload, argument, element)
     if not isinstance(result, StructType):
         return None
     members = [(index, make) for index, (_, t) in enumerate(fields_of(result)) if (make := snapshot_of(t)) is not None]
@@ -61,10 +61,13 @@ def snapshot_of(result: Type) -> Snapshot | None:
     return struct
 
 
-def _sequence_stays(payload: object, element: Snapshot) -> object:
+def _sequence_stays(payload: object, argument: object, element: Snapshot | None) -> object:
+    given = cast("tuple[object, ...]", argument) if isinstance(argument, tuple) else (argument,)
+    if any(payload is member for member in given):
+        return payload  # the caller's, and as such not the function's to fill
     if isinstance(payload, HoldsArrays):
         return payload.snapshot(lambda array: cast(np.ndarray, _stays(array, None)))
-    if type(payload) is not list:
+    if element is None or not isinstance(payload, list):
         return payload
     members = cast("list[object]", payload)
     return [element(member, None) for member in members]

@@ -4,7 +4,7 @@
 | --- | --- |
 | tensor | NumPy scalar or read-only array of exactly the dtype; strings are `bytes` |
 | struct | tuple of payloads, in the type's order |
-| sequence | list of payloads, or a lazy re-iterable of them |
+| sequence | `ColumnSequence`, or a lazy re-iterable of payloads |
 
 Federated values are built out of these in `federated_values`.
 """
@@ -30,10 +30,10 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path, shape_fits
-from fedstack.computations.values.column_sequence import ColumnSequence
-from fedstack.computations.values.columns import Payload
+from fedstack.computations.values.column_sequence import ColumnSequence, ShownSequence, column_of
+from fedstack.computations.values.columns import Column, Payload, RowsColumn, ScalarColumn, StructColumn
 from fedstack.computations.values.records import Record
-from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator
+from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator, HasPasses, in_pass, reshuffles
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
@@ -42,7 +42,7 @@ from fedstack.computations.values.tensor_values import (
     normalize_tensor,
     read_only,
 )
-from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 
 
 def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> Payload:
@@ -143,7 +143,7 @@ def names_of(names: Sequence[object]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-class SequenceView:
+class SequenceView(HasPasses):
     """A re-iterable sequence of payloads that normalises its source's elements as they stream by."""
 
     __slots__ = ("element", "path", "read", "source")
@@ -154,15 +154,12 @@ class SequenceView:
         self.path = path
         self.read = read
 
-    def __iter__(self) -> Iterator[object]:
-        batches = self.batches()
-        return self._normalized() if batches is None else itertools.chain.from_iterable(batches)
+    @property
+    def reshuffles(self) -> bool:
+        return reshuffles(self.source)
 
-    def batches(self) -> Iterator[Sequence[object]] | None:
-        """Returns an iterator over lists of payloads, where the source is batches of arrays that fit as they are."""
-        source: object = self.source
-        arrays = _fitting_arrays(source, self.element) if type(source) is Batches else None
-        return None if arrays is None else cast(Batches, source).tuples(arrays)
+    def __iter__(self) -> Iterator[object]:
+        return self.in_pass(0)
 
     def snapshot(self, keep: Callable[[np.ndarray], np.ndarray]) -> "SequenceView":
         """Returns the sequence over arrays that stay as they are, each as `keep` returns it; others come when asked."""
@@ -171,12 +168,18 @@ class SequenceView:
             self if type(source) is not Batches else SequenceView(source.over(keep), self.element, self.path, self.read)
         )
 
-    def _normalized(self) -> Iterator[object]:
+    def as_rows(self) -> ColumnSequence | None:
+        """Returns batches by their rows, cast to the types of the elements; `None` for other sequences."""
+        source: object = self.source
+        rows = _rows_of(source, self.element, self.path, self.read) if isinstance(source, Batches) else None
+        return None if rows is None else ColumnSequence(rows, cast(Batches, source).batching)
+
+    def in_pass(self, number: int) -> Iterator[object]:
         source: object = self.source
         quick, snapshot = quick_reader(self.element), snapshot_of(self.element)
         index = 0
         try:
-            elements = source.start(self.path) if isinstance(source, FromGenerator) else self.source
+            elements = source.start(self.path) if isinstance(source, FromGenerator) else in_pass(self.source, number)
             # Not by enumerate(), which holds on to the values that it has yielded.
             for value in cast("Iterable[object]", elements):
                 payload = quick(value)
@@ -208,37 +211,52 @@ class SequenceView:
         return f"<SequenceView of {type(self.source).__name__}>"
 
 
-def in_lists(sequence: Iterable[object]) -> Iterator[Sequence[object]] | None:
-    """Returns an iterator over lists of a few elements of a sequence; `None` where these have to be made one by one."""
-    if isinstance(sequence, SequenceView):
-        return sequence.batches()
+def in_lists(sequence: Iterable[object], number: int) -> Iterator[Sequence[object]] | None:
+    """Returns an iterator over lists of a few elements of a sequence; `None` where these have to be made one by one.
+
+    Args:
+      sequence: The sequence.
+      number: The pass, if its order differs from pass to pass.
+    """
     if isinstance(sequence, ColumnSequence):
-        return sequence.lists(AHEAD)
+        return sequence.lists(number)
     if not isinstance(sequence, (list, tuple)):
         return None
     return (sequence[first : first + AHEAD] for first in range(0, len(sequence), AHEAD))
 
 
-def _fitting_arrays(batches: Batches, element: Type) -> list[np.ndarray] | None:
-    """Returns the arrays of `batches` in the order of a struct type that any batch of them fits, else `None`."""
-    arrays = batches.named_arrays()
-    fields = fields_of(element) if isinstance(element, StructType) else ()
-    if arrays is None or len(arrays) != len(fields):
+def _rows_of(
+    batches: Batches, element: Type, path: str, read: ReadTensor, *, as_they_are: bool = False
+) -> Column | None:
+    """Returns the rows of batches as columns of a type that every batch of them fits; `None` where one does not.
+
+    Args:
+      batches: The batches.
+      element: The type of a batch.
+      path: Where they stand, for messages.
+      read: The rule for tensors.
+      as_they_are: Whether the arrays must be of the very dtypes, so that none is copied.
+    """
+    sizes = batches.batching.sizes(batches.num_rows) or {batches.batching.size}
+
+    def column(arrays: object, member: Type, place: str) -> Column | None:
+        if isinstance(member, StructType):
+            parts = zip(split_struct(arrays, member, place), fields_of(member))
+            fields = [column(part, t, join_path(place, name, i)) for i, (part, (name, t)) in enumerate(parts)]
+            return None if None in fields else StructColumn(tuple(cast("list[Column]", fields)), batches.num_rows)
+        if not isinstance(member, TensorType) or not isinstance(arrays, np.ndarray):
+            return None
+        array = cast(np.ndarray, arrays)
+        if not all(shape_fits((size, *array.shape[1:]), member.shape) for size in sizes):
+            return None
+        if array.dtype == member.dtype and type(array) is np.ndarray:
+            return RowsColumn(read_only(array))
+        return None if as_they_are else RowsColumn(cast(np.ndarray, read(array, _any_shape(member), place)))
+
+    try:
+        return column(batches.arrays, element, path)
+    except TypeMismatchError:
         return None
-    found: list[np.ndarray] = []
-    for name, member in fields:
-        array = arrays.get(cast(str, name))
-        if array is None:
-            return None
-        found.append(array)
-        if not isinstance(member, TensorType) or array.dtype != member.dtype:
-            return None
-        # A batch may be of any size: only a type that leaves the number of rows open fits them all.
-        if member.shape is not None and (not member.shape or member.shape[0] is not None):
-            return None
-        if not shape_fits(array.shape, member.shape):
-            return None
-    return found
 
 
 def quick_reader(type_spec: Type) -> Callable[[object], object]:
@@ -330,6 +348,8 @@ def normalize_sequence(
     if not _is_iterable(value):
         mismatch(f"a re-iterable of {sequence.element}", describe(value), path, "give a list of elements")
     source = value
+    if isinstance(source, ShownSequence) and source.element == sequence.element:
+        return source.payload
     # Only of iterators is `iter` known to be free: elsewhere it may open files.
     if isinstance(source, Iterator) and iter(source) is source:
         kind = type(source).__name__
@@ -337,6 +357,44 @@ def normalize_sequence(
             f"a re-iterable of {sequence.element}", f"the one-shot iterator {kind}", path,
             "give a list, or fedstack.from_generator(function)",
         )  # fmt: skip
+    element = sequence.element
     if isinstance(source, (list, tuple)):
-        return [normalize(item, sequence.element, f"{path}[{index}]", read) for index, item in enumerate(source)]
-    return SequenceView(source, sequence.element, path, read)
+        payloads = [normalize(item, element, f"{path}[{index}]", read) for index, item in enumerate(source)]
+        return column_of(payloads, element)
+    if isinstance(source, Batches):
+        return _batches(source, element, path, read)
+    rows = _array_rows(source, element, path, read)
+    return SequenceView(source, element, path, read) if rows is None else rows
+
+
+def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> Iterable[object]:
+    """Returns the payload of batches, of which what can be known beforehand fits."""
+    rows = _rows_of(batches, element, path, read, as_they_are=True)
+    if rows is not None:
+        return ColumnSequence(rows, batches.batching)
+    if not len(batches):
+        return column_of([], element)
+    # What does not fit does not in the first batch, or in one of fewer rows, the last.
+    for index in {0, len(batches) - 1}:
+        batch = next(itertools.islice(batches.in_pass(0), index, None))
+        normalize(batch, element, f"{path}[{index}]", read)
+    return SequenceView(batches, element, path, read)
+
+
+def _any_shape(tensor: TensorType) -> TensorType:
+    return TensorType(tensor.dtype, None)
+
+
+def _array_rows(source: object, element: Type, path: str, read: ReadTensor) -> ColumnSequence | None:
+    """Returns an array as the sequence of its rows; `None` if they do not fit, or it is none."""
+    if not isinstance(source, np.ndarray) or not isinstance(element, TensorType) or is_string(element):
+        return None
+    array = cast(np.ndarray, source)
+    if not shape_fits(array.shape[1:], element.shape):
+        return None
+    try:
+        is_one = array.dtype == element.dtype and type(array) is np.ndarray
+        rows = read_only(array) if is_one else cast(np.ndarray, read(array, _any_shape(element), path))
+    except TypeMismatchError:
+        return None
+    return ColumnSequence(ScalarColumn(rows) if rows.ndim == 1 else RowsColumn(rows))

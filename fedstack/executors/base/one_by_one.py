@@ -22,7 +22,7 @@ from fedstack.computations.plan.program import (
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Executor, FunctionType, RetryableError, Type, computation_pb2
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError, InvalidComputationError, LeafError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
@@ -50,7 +50,7 @@ class _ForeignLeaf(BoundOperation):
 
     def call(self, argument: object, client: int | None = None) -> object:
         # Here, on a thread: it may be a stream, whose elements other calls of this executor make.
-        given = None if self.parameter is None else to_result(argument, self.parameter)
+        given = None if self.parameter is None else to_elements(argument, self.parameter)
         try:
             result = _wait(self._call(given))
         except FedstackError as error:

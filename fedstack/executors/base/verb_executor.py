@@ -24,7 +24,7 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_checks import check_assignable
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, join_path, type_from_proto
-from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidComputationError, TypeMismatchError
@@ -282,7 +282,7 @@ async def create_known(executor: Executor, payload: object, type_spec: Type) -> 
     """Creates a value of a payload that fits its type, in any executor."""
     if isinstance(executor, VerbExecutor):
         return await executor.create_known(payload, type_spec)
-    return await executor.create_value(to_result(payload, type_spec), type_spec)
+    return await executor.create_value(to_elements(payload, type_spec), type_spec)
 
 
 async def pull(value: ExecutorValue) -> object:

@@ -12,7 +12,7 @@ from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.transport.peers.executor_stub import ELEMENTS, Answer, ExecutorStub
+from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES, Answer, ExecutorStub
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
@@ -23,7 +23,8 @@ _T = TypeVar("_T")
 
 def packer_for(peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packer:
     """Returns what packs one message for one of fedstack's own services."""
-    return Packer(stub.chunking.large_bytes, elements=ELEMENTS in peer.features)
+    features = peer.features
+    return Packer(stub.chunking.large_bytes, elements=ELEMENTS in features, sequences=SEQUENCES in features)
 
 
 def pack_value(

@@ -27,7 +27,7 @@ from fedstack.service.executor.limited_admission import LimitedAdmission
 from fedstack.service.executor.running_work import RunningWork
 from fedstack.service.executor.sessions import Clock, Session, SessionTable
 from fedstack.service.server.limits import ServiceLimits, exceeded
-from fedstack.transport.peers.executor_stub import ELEMENTS
+from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES
 from fedstack.transport.wire.packing import Packer
 
 _T = TypeVar("_T")
@@ -147,7 +147,8 @@ class ServiceCore:
 
     def packer(self, session: Session) -> Packer:
         """Returns what packs one message for the client of a session."""
-        return Packer(self.limits.chunking.large_bytes, elements=ELEMENTS in session.features)
+        features = session.features
+        return Packer(self.limits.chunking.large_bytes, elements=ELEMENTS in features, sequences=SEQUENCES in features)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs work for a session: under its lease, under this service's policy, until the session ends."""

@@ -8,6 +8,7 @@ import numpy as np
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.computations.types.language import SequenceType, StructType, TensorType
 from fedstack.data.client_data import batches, from_generator
+from fedstack.errors import InvalidValueError
 from fedstack.testing.computation_builder import (
     Expression,
     as_expression,
@@ -102,6 +103,57 @@ async def leaves_pick_elements_of_sequences(runner: Runner) -> None:
 
     mapped = computation(lambda x: intrinsic("federated_map", last_row, x), at_clients(rows))
     expect_same(await runner.run(mapped, [batches(np.arange(5, dtype=np.int32), 2)]), [np.int32(324)])
+
+
+def _three_passes(sequence: Any) -> Any:
+    return np.concatenate([np.zeros(0, np.int32), *(batch for _ in range(3) for batch in sequence)])
+
+
+def _second(sequence: Any) -> Any:
+    return sequence[1] if len(sequence) > 1 else np.zeros(0, np.int32)
+
+
+@promise_of_both(intrinsics=["sequence_map"])
+async def passes_over_shuffled_batches_are_counted_in_each_call(runner: Runner) -> None:
+    """Shuffled batches have a new order in each pass, counted from 0 in each call; who gets only elements refuses."""
+    rows = TensorType(np.int32, [None])
+    taken = python_computation([SequenceType(rows)], rows)(_three_passes)
+    seconds = python_computation([SequenceType(rows)], rows)(_second)
+    passed_on = identity(SequenceType(rows))
+
+    def mapped(c: Expression, *functions: Any) -> Expression:
+        for f in functions:
+            c = intrinsic("federated_map", f, c)
+        return c
+
+    negated = function(
+        lambda s: intrinsic("sequence_map", function(lambda b: intrinsic("generic_plus", b, b), rows), s),
+        SequenceType(rows),
+    )
+    everything = computation(
+        lambda c: struct(mapped(c, taken), mapped(c, passed_on, taken), mapped(c, negated, taken), mapped(c, seconds)),
+        at_clients(SequenceType(rows)),
+    )
+
+    def data(**options: Any) -> list[Any]:
+        shuffled = [
+            batches(np.arange(size, dtype=np.int32), 3, shuffle_seed=size, round=4, **options) for size in (7, 0, 3)
+        ]
+        return [*shuffled, batches(np.arange(5, dtype=np.int32), 3)]
+
+    for options in ({}, {"reshuffle": False}):
+        found = [_three_passes(sequence) for sequence in data(**options)]
+        second = [_second(list(sequence)) for sequence in data(**options)]
+        given = data(**options)
+        for sequence in given:
+            next(iter(sequence), None)  # what happens elsewhere changes nothing
+        try:
+            results = await runner.run(everything, given)
+        except InvalidValueError as error:
+            expect(not options and "give reshuffle=False" in str(error), "advice for what is refused", error)
+            continue
+        expect_same(results, (found, found, [2 * order for order in found], second))
+    expect(len(set(map(bytes, np.split(_three_passes(data()[0]), 3)))) == 3, "three orders", data()[0])
 
 
 @promise_of_both()

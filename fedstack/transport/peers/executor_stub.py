@@ -28,10 +28,11 @@ EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
 # What this release can do beyond the first one with extensions: both sides say so.
 ELEMENTS = "elements"
+SEQUENCES = "sequences"
 LOAD = "load"
 ISOLATE = "isolate"
 EVALUATE = "evaluate"
-FEATURES = (ELEMENTS, LOAD, ISOLATE, EVALUATE, WHOLE)
+FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, WHOLE)
 # Within this time a peer has an answer, or says that there will be one.
 _SOON_SECONDS = 1.0
 

@@ -4,6 +4,7 @@
 there and received where it will stay. Nothing is copied but into and out of the transport's own chunks.
 """
 
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -24,19 +25,20 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
 from fedstack.computations.values.arrays import dtype_number, write_array
-from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, column_of
 from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
-    ScalarColumn,
+    RowsColumn,
     StructColumn,
     column_from_payloads,
 )
-from fedstack.computations.values.sequences import check_re_iterable
+from fedstack.computations.values.sequences import Batching, check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import Chunking
 from fedstack.transport.wire.segments import Rows, Segment
+from fedstack.transport.wire.sequence_rows import Pieces, Together, as_columns, together, together_at_clients
 
 # Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
 LARGE_BYTES = Chunking().large_bytes
@@ -53,12 +55,14 @@ class Packer:
       large_bytes: From which size on arrays travel beside the message.
       elements: Whether the peer reads sequences as columns of their elements, which take a few arrays in place of a
         message for each element.
+      sequences: Whether it reads them as rows of all sequences together, which may make batches.
     """
 
-    def __init__(self, large_bytes: int = LARGE_BYTES, *, elements: bool = False) -> None:
+    def __init__(self, large_bytes: int = LARGE_BYTES, *, elements: bool = False, sequences: bool = False) -> None:
         self.segments: list[Segment] = []
         self._large_bytes = large_bytes
         self._elements = elements
+        self._sequences = sequences
 
     @property
     def segment_bytes(self) -> int:
@@ -92,16 +96,51 @@ class Packer:
             mismatch(type_spec, f"`{type(payload).__name__}`", path)
 
     def _sequence(self, proto: Packed, payload: Iterable[object], element: Type, path: str) -> None:
+        if self._sequences:
+            self._one_sequence(proto, as_columns(payload, element, path), element, path)
+            return
+        check_one_order(payload, path)
         if not self._elements:
             proto.sequence.SetInParent()
             for index, item in enumerate(payload):
                 self.pack(proto.sequence.member.add(), item, element, f"{path}[{index}]")
             return
-        if isinstance(payload, ColumnSequence):
-            column = payload.column
+        found = column_of(payload, element)
+        if found.batching is None:
+            column = found.column
         else:
-            column = column_from_payloads(payload if isinstance(payload, list) else list(payload), element)
+            column = column_from_payloads(list(found), element)
         self._column(proto.elements, column, element, path + ANY_ELEMENT)
+
+    def _sequences_at_clients(self, proto: Packed, column: Column, element: Type, path: str) -> None:
+        """Packs sequences as their rows, all together where these have one shape, else one by one."""
+        found = together_at_clients(column, element) if isinstance(column, SequenceColumn) else None
+        if found is None and len(column):
+            sequences = [as_columns(item, element, place_of(path, i)) for i, item in enumerate(column.items())]
+            found = together(sequences, element)
+            if found is None:
+                proto.clients.SetInParent()
+                for index, sequence in enumerate(sequences):
+                    self._one_sequence(proto.clients.member.add(), sequence, element, place_of(path, index))
+                return
+        if found is None:
+            proto.clients.SetInParent()
+        else:
+            self._together(proto, found, path)
+
+    def _one_sequence(self, proto: Packed, sequence: ColumnSequence, element: Type, path: str) -> None:
+        found = together([sequence], element)
+        if found is None:  # one message for each element
+            found = Together(sequence.column, element, [len(sequence.column)], None)
+        self._together(proto, found, path)
+
+    def _together(self, proto: Packed, found: Together, path: str) -> None:
+        message = proto.sequences
+        message.rows.extend(found.counts)
+        batchings = found.batchings or ()
+        for batching in batchings[:1] if len(set(batchings)) == 1 else batchings:
+            write_batching(message.batching.add(), batching)
+        self._column(message.row, found.rows, found.row, path + ANY_ELEMENT)
 
     def _tensor(self, proto: Packed, payload: object, tensor: TensorType, path: str) -> None:
         array = cast("NDArray[Any] | None", payload if isinstance(payload, np.ndarray) else None)
@@ -123,13 +162,11 @@ class Packer:
             proto.fields.clients = len(column)
             for index, (name, field_type) in enumerate(fields_of(cast(StructType, member))):
                 self._column(proto.fields.column.add(), column.field(index), field_type, join_path(path, name, index))
-        elif isinstance(column, ScalarColumn):
-            vector = TensorType(cast(TensorType, member).dtype, [len(column)])
-            if column.values.nbytes >= self._large_bytes:
-                self._announce(proto.rows, [len(column)], vector)
-                self.segments.append(_bytes_of(column.values, vector, path))
-            else:
-                write_array(proto.column, column.values, vector.dtype, path=path)
+        elif isinstance(member, SequenceType) and self._sequences:
+            self._sequences_at_clients(proto, column, member.element, path)
+        elif isinstance(column, (RowsColumn, Pieces)):
+            arrays = column.arrays if isinstance(column, Pieces) else [column.values]
+            self._rows(proto, arrays, column.shape, cast(TensorType, member), path)
         else:
             self._list(proto, column.items(), member, path)
 
@@ -148,8 +185,38 @@ class Packer:
             if arrays[0].nbytes:
                 self.segments.append(_rows_of(arrays, member, path))
         else:
-            rows = None if member.shape is None else (None, *member.shape)
-            write_array(proto.column, np.stack(arrays), member.dtype, rows, path=path)
+            write_array(proto.column, np.stack(arrays), member.dtype, _shape_of_rows(member), path=path)
+
+    def _rows(
+        self, proto: Packed, arrays: Sequence[NDArray[Any]], shape: Sequence[int], tensor: TensorType, path: str
+    ) -> None:
+        """Packs the rows of one array, or of several one after the other."""
+        rows = TensorType(tensor.dtype, _shape_of_rows(tensor))
+        if math.prod(shape) * tensor.dtype.itemsize < self._large_bytes or is_string(tensor):
+            whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            write_array(proto.column, whole, rows.dtype, rows.shape, path=path)
+            return
+        self._announce(proto.rows, shape, tensor)
+        filled = [array for array in arrays if array.nbytes]
+        if len({array.nbytes for array in filled}) == 1 < len(filled):
+            self.segments.append(_rows_of(filled, rows, path))
+            return
+        for is_large, some in itertools.groupby(filled, lambda array: array.nbytes >= self._large_bytes):
+            # Many small segments would take longer than to copy what is in them.
+            for array in some if is_large else [np.concatenate(list(some))]:
+                self.segments.append(_bytes_of(array, rows, path))
+
+
+def _shape_of_rows(tensor: TensorType) -> Sequence[int | None] | None:
+    return None if tensor.shape is None else (None, *tensor.shape)
+
+
+def write_batching(message: Packed.Batching, batching: Batching) -> None:
+    """Writes how rows make batches."""
+    message.size, message.drop_remainder = batching.size, batching.drop_remainder
+    if batching.seed is not None:
+        message.seed = batching.seed.to_bytes((batching.seed.bit_length() + 7) // 8, "big")
+        message.round, message.reshuffles = batching.round, batching.reshuffles
 
 
 def place_of(path: str, index: int) -> str:

@@ -15,15 +15,17 @@ from fedstack.computations.types.language import FederatedType, FunctionType, Se
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
 from fedstack.computations.values.arrays import array_from_proto, dtype_of_number
-from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, first_sizes, row_type
 from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
     ListColumn,
+    RowsColumn,
     ScalarColumn,
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.sequences import MAX_SEED_BYTES, Batching
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
@@ -58,6 +60,7 @@ class Unpacker:
         self._bytes = 0
         self._clients = clients
         self._in_sequence = False
+        self._in_batches: bool = False
         self._for_results = for_results
 
     def unpack(self, proto: Packed, type_spec: Type, path: str = "value") -> object:
@@ -84,7 +87,11 @@ class Unpacker:
             members = zip(proto.struct.member, fields)
             return tuple([self.unpack(m, t, join_path(path, n, i)) for i, (m, (n, t)) in enumerate(members)])
         if isinstance(type_spec, SequenceType) and kind == "elements":
-            return self._sequence(proto.elements, type_spec.element, path + ANY_ELEMENT)
+            return ColumnSequence(self._elements(proto.elements, type_spec.element, path + ANY_ELEMENT))
+        if isinstance(type_spec, SequenceType) and kind == "sequences":
+            if len(proto.sequences.rows) != 1:
+                raise InvalidValueError(f"Expected one sequence, found {len(proto.sequences.rows)}; at {path}")
+            return self._sequences(proto.sequences, type_spec.element, path).items()[0]
         if isinstance(type_spec, SequenceType) and kind == "sequence":
             items = enumerate(proto.sequence.member)
             return [self.unpack(item, type_spec.element, f"{path}[{index}]") for index, item in items]
@@ -92,14 +99,38 @@ class Unpacker:
             return proto.computation
         mismatch(type_spec, kind or "an empty message", path)
 
-    def _sequence(self, proto: Packed, element: Type, path: str) -> ColumnSequence:
+    def _elements(self, proto: Packed, element: Type, path: str, *, in_batches: bool = False) -> Column:
         # There may be any number of elements, whatever the number of clients.
-        outside = self._clients, self._in_sequence
-        self._clients, self._in_sequence = None, True
+        outside = self._clients, self._in_sequence, self._in_batches
+        self._clients, self._in_sequence, self._in_batches = None, True, in_batches
         try:
-            return ColumnSequence(self._column(proto, element, path))
+            return self._column(proto, element, path)
         finally:
-            self._clients, self._in_sequence = outside
+            self._clients, self._in_sequence, self._in_batches = outside
+
+    def _sequences(self, proto: Packed.Sequences, element: Type, path: str) -> SequenceColumn:
+        counts, batchings = list(proto.rows), [read_batching(message, path) for message in proto.batching]
+        if batchings and len(batchings) not in (1, len(counts)):
+            raise InvalidValueError(
+                f"Expected one batching, or one for each of {len(counts)} sequences, found {len(batchings)}; at {path}"
+            )
+        row = row_type(element) if batchings else element
+        if row is None:
+            mismatch(f"elements of {type_text(element)}", "batches of rows", path)
+        rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=bool(batchings))
+        if sum(counts) != len(rows):
+            raise InvalidValueError(f"Expected {sum(counts)} rows of sequences, found {len(rows)}; at {path}")
+        bounds = np.cumsum([0, *counts], dtype=np.int64)
+        if not batchings:
+            return SequenceColumn(rows, bounds)
+        if len(batchings) < len(counts):
+            batchings *= len(counts)
+        declared = first_sizes(element)
+        if declared and not all(batching.sizes(n) <= declared for batching, n in zip(batchings, counts)):
+            mismatch(f"batches of {type_text(element)}", "some of other sizes", path)
+        if len(declared) > 1 and len(rows):
+            mismatch(f"batches of {type_text(element)}", "one number of rows", path)
+        return SequenceColumn(rows, bounds, batchings)
 
     def _raw(self, raw: Packed.Raw, tensor: TensorType, path: str) -> NDArray[Any]:
         shape = self._checked_shape(raw, tensor.dtype, path)
@@ -144,6 +175,8 @@ class Unpacker:
         return column
 
     def _column_of(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
+        if self._in_batches and kind not in ("fields", "column", "rows"):
+            return None  # rows that are no arrays
         if kind == "same":
             clients = self._size(proto.same.clients, path, takes_bytes=False)
             return ConstantColumn(self.unpack(proto.same.member, member, path), clients)
@@ -153,13 +186,21 @@ class Unpacker:
             return column_from_payloads([self.unpack(v, member, place_of(path, i)) for i, v in values], member)
         if kind == "fields" and isinstance(member, StructType):
             return self._fields(proto.fields, member, path)
+        if kind == "sequences" and isinstance(member, SequenceType):
+            self._size(len(proto.sequences.rows), path)
+            return self._sequences(proto.sequences, member.element, path)
         if not isinstance(member, TensorType):
             return None
         if kind == "column":
             rows = array_from_proto(proto.column, member.dtype, path=path)
         elif kind == "rows":
             shape = self._checked_shape(proto.rows, member.dtype, path)
-            if self._for_results and len(shape) > 1 and math.prod(shape[1:]) * member.dtype.itemsize >= _OWN_ROW_BYTES:
+            if (
+                self._for_results
+                and not self._in_batches
+                and len(shape) > 1
+                and math.prod(shape[1:]) * member.dtype.itemsize >= _OWN_ROW_BYTES
+            ):
                 return self._own_rows(shape, member, path)
             rows = self._buffer(shape, member.dtype, path)
         else:
@@ -181,8 +222,12 @@ class Unpacker:
 
     def _rows(self, rows: NDArray[Any], member: TensorType, path: str) -> Column:
         clients = self._checked_rows(rows.shape, member, path)
+        if self._in_batches:
+            return RowsColumn(rows)
         if rows.ndim > 1 and clients and not rows.size:
             return ConstantColumn(rows[0], clients)  # a few bytes may say so of millions of clients
+        if rows.ndim > 1 and self._in_sequence and not is_string(member):
+            return RowsColumn(rows)
         if rows.ndim > 1:
             return ListColumn([rows[client] for client in range(clients)])
         if not is_string(member):
@@ -237,3 +282,18 @@ class Unpacker:
                 array.byteswap(inplace=True)
         self._arrays.clear()
         self.buffers.clear()
+
+
+def read_batching(message: Packed.Batching, path: str) -> Batching:
+    """Returns how rows make batches.
+
+    Raises:
+      InvalidValueError: If they make none.
+    """
+    if message.size < 1 or len(message.seed) > MAX_SEED_BYTES:
+        raise InvalidValueError(
+            f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {message.size} "
+            f"rows and {len(message.seed)} bytes; at {path}"
+        )
+    seed = int.from_bytes(message.seed, "big") if message.HasField("seed") else None
+    return Batching(message.size, message.drop_remainder, seed, message.round, seed is not None and message.reshuffles)

@@ -11,6 +11,7 @@ import pytest
 from federated_language.common_libs.structure import Struct
 
 import fedstack
+from fedstack.computations.values.column_sequence import SequenceColumn
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
 from fedstack.computations.values.records import record_class
@@ -437,7 +438,7 @@ def test_a_sequence_that_does_not_fit_is_refused(value, message):
 
 def test_elements_of_a_sequence_are_matched_by_name():
     payload = normalize([{"a": 1.5, "b": 2}, (3, 4.5)], fl.SequenceType(PAIR))
-    assert payload == [(2, 1.5), (3, 4.5)]
+    assert list(payload) == [(2, 1.5), (3, 4.5)]
 
 
 def test_a_stream_is_read_when_somebody_reads_it_and_each_time_anew():
@@ -524,7 +525,7 @@ def test_a_stream_that_asks_for_another_attempt_gets_it():
         ([(), ()], fl.StructType([]), StructColumn),
         ([], INT, ScalarColumn),
         ([], PAIR, StructColumn),
-        ([], SEQUENCE, ListColumn),
+        ([], SEQUENCE, SequenceColumn),
     ],
 )
 def test_client_values_become_one_column_with_one_payload_per_client(values, member, kind):
@@ -738,7 +739,6 @@ def test_all_batches_come_in_order_however_many_there_are(rows, drop_remainder):
     ],
 )
 def test_batches_that_do_not_fit_are_refused_with_their_place(arrays, element, message):
-    payload = normalize(fedstack.batches(arrays, 3), fl.SequenceType(element), "value")
     with pytest.raises(TypeMismatchError) as caught:
-        list(payload)
+        normalize(fedstack.batches(arrays, 3), fl.SequenceType(element), "value")
     assert message in str(caught.value)

@@ -108,6 +108,11 @@ def typed(draw):
     return type_spec, draw(payloads(type_spec, clients)), clients
 
 
+# How sequences travel to peers of each age.
+OLDEST, OLDER, NEWEST = {}, {"elements": True}, {"elements": True, "sequences": True}
+forms = st.sampled_from([OLDEST, OLDER, NEWEST])
+
+
 def send(
     payload,
     type_spec,
@@ -117,10 +122,10 @@ def send(
     chunk_bytes=5000,
     places=(),
     for_results=False,
-    elements=False,
+    form=OLDEST,
 ):
     """Packs a payload, sends it over a stream that is cut anywhere, and returns what comes out."""
-    packer, message = Packer(elements=elements), Packed()
+    packer, message = Packer(**form), Packed()
     packer.pack(message, payload, type_spec)
     unpacker = Unpacker(max_bytes=max_bytes, clients=clients, for_results=for_results)
     received = unpacker.unpack(Packed.FromString(message.SerializeToString()), type_spec)
@@ -178,8 +183,8 @@ def arrays_in(payload):
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans(), st.booleans())
-def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results, elements):
+@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans(), forms)
+def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results, form):
     type_spec, payload, clients = typed
     received = send(
         payload,
@@ -188,17 +193,17 @@ def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk
         chunk_bytes=chunk_bytes,
         places=places,
         for_results=for_results,
-        elements=elements,
+        form=form,
     )
     assert_same(received, payload, type_spec)
     assert not any(array.flags.writeable for array in arrays_in(received))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), st.booleans())
-def test_a_payload_of_any_type_fits_into_one_message(typed, elements):
+@given(typed(), forms)
+def test_a_payload_of_any_type_fits_into_one_message(typed, form):
     type_spec, payload, clients = typed
-    packer, message = Packer(large_bytes=PLENTY, elements=elements), Packed()
+    packer, message = Packer(large_bytes=PLENTY, **form), Packed()
     packer.pack(message, payload, type_spec)
     assert not packer.segments
     unpacker = Unpacker(max_bytes=0, clients=clients)
@@ -210,8 +215,8 @@ def at_clients(member):
     return fl.FederatedType(member, fl.CLIENTS)
 
 
-def packed(payload, type_spec):
-    packer, message = Packer(), Packed()
+def packed(payload, type_spec, **form):
+    packer, message = Packer(**form), Packed()
     packer.pack(message, payload, type_spec)
     return packer, message
 
@@ -502,10 +507,10 @@ edits = st.lists(
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), edits)
-def test_mutated_bytes_are_unpacked_or_refused(typed, edits):
+@given(typed(), edits, forms)
+def test_mutated_bytes_are_unpacked_or_refused(typed, edits, form):
     type_spec, payload, clients = typed
-    packer, message = packed(payload, type_spec)
+    packer, message = packed(payload, type_spec, **form)
     raw = bytearray(message.SerializeToString())
     for what, where, byte in edits:
         start = int(where * len(raw))
@@ -533,7 +538,7 @@ def test_a_sequence_of_structs_takes_a_few_arrays_whatever_its_length():
     packer.pack(message, payload, pairs)
     assert message.ByteSize() < 200
     assert packer.segment_bytes == 800_000
-    assert_same(send(payload, pairs, elements=True), payload, pairs)
+    assert_same(send(payload, pairs, form=OLDER), payload, pairs)
 
 
 def test_a_peer_of_an_older_release_gets_a_message_for_each_element():
@@ -552,9 +557,10 @@ def test_the_number_of_elements_that_take_no_bytes_is_bounded(kind):
         Unpacker(max_bytes=PLENTY).unpack(message, fl.SequenceType(member))
 
 
-def test_elements_are_not_counted_as_clients():
+@pytest.mark.parametrize("form", [OLDEST, OLDER, NEWEST])
+def test_elements_are_not_counted_as_clients(form):
     sequences = fl.FederatedType(fl.SequenceType(INT), fl.CLIENTS)
     payload = [[np.int32(i) for i in range(size)] for size in (5, 0)]
-    assert_same(send(payload, sequences, clients=2, elements=True), payload, sequences)
+    assert_same(send(payload, sequences, clients=2, form=form), payload, sequences)
     with pytest.raises(CardinalityError):
-        send(payload, sequences, clients=5, elements=True)
+        send(payload, sequences, clients=5, form=form)

@@ -1,0 +1,172 @@
+"""Puts the rows of several sequences together, so that they travel as one array for each tensor of an element.
+
+Nothing is copied here: what lies in several arrays is `Pieces` of one.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_string
+from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, column_of, row_type
+from fedstack.computations.values.columns import Column, ListColumn, Payload, RowsColumn, StructColumn
+from fedstack.computations.values.sequences import Batching, check_one_order
+from fedstack.computations.values.values import SequenceView
+
+
+class Pieces(Column):
+    """Rows of one shape that lie in several arrays, one after the other.
+
+    Attributes:
+      arrays: The arrays, of shape [rows, ...] each; one at least.
+    """
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self.arrays = arrays
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all of them together."""
+        return (sum(map(len, self.arrays)), *self.arrays[0].shape[1:])
+
+    def __len__(self) -> int:
+        return sum(map(len, self.arrays))
+
+    def items(self) -> Sequence[Payload]:
+        return [row for array in self.arrays for row in array]
+
+    def slice(self, start: int, stop: int) -> Column:
+        return ListColumn(self.items()[start:stop])
+
+    def field(self, index: int) -> Column:
+        raise TypeError("Expected a column of structs, found one of scalars or arrays")
+
+
+def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
+    """Returns a sequence as columns.
+
+    Raises:
+      InvalidValueError: If only its elements can travel and their order differs from pass to pass.
+    """
+    if isinstance(sequence, ColumnSequence):
+        return sequence
+    if isinstance(sequence, SequenceView) and (batches := sequence.as_rows()) is not None:
+        return batches
+    check_one_order(sequence, path)
+    return column_of(cast("Sequence[object]", sequence), element)
+
+
+@attrs.frozen
+class Together:
+    """The rows of several sequences as one column.
+
+    Attributes:
+      rows: The rows of one sequence after the other.
+      row: Their type.
+      counts: How many each sequence has.
+      batchings: How the rows of each make its elements; `None` where rows are elements.
+    """
+
+    rows: Column
+    row: Type
+    counts: Sequence[int]
+    batchings: Sequence[Batching] | None
+
+
+def together_at_clients(column: SequenceColumn, element: Type) -> Together | None:
+    """Does what `together` does for sequences whose rows are in one column already."""
+    row = element if column.batchings is None else row_type(element)
+    bounds = column.bounds
+    rows = None if row is None else _joined([column.rows.slice(int(bounds[0]), int(bounds[-1]))], row)
+    return None if rows is None or row is None else Together(rows, row, np.diff(bounds).tolist(), column.batchings)
+
+
+def together(sequences: Sequence[ColumnSequence], element: Type) -> Together | None:
+    """Returns the rows of sequences as one column; `None` if their shapes differ.
+
+    Where arrays differ in their first dimension, at the end of a sequence only, they become batches.
+
+    Args:
+      sequences: The sequences; one at least.
+      element: The type of their elements.
+    """
+    columns = [sequence.column for sequence in sequences]
+    batchings = [sequence.batching for sequence in sequences if sequence.batching is not None]
+    if not batchings:
+        rows = _joined(columns, element)
+        if rows is not None:
+            return Together(rows, element, list(map(len, columns)), None)
+        found = [batched for column in columns if (batched := _batched(column)) is not None]
+        columns, batchings = [rows for rows, _ in found], [batching for _, batching in found]
+    elif len(batchings) < len(sequences):
+        # What is empty may be said to have any batches.
+        one = batchings[0]
+        batchings = [s.batching or one for s in sequences if s.batching is not None or not len(s.column)]
+    row = row_type(element)
+    if row is None or len(batchings) < len(sequences):
+        return None
+    rows = _joined(columns, row)
+    return None if rows is None else Together(rows, row, list(map(len, columns)), batchings)
+
+
+def _joined(columns: Sequence[Column], member: Type) -> Column | None:
+    """Returns the column of the rows of all columns; `None` if they are arrays of several shapes."""
+    filled = [column for column in columns if len(column)] or columns[:1]
+    if isinstance(member, StructType) and all(isinstance(column, StructColumn) for column in filled):
+        types = [t for _, t in fields_of(member)]
+        fields = [_joined([column.field(index) for column in filled], t) for index, t in enumerate(types)]
+        return None if None in fields else StructColumn(tuple(cast("list[Column]", fields)), sum(map(len, filled)))
+    if len(filled) == 1 and not isinstance(filled[0], ListColumn):
+        return filled[0]
+    if any(isinstance(column, (RowsColumn, Pieces)) for column in filled):
+        arrays = [array for column in filled for array in _arrays_of(column)]
+        return Pieces(arrays) if len({array.shape[1:] for array in arrays}) == 1 else None
+    items = [item for column in filled for item in column.items()]
+    if not _are_arrays(items) or (isinstance(member, TensorType) and is_string(member)):
+        return ListColumn(items)
+    shapes = {cast(np.ndarray, item).shape for item in items}
+    return ListColumn(items) if len(shapes) < 2 else None
+
+
+def _arrays_of(column: Column) -> Sequence[np.ndarray]:
+    """Returns arrays with the rows of a column of tensors."""
+    if isinstance(column, Pieces):
+        return column.arrays
+    if isinstance(column, RowsColumn):
+        return [column.values]
+    return [np.asarray(cast(np.ndarray, item))[None] for item in column.items()]
+
+
+def _batched(column: Column) -> tuple[Column, Batching] | None:
+    """Returns elements as the rows of batches; `None` if they are none, as where one inside of them is smaller."""
+    if not len(column):
+        return column, Batching(1)
+    if isinstance(column, StructColumn):
+        found = [_batched(field) for field in column.fields]
+        fields = [field for field in found if field is not None]
+        if len({(len(rows), batching) for rows, batching in fields}) != 1 or len(fields) < len(found):
+            return None
+        rows, batching = fields[0]
+        return StructColumn(tuple(field for field, _ in fields), len(rows)), batching
+    if isinstance(column, RowsColumn) and column.values.ndim > 1 and len(column.values[0]):
+        values = column.values
+        return RowsColumn(values.reshape(-1, *values.shape[2:])), Batching(values.shape[1])
+    items = column.items()
+    if not _are_arrays(items):
+        return None
+    arrays = cast("Sequence[np.ndarray]", items)
+    if not all(array.ndim and len(array) for array in arrays):
+        return None
+    size, tail = len(arrays[0]), arrays[0].shape[1:]
+    if any(array.shape[1:] != tail for array in arrays) or any(len(array) != size for array in arrays[:-1]):
+        return None
+    return (Pieces(arrays), Batching(size)) if len(arrays[-1]) <= size else None
+
+
+def _are_arrays(items: Sequence[object]) -> bool:
+    return all(isinstance(item, np.ndarray) for item in items)
