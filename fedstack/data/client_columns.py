@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,21 +11,6 @@ from fedstack.computations.values.tensor_values import check_nothing_missing
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 _SEQUENCES = (list, tuple, deque)
-
-
-@runtime_checkable
-class DataFrameLike(Protocol):
-    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
-
-    @property
-    def columns(self) -> Iterable[Any]: ...
-
-    def __getitem__(self, name: Any, /) -> Any: ...
-
-
-def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
-    """Tells whether a value is a table with named columns, and no array whose fields NumPy shows as attributes."""
-    return isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
 
 
 def check_named_once(names: Sequence[Any], wanted: Iterable[Any], path: str) -> None:

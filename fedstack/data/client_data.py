@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
-from fedstack.data.client_columns import check_named_once, column_array, is_data_frame
+from fedstack.computations.values.tensor_values import is_data_frame
+from fedstack.data.client_columns import check_named_once, column_array
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")

@@ -7,12 +7,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.values.tensor_values import DataFrameLike, is_data_frame
 from fedstack.data.client_columns import (
-    DataFrameLike,
     check_named_once,
     check_unmasked,
     column_array,
-    is_data_frame,
 )
 from fedstack.errors import InvalidValueError, TypeMismatchError
 

@@ -4,10 +4,11 @@ import federated_language as fl
 import numpy as np
 import pytest
 
+from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.computations.values.values import normalize
 from fedstack.data.client_data import batches
 from fedstack.data.client_tables import by_client
-from fedstack.errors import InvalidValueError
+from fedstack.errors import InvalidValueError, TypeMismatchError
 
 WIDE = 2**53 + 1  # the first integer that float64 has not
 
@@ -154,3 +155,33 @@ def test_nan_in_a_column_of_numpys_own_floats_is_a_float_like_any_other():
     assert np.isnan(by_client(frame, "who")[1]["x"]).tolist() == [False, True]
     (batch,) = batches(frame, 2)
     assert np.isnan(batch["x"]).tolist() == [False, True]
+
+
+STRUCT = fl.to_type({"id": (np.int64, [None]), "x": (np.float32, [None])})
+
+
+@pytest.mark.parametrize(
+    ("value", "type_spec", "message"),
+    [
+        (
+            [FRAME],
+            fl.FederatedType(STRUCT, fl.CLIENTS),
+            "found a Frame with the columns ['who', 'id', 'x']; at arg[client 0]; give {c: df[c].to_numpy() for c in "
+            "df}, or all clients' rows at once: fedstack.by_client(df, id)",
+        ),
+        (
+            FRAME,
+            fl.FederatedType(STRUCT, fl.CLIENTS),
+            "at arg; give list(fedstack.by_client(df, id).values()), with the column that says whose row it is",
+        ),
+        (
+            [FRAME],
+            fl.FederatedType(fl.SequenceType(STRUCT), fl.CLIENTS),
+            "at arg[client 0]; give fedstack.batches(df, batch_size)",
+        ),
+    ],
+)
+def test_a_data_frame_in_place_of_what_is_made_of_it_is_refused_without_being_shown(value, type_spec, message):
+    with pytest.raises(TypeMismatchError) as caught:
+        normalize_argument(value, type_spec)
+    assert message in str(caught.value)

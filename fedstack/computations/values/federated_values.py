@@ -30,16 +30,17 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
-from fedstack.computations.values.records import Record
+from fedstack.computations.values.records import Record, split_struct
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
     all_read_only,
     describe,
+    is_data_frame,
     kind_of_dtype,
     mismatch,
     normalize_tensor,
 )
-from fedstack.computations.values.values import normalize, normalize_sequence, split_struct
+from fedstack.computations.values.values import normalize, normalize_sequence
 from fedstack.errors import CardinalityError
 
 Where = Callable[[int], str]
@@ -134,6 +135,8 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 def _client_hint(value: object) -> str:
     if isinstance(value, Mapping):
         return "give list(mapping.values()), in the order of clients that you want"
+    if is_data_frame(value):
+        return "give list(fedstack.by_client(df, id).values()), with the column that says whose row it is"
     if hasattr(value, "__array__"):
         return "give list(array): one value per client"
     return "put the clients' values into a list"

@@ -1,8 +1,8 @@
-"""Defines the struct values that leaf functions see: tuples and dictionaries with access by attribute and by key.
+"""Defines the struct values that leaf functions see, and takes apart those that users give.
 
 A struct without a Python container of its own arrives as a `Record`; one annotated as a dictionary arrives as a
 dictionary that also answers to attributes, one annotated as a named tuple as that, with access by key. All can be
-passed on with `**`.
+passed on with `**`. Users may give any of these, and instances of their classes.
 
 Where a field has the name of a method, it is reached by key: of a dictionary those are all its methods, of a record
 `keys`, `values` and `items`. A named tuple, whose fields come before methods, cannot be passed on with `**` if one is
@@ -12,10 +12,17 @@ called `keys`.
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar, SupportsIndex, cast, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from typing import Any, ClassVar, SupportsIndex, TypeGuard, cast, overload
+
+import attrs
 
 from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.types.language import Struct, StructType, struct_elements
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.tensor_values import describe, is_data_frame, mismatch
 
 # The class whose methods the type checker knows; the same object as `tuple`.
 _Tuple: type[tuple[object, ...]] = tuple
@@ -197,3 +204,77 @@ def _attribute_of(mapping: Mapping[str, object], name: str) -> object:
         return mapping[name]
     except KeyError:
         raise AttributeError(f"Expected one of {list(mapping)}, found {name!r}") from None
+
+
+def _is_tuple(value: object) -> TypeGuard[tuple[object, ...]]:
+    return isinstance(value, tuple)
+
+
+def split_struct(value: object, struct: StructType, path: str) -> Sequence[object]:
+    """Returns the members of a struct-like value in the type's order.
+
+    Raises:
+      TypeMismatchError: If `value` is no struct, or has missing or extra members.
+    """
+    fields = fields_of(struct)
+    if isinstance(value, Record):
+        if value.__names__ == tuple(name for name, _ in fields):
+            return tuple(value)
+        return _split_pairs(list(zip(value.__names__, tuple(value))), struct, path)
+    if isinstance(value, Mapping):
+        return _split_named(cast("Mapping[str, object]", value), struct, path)
+    if isinstance(value, Struct):
+        return _split_pairs(struct_elements(value), struct, path)
+    if _is_tuple(value) and hasattr(value, "_asdict"):
+        return _split_pairs(list(cast(Any, value)._asdict().items()), struct, path)
+    if attrs.has(type(value)):
+        names = [field.name for field in attrs.fields(type(value))]
+        return _split_pairs([(name, getattr(value, name)) for name in names], struct, path)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _split_pairs(
+            [(field.name, getattr(value, field.name)) for field in dataclass_fields(value)], struct, path
+        )
+    if isinstance(value, (list, tuple)):
+        members = cast("Sequence[object]", value)
+        if len(members) != len(fields):
+            # What was meant as a list of clients: `federated_computation` takes types as they are.
+            one = len(fields) == 1 and fields[0][0] is None
+            advice = "a type in a list, [type], declares a struct with one member; write it without the list"
+            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path, advice if one else "")
+        return members
+    advice = "give a dictionary, a tuple or a list"
+    if is_data_frame(value):
+        advice = "give {c: df[c].to_numpy() for c in df}, or all clients' rows at once: fedstack.by_client(df, id)"
+    return mismatch(struct, describe(value), path, advice)
+
+
+def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType, path: str) -> Sequence[object]:
+    """Matches (name, value) pairs: by name where the type has names and they are given, else by position."""
+    names = [name for name, _ in pairs]
+    declared = [name for name, _ in fields_of(struct)]
+    if names == declared or all(name is None for name in names) or all(name is None for name in declared):
+        if len(names) != len(declared):
+            mismatch(f"{len(declared)} members of {struct}", f"{len(names)}", path)
+        return [value for _, value in pairs]
+    if len(set(names)) == len(names) and None not in names:
+        return _split_named(cast("dict[str, object]", dict(pairs)), struct, path)
+    if len(names) == len(declared) and all(name is None or name == wanted for name, wanted in zip(names, declared)):
+        return [value for _, value in pairs]
+    return mismatch(f"the members {declared}", f"{names}", path)
+
+
+def _split_named(value: Mapping[str, object], struct: StructType, path: str) -> Sequence[object]:
+    declared = [name for name, _ in fields_of(struct)]
+    if None in declared:
+        mismatch(struct, f"a mapping with the names {list(value)}", path, "give a tuple: the type has no names")
+    missing = [name for name in declared if name not in value]
+    if missing or len(value) != len(declared):
+        extra = [name for name in value if name not in declared]
+        found = "; ".join([f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra))
+        mismatch(f"the names {names_of(declared)} of {struct}", found, path)
+    return [value[cast(str, name)] for name in declared]
+
+
+def names_of(names: Sequence[object]) -> str:
+    """Lists names for a message."""
+    return ", ".join(repr(name) for name in names) or "none"

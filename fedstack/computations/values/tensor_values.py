@@ -6,9 +6,9 @@ Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; st
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 
@@ -131,8 +131,25 @@ def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
     return found
 
 
+@runtime_checkable
+class DataFrameLike(Protocol):
+    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
+
+    @property
+    def columns(self) -> Iterable[Any]: ...
+
+    def __getitem__(self, name: Any, /) -> Any: ...
+
+
+def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
+    """Tells whether a value is a table with named columns, and no array whose fields NumPy shows as attributes."""
+    return isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
+
+
 def describe(value: object) -> str:
     """Names a value by its type and, where short, its content."""
+    if is_data_frame(value):
+        return f"a {type(value).__name__} with the columns {shorten(list(value.columns))}"
     if isinstance(value, np.ndarray):
         array = cast(np.ndarray, value)
         return f"an array {array.dtype}{list(array.shape)}"
@@ -154,8 +171,13 @@ def _advice(value: object) -> str:
 
 def _check_shape(shape: tuple[int, ...], tensor: TensorType, path: str) -> None:
     declared = tensor.shape
-    if declared is not None and not shape_fits(shape, declared):
-        mismatch(f"shape {_show_shape(declared)} of {tensor}", f"shape {_show_shape(shape)}", path)
+    if declared is None or shape_fits(shape, declared):
+        return
+    advice = ""
+    if shape and shape_fits(shape[1:], declared):
+        kind = "str" if is_string(tensor) else tensor.dtype.name
+        advice = f"declare ({kind}, {[None, *declared]}) for batches"
+    mismatch(f"shape {_show_shape(declared)} of {tensor}", f"shape {_show_shape(shape)}", path, advice)
 
 
 def _show_shape(shape: Sequence[int | None]) -> str:

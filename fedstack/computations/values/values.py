@@ -11,33 +11,29 @@ Federated values are built out of these in `federated_values`.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
-import attrs
 import numpy as np
 
 from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import (
     RetryableError,
     SequenceType,
-    Struct,
     StructType,
     TensorType,
     Type,
-    struct_elements,
 )
 from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path, shape_fits
 from fedstack.computations.values.column_sequence import ColumnSequence, ShownSequence, column_of
 from fedstack.computations.values.columns import Column, Payload, RowsColumn, ScalarColumn, StructColumn
-from fedstack.computations.values.records import Record
+from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator, HasPasses, in_pass, reshuffles
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
     describe,
+    is_data_frame,
     mismatch,
     normalize_tensor,
     read_only,
@@ -70,77 +66,6 @@ def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTenso
     if isinstance(type_spec, SequenceType):
         return normalize_sequence(value, type_spec, path, read)
     return mismatch(type_spec, describe(value), path, "only values can be passed, not functions or placements")
-
-
-def _is_tuple(value: object) -> TypeGuard[tuple[object, ...]]:
-    return isinstance(value, tuple)
-
-
-def split_struct(value: object, struct: StructType, path: str) -> Sequence[object]:
-    """Returns the members of a struct-like value in the type's order.
-
-    Raises:
-      TypeMismatchError: If `value` is no struct, or has missing or extra members.
-    """
-    fields = fields_of(struct)
-    if isinstance(value, Record):
-        if value.__names__ == tuple(name for name, _ in fields):
-            return tuple(value)
-        return _split_pairs(list(zip(value.__names__, tuple(value))), struct, path)
-    if isinstance(value, Mapping):
-        return _split_named(cast("Mapping[str, object]", value), struct, path)
-    if isinstance(value, Struct):
-        return _split_pairs(struct_elements(value), struct, path)
-    if _is_tuple(value) and hasattr(value, "_asdict"):
-        return _split_pairs(list(cast(Any, value)._asdict().items()), struct, path)
-    if attrs.has(type(value)):
-        names = [field.name for field in attrs.fields(type(value))]
-        return _split_pairs([(name, getattr(value, name)) for name in names], struct, path)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _split_pairs(
-            [(field.name, getattr(value, field.name)) for field in dataclass_fields(value)], struct, path
-        )
-    if isinstance(value, (list, tuple)):
-        members = cast("Sequence[object]", value)
-        if len(members) != len(fields):
-            # What was meant as a list of clients: `federated_computation` takes types as they are.
-            one = len(fields) == 1 and fields[0][0] is None
-            advice = "a type in a list, [type], declares a struct with one member; write it without the list"
-            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path, advice if one else "")
-        return members
-    return mismatch(struct, describe(value), path, "give a dictionary, a tuple or a list")
-
-
-def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType, path: str) -> Sequence[object]:
-    """Matches (name, value) pairs: by name where the type has names and they are given, else by position."""
-    names = [name for name, _ in pairs]
-    declared = [name for name, _ in fields_of(struct)]
-    if names == declared or all(name is None for name in names) or all(name is None for name in declared):
-        if len(names) != len(declared):
-            mismatch(f"{len(declared)} members of {struct}", f"{len(names)}", path)
-        return [value for _, value in pairs]
-    if len(set(names)) == len(names) and None not in names:
-        return _split_named(cast("dict[str, object]", dict(pairs)), struct, path)
-    if len(names) == len(declared) and all(name is None or name == wanted for name, wanted in zip(names, declared)):
-        return [value for _, value in pairs]
-    return mismatch(f"the members {declared}", f"{names}", path)
-
-
-def _split_named(value: Mapping[str, object], struct: StructType, path: str) -> Sequence[object]:
-    declared = [name for name, _ in fields_of(struct)]
-    if None in declared:
-        mismatch(struct, f"a mapping with the names {list(value)}", path, "give a tuple: the type has no names")
-    missing = [name for name in declared if name not in value]
-    if missing or len(value) != len(declared):
-        extra = [name for name in value if name not in declared]
-        found = "; ".join([f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra))
-        mismatch(f"the names {names_of(declared)} of {struct}", found, path)
-    return [value[cast(str, name)] for name in declared]
-
-
-def names_of(names: Sequence[object]) -> str:
-    """Lists names for a message."""
-    return ", ".join(repr(name) for name in names) or "none"
 
 
 class SequenceView(HasPasses):
@@ -345,6 +270,8 @@ def normalize_sequence(
     Raises:
       TypeMismatchError: If `value` cannot be iterated over again and again, or an element does not fit.
     """
+    if is_data_frame(value):  # which iterates over its names
+        mismatch(sequence, describe(value), path, "give fedstack.batches(df, batch_size)")
     if not _is_iterable(value):
         mismatch(f"a re-iterable of {sequence.element}", describe(value), path, "give a list of elements")
     source = value

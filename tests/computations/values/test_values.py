@@ -698,6 +698,16 @@ def test_the_quick_reader_gives_the_same_payload_or_none(value, type_spec):
                 assert not found.flags.writeable
 
 
+@pytest.mark.parametrize("value", [fedstack.batches(np.zeros((4, 3), np.float32), 1), [np.zeros((1, 3), np.float32)]])
+def test_the_advice_for_batches_in_place_of_rows_is_to_declare_batches(value):
+    with pytest.raises(TypeMismatchError) as caught:
+        normalize_argument([value], clients(fl.SequenceType(vector(np.float32, 3))))
+    assert str(caught.value) == (
+        "Expected shape [3] of float32[3], found shape [1,3]; at arg[client 0][0]; declare (float32, [None, 3]) for "
+        "batches"
+    )
+
+
 BATCH = fl.StructType([("y", vector(np.int32, None)), ("x", vector(np.float32, None, 2))])
 
 
