@@ -10,6 +10,8 @@ from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel
 from fedstack.computations.plan.program import CompositeOperation, IntrinsicSource, Linking, Operation, Program
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.columns import Column, RowsColumn, StructColumn
 from fedstack.computations.values.sequences import HasPasses, in_pass, reshuffles
 from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import TypeMismatchError
@@ -19,6 +21,8 @@ from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.folds.fold_states import zero_of
 
+# How much is added at a time, where additions are small.
+_SCRATCH_BYTES = 16 << 10
 _SEQUENCES = Linking("sequence intrinsics")
 
 
@@ -109,7 +113,12 @@ class SequenceSum(SequenceOperation):
     def run(self, arguments: Sequence[object], captures: Sequence[object], client: int | None) -> object:
         tensors = [(path, tensor) for path, tensor in tensor_leaves(self.result)]
         totals: list[np.ndarray] | None = None
+        elements = arguments[0]
         with np.errstate(all="ignore"):
+            if isinstance(elements, ColumnSequence) and elements.batching is None and len(elements):
+                arrays = _arrays_of(elements.column)
+                if arrays is not None:
+                    return unflatten(iter([added_rows(array) for array in arrays]), self.result)
             for element in cast("Iterable[object]", arguments[0]):
                 leaves = [cast(np.ndarray, leaf) for leaf in flatten(element, self.result)]
                 if totals is None:
@@ -126,6 +135,31 @@ class SequenceSum(SequenceOperation):
         if totals is None:
             return unflatten(iter([zero_of(tensor) for _, tensor in tensors]), self.result)
         return unflatten(iter([t[()] if t.ndim == 0 else read_only(t) for t in totals]), self.result)
+
+
+def _arrays_of(column: Column) -> list[np.ndarray] | None:
+    """Returns the arrays of a column of elements, a row for each; `None` if they are not in arrays."""
+    if isinstance(column, RowsColumn):
+        return [column.values]
+    if not isinstance(column, StructColumn):
+        return None
+    found = [_arrays_of(field) for field in column.fields]
+    return None if None in found else [array for arrays in found for array in arrays or ()]
+
+
+def added_rows(rows: np.ndarray) -> object:
+    """Adds the rows of an array in their order, with the bits of one addition after the other."""
+    step = _SCRATCH_BYTES // max(1, rows[0].nbytes)
+    total = rows[:1]
+    if step < 2:
+        total = total.copy()
+        for row in rows[1:]:
+            np.add(total[0], row, out=total[0])
+    else:
+        for first in range(1, len(rows), step):
+            some = np.concatenate([total, rows[first : first + step]])
+            total = np.add.accumulate(some, axis=0, dtype=rows.dtype)[-1:]
+    return total[0] if rows.ndim == 1 else read_only(total[0].copy())
 
 
 _OPERATIONS: dict[str, type[SequenceOperation]] = {

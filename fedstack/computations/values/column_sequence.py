@@ -29,7 +29,7 @@ from fedstack.computations.values.sequences import AHEAD, Batching, HasPasses, r
 # How many elements are made at a time. They are garbage soon, so memory does not grow with the sequence.
 _AT_ONCE = 1024
 # How many elements become a column at a time: what that takes besides is garbage before the next ones come.
-PACKED_AT_ONCE = 1 << 16
+PACKED_AT_ONCE = 1 << 13
 # A view of an array takes more memory than an array of this size.
 _SMALL_BYTES = 512
 
