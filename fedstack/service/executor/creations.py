@@ -83,15 +83,15 @@ class Creations:
         weight = size if value.value.WhichOneof("kind") in _ARRAYS else PIECES_WEIGHT * size
         clients = known_clients_of(session.executor)
         payload, type_spec, unpacker = await sized(weight, lambda: self._unpacked(value, clients))
-        if received is not None:
+        if not unpacker.buffers:
+            unpacker.finish()
+        elif received is None:
+            raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
+        else:
             size += sum(map(len, unpacker.buffers))
             self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
             session.check_room(size)
             await received.fill_next(unpacker)
-        elif unpacker.buffers:
-            raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
-        else:
-            unpacker.finish()
         return payload, type_spec, size
 
     def _unpacked(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type, Unpacker]:

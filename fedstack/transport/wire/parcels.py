@@ -7,6 +7,7 @@ asked for its next answer; a transport keeps no reference to it after that. A bu
 to while `read_into` runs, and not after that has returned or raised.
 """
 
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -102,8 +103,8 @@ class Incoming:
                 return piece.content
             if isinstance(piece, Parcel):
                 self.is_here = True
-                self._pieces = _Here(pieces_of(piece))
-                return await self.header()
+                self._pieces = _Here(itertools.islice(pieces_of(piece), 1, None) if piece.segments else ())
+                return piece.header
             self._take_heartbeat(piece)
         raise InvalidValueError("Expected a header and then data, found a stream that ended without one")
 
