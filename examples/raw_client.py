@@ -1,7 +1,6 @@
-"""Speaks to a worker with nothing but gRPC and the messages: the mean of some numbers, one at each client.
+"""Speaks to a worker with nothing but gRPC and the messages, as docs/wire.md explains: the mean of some numbers.
 
-docs/wire.md explains each message. Where fedstack is installed, `RemoteExecutor.connect(address)` does all of this. Run
-it: fedstack serve, and in another terminal: python examples/raw_client.py
+fedstack's `RemoteExecutor.connect` does it too. Run `fedstack serve`, and in another terminal this file.
 """
 
 import argparse
