@@ -66,7 +66,8 @@ class _Lines:
 
 
 def _place(host: str) -> str:
-    return host.rstrip(":") or "an unknown peer"  # of a Unix socket there is the kind only
+    kind = host.rstrip(":")
+    return "a Unix socket" if kind == "unix" else kind or "an unknown peer"
 
 
 def _more(before: int) -> str:

@@ -141,7 +141,7 @@ def test_what_was_not_logged_of_refusals_is_counted_in_the_next_line(caplog: pyt
         "Refused a call from ipv6:[::1], which brought no token",
         "Refused a call from ipv4:10.0.0.1, which brought a token that is none of this server's",
         "Refused a call from ipv6:[::1], which brought no token (4 more since the last line)",
-        "Refused a call from unix:, which brought no token",
+        "Refused a call from a Unix socket, which brought no token",
     ]
 
 
