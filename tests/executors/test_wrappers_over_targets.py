@@ -27,6 +27,9 @@ from fedstack.executors import (
 from fedstack.testing import ExecutorRow, FaultInjectingExecutor, FaultPlan, RaisingExecutor, TracingExecutor
 from fedstack.testing import executor_rows as rows_of_suite
 
+# Thousands of cases; what differs between versions of Python is in the rows over single executors.
+pytestmark = pytest.mark.slow
+
 
 class ForeignValue(fl.framework.ExecutorValue):
     def __init__(self, executor, target):

@@ -34,7 +34,7 @@ def compute_for_ever(lifeline: socket.socket, target: str, port: int) -> None:
 
     async def work() -> None:
         executor = await open_executor(target)
-        held: list[Any] = [await executor.create_value(np.ones(100_000, np.float32), FLOATS) for _ in range(5)]
+        held: list[Any] = [await executor.create_value(np.ones(500_000, np.float32), FLOATS) for _ in range(5)]
         function = await executor.create_value(visit)
         pair = fl.StructType([np.int32, np.float32])
         held.append(await executor.create_value((port, 1.0), pair))

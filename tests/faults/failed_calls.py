@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import federated_language as fl
@@ -369,8 +369,12 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    async def download(self, path: str, request: bytes) -> Any:
-        async for piece in self._connection.download(path, request):
+    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Any:
+        answer = await self._connection.ask(path, parcel, timeout)
+        return answer if isinstance(answer, Parcel) else self._watched(answer)
+
+    async def _watched(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        async for piece in pieces:
             yield piece
             if isinstance(piece, Data) and len(piece.data) > MIB // 2:
                 chunk_came.set()

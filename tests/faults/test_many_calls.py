@@ -49,7 +49,7 @@ async def test_very_many_values_are_created_called_and_computed_side_by_side(fle
         calls = status_of(worker.target).calls
     assert {call.code for call in calls} == {"OK"}
     if extensions:
-        # The function goes out in a call of its own and, beyond a thousand, what is kept back; each value in one of them.
+        # The function goes out in a call of its own; beyond a thousand, so does what is kept back.
         evaluations = sum(call.count for call in calls if call.method.endswith("/Evaluate"))
         assert many + 2 <= evaluations <= many + 6
 
