@@ -79,19 +79,22 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
 
     Args:
       computation: A computation, or an execution context of fedstack.
-      num_clients: The number of clients that totals are for; by default there are none.
+      num_clients: The number of clients that totals are for; by default there are no totals. Of a context, the number
+        that its stack is made for; by default its `default_num_clients`, or 1.
 
     Raises:
-      InvalidValueError: If the number of clients is none.
+      InvalidValueError: If `num_clients` is not a number of clients.
       InvalidComputationError: If it is no computation, or one that cannot run.
     """
     if num_clients is not None:
         num_clients = check_whole_number("num_clients", num_clients, 0)
     if isinstance(computation, OverFactory):
-        executor = computation.executor_factory.create_executor({CLIENTS: 1 if num_clients is None else num_clients})
-        return StackExplanation(type(computation).__name__, executor)
+        factory = computation.executor_factory
+        # Without clients the stack is another one.
+        clients = max(1, getattr(factory, "default_num_clients", 0)) if num_clients is None else num_clients
+        return StackExplanation(type(computation).__name__, factory.create_executor({CLIENTS: clients}))
     if not isinstance(computation, ConcreteComputation):
-        advice = "; decorate it" if callable(computation) else ""
+        advice = "; decorate it, and state the types of its parameters" if callable(computation) else ""
         raise InvalidComputationError(
             f"Expected a computation or an execution context to explain, found {describe(computation)}{advice}"
         )

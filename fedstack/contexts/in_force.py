@@ -84,8 +84,8 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None) -> 
         raise ContextError(f"A block of {context!r} ended {where}, where it did not begin; end it where it began")
     raise ContextError(
         f"A block of {context!r} ended {where} before a newer one of another context, {newest!r}, in which "
-        "computations ran meanwhile; tasks of an event loop share its thread: use one context per loop, or a `with` "
-        "block without `await` in it"
+        "computations ran meanwhile; tasks of an event loop share its thread: use one context per loop, or make the "
+        "coroutine in a block of fedstack.use_context without `await` in it"
     )
 
 

@@ -51,6 +51,8 @@ class Observer(abc.ABC):
 class Subscription:
     """An observer that is told of events until it is removed, or the `with` block ends."""
 
+    _caught: type[BaseException] = Exception
+
     def __init__(self, observer: Observer, among: "Observers") -> None:
         self._observer = observer
         self._among = among
@@ -67,7 +69,7 @@ class Subscription:
         """Tells the observer of an event."""
         try:
             self._observer.observe(event)
-        except Exception as error:
+        except self._caught as error:
             self._among.drop(self)
             if not self._is_over:
                 self._is_over = True
@@ -108,6 +110,8 @@ class Subscription:
 
 class _ApartSubscription(Subscription):
     """One whose observer is told on a thread of its own."""
+
+    _caught = BaseException  # what would end the caller ends nothing here
 
     def __init__(self, observer: Observer, among: "Observers") -> None:
         super().__init__(observer, among)

@@ -183,7 +183,7 @@ async def test_a_block_that_ends_before_a_newer_one_raises_and_says_what_to_do(e
     with everything_is_taken_off():
         older, newer = await crossed.run(lambda task: crossed.end.set())
     assert isinstance(older, ContextError)
-    assert "one context per loop, or a `with` block without `await`" in str(older)
+    assert "one context per loop, or make the coroutine in a block of fedstack.use_context" in str(older)
     assert newer == 8
 
 

@@ -220,3 +220,22 @@ def test_a_computation_that_cannot_be_planned_raises_what_running_it_would():
     broken = fl.framework.ConcreteComputation(computation_proto=broken, context_stack=fl.framework.get_context_stack())
     with pytest.raises(InvalidComputationError, match="nothing"):
         fedstack.explain(broken)
+
+
+@pytest.mark.parametrize(("options", "clients"), [({}, 1), ({"default_num_clients": 10}, 10)])
+def test_a_context_shows_the_stack_for_its_default_number_of_clients(options, clients):
+    with fedstack.create_sync_local_execution_context(**options) as context:
+        assert fedstack.explain(context).lines[1][1] == f"FederatingExecutor with {clients} clients"
+
+
+def test_what_is_known_of_a_struct_counts_though_the_rest_depends_on_the_data():
+    @fl.federated_computation(fl.FederatedType([np.float64, np.str_], fl.CLIENTS))
+    def collect(values):
+        return fl.federated_map(passed_on, values)
+
+    assert "at least 80 B back" in str(fedstack.explain(collect, 10))
+
+
+@fedstack.python_computation([np.float64, np.str_], [np.float64, np.str_])
+def passed_on(number, text):
+    return number, text

@@ -120,6 +120,20 @@ def test_an_observer_that_raises_is_told_of_once_and_hears_nothing_more(
     assert [found() for found in kept] == [None]
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_observer_on_a_thread_of_its_own_cannot_end_that_without_a_word(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ending(Observer):
+        def observe(self, event: Event) -> None:
+            raise kind
+
+    with add_observer(Ending()):
+        happens("a", "b")
+    (record,) = caplog.records
+    assert f"The observer Ending raised {kind.__name__}" in record.getMessage()
+
+
 def test_an_observer_that_blocks_costs_only_events_of_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,9 +27,9 @@ from fedstack.computations.plan.tasks import Fold, PhaseTask, Schedule, SelectTa
 from fedstack.computations.types.error_text import size_text
 from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, least_bytes
 
-_NOTHING = "Nothing runs: the result is made of the argument."
+_NOTHING = "Nothing runs: the result is there from the beginning."
 
 
 @attrs.frozen
@@ -268,9 +268,8 @@ def _row(verb: str, item: Item) -> tuple[str, str, str, str]:
 
 
 def _total(items: Sequence[Item], clients: int) -> str:
-    sizes = [item.bytes for item in items]
-    known = clients * sum(size for size in sizes if size is not None)
-    return f"{'at least ' if None in sizes else ''}{size_text(known)}"
+    least = clients * sum(least_bytes(item.type) for item in items)
+    return f"{'at least ' if None in [item.bytes for item in items] else ''}{size_text(least)}"
 
 
 def _html_row(cell: str, *texts: str) -> str:

@@ -55,6 +55,11 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         """See `after_fork`. Leases of other threads never end in a child: it drops their executors without closing."""
         self._lock = threading.Lock()
 
+    @property
+    def default_num_clients(self) -> int:
+        """The number of clients where the cardinalities do not say."""
+        return self._default_num_clients
+
     def create_executor(self, cardinalities: CardinalitiesType) -> Executor:
         """Returns the executor for the cardinalities, made if need be. It stays this factory's own.
 
