@@ -79,10 +79,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
             with self._debugger():
                 return self._driver.run(self._invoker.invoke(comp, arg), inline=True)
         except FedstackError as error:
-            cause = without_own_frames(error).__cause__
-            # A debugger that looks at the error then is where the function raised.
-            frames = cause.__traceback__ if self._debug and cause is not None else None
-            raise error.with_traceback(frames) from cause
+            raise _for_the_caller(error, self._debug) from error.__cause__
         except (KeyboardInterrupt, BdbQuit) as error:
             raise without_own_frames(error) from error.__cause__
 
@@ -153,6 +150,16 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
 
     def __repr__(self) -> str:
         return f"<AsyncExecutionContext of {self._invoker.factory!r}>"
+
+
+def _for_the_caller(error: FedstackError, debug: bool) -> FedstackError:
+    """Returns an error without frames of ours.
+
+    It is no part of `invoke`, whose frame would have the cause, and the cause's frames lead back to that frame.
+    """
+    cause = without_own_frames(error).__cause__
+    # A debugger that looks at the error then is where the function raised.
+    return error.with_traceback(cause.__traceback__ if debug and cause is not None else None)
 
 
 def _checked_factory(factory: object) -> ExecutorFactory:
