@@ -16,6 +16,7 @@ from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import NO_ANSWER
 from fedstack.transport.wire.frames import parse_frame
+from fedstack.transport.wire.heartbeat import watch
 from fedstack.transport.wire.parcels import Parcel, Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 from fedstack.transport.wire.wholes import JOIN, SUFFIX, join_request, read_whole, write_whole
@@ -132,13 +133,21 @@ async def ask_whole(
     connection: Connection, path: str, parcel: Parcel, timeout: float
 ) -> Parcel | AsyncGenerator[Piece, None]:
     """Sends a parcel in one message; returns the one that comes back in the answer, or where it will come from."""
+
+    async def answers() -> AsyncGenerator[bytes, None]:
+        # Without a deadline of gRPC's: where this process was held up itself, that passes with the answer already here.
+        yield await connection.unary(path + SUFFIX, write_whole(parcel), None)
+
+    watched = watch(answers(), timeout, who=f"the worker at {connection.address}")
     try:
-        answer = read_whole(await connection.unary(path + SUFFIX, write_whole(parcel), timeout))
+        answer = read_whole(await anext(watched))
     except RemoteError as error:
         if error.code != "UNIMPLEMENTED":
             raise
         connection.learn(())  # it was started anew, and of an older release, or what stands between does not know it
         return connection.exchange(path, parcel)
+    finally:
+        await watched.aclose()
     if isinstance(answer, Parcel):
         return answer
     return connection.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(answer))
