@@ -5,8 +5,8 @@ The branches answer one question: what can the user do about it?
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
 * fix the program around it: `ClosedError`, `ContextError`;
-* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `ProtocolVersionError`,
-  `AuthenticationError`, `RemoteError`;
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `MembershipError`,
+  `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
 * try again: everything that is also the language's `RetryableError`.
 
 Each class is also the built-in that a Python user would catch. Messages say what was expected and what was
@@ -106,6 +106,10 @@ class ContextError(FedstackError, RuntimeError):
 
 class AddressError(FedstackError, OSError):
     """A server cannot listen where it was told to; the message says what is in the way."""
+
+
+class MembershipError(InvalidValueError):
+    """A job or task is not in the cluster, or it is not plain which is meant; the message has those that are."""
 
 
 class RetryLimitError(FedstackError, RuntimeError):

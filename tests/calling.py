@@ -8,8 +8,8 @@ from echo_service import ECHO
 
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 
 WALL = 20.0
 

@@ -29,9 +29,9 @@ from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Chunking
 
 # Nothing is small, so all arrays travel beside their messages, in many frames.

@@ -14,8 +14,8 @@ from fedstack.errors import FedstackError
 
 if TYPE_CHECKING:
     from fedstack.transport.grpc.credentials import ClientCredentials
-    from fedstack.transport.grpc.targets import Target
     from fedstack.transport.peers.executor_stub import ExecutorStub
+    from fedstack.transport.wire.addresses import Target
 
 _ROUND_TRIPS = 5
 # How long a server that has answered already has for another question at least.

@@ -13,8 +13,8 @@ from fedstack.errors import DeadlineExceededError, FedstackError, InvalidValueEr
 
 if TYPE_CHECKING:
     from fedstack.transport.grpc.credentials import ClientCredentials
-    from fedstack.transport.grpc.targets import Target
     from fedstack.transport.peers.executor_stub import ExecutorStub
+    from fedstack.transport.wire.addresses import Target
 
 _T = TypeVar("_T")
 # gRPC cannot count much longer times.
@@ -44,7 +44,7 @@ def peer_of(options: SimpleNamespace) -> "tuple[Target, ClientCredentials]":
     """
     from fedstack.transport.grpc.channels import check_certificates
     from fedstack.transport.grpc.credentials import ClientCredentials
-    from fedstack.transport.grpc.targets import parse_target
+    from fedstack.transport.wire.addresses import parse_target
 
     try:
         credentials = ClientCredentials.from_files(

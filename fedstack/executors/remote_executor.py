@@ -77,7 +77,7 @@ class RemoteExecutor(VerbExecutor):
 
         Args:
           target: The worker: an address (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a channel, or a
-            `local_worker_pool` of one.
+            `ClusterSpec` or `local_worker_pool` of one.
           credentials: Certificates and the token, where the target is an address.
           **options: See `ConnectOptions`.
 

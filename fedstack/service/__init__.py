@@ -12,20 +12,34 @@ if TYPE_CHECKING:
     from fedstack.service.server.grpc_server import GrpcServer
     from fedstack.service.server.limits import ServerLimits, ServiceLimits
     from fedstack.service.server.server_thread import ServerThread
+    from fedstack.transport.wire.cluster_spec import ClusterDef, ClusterSpec, ServerDef
 
-__all__ = ["ExecutorService", "GrpcServer", "ServerLimits", "ServerThread", "ServiceLimits", "local_worker_pool"]
+__all__ = [
+    "ClusterDef",
+    "ClusterSpec",
+    "ExecutorService",
+    "GrpcServer",
+    "ServerDef",
+    "ServerLimits",
+    "ServerThread",
+    "ServiceLimits",
+    "local_worker_pool",
+]
 
 _MODULES = {
-    "ExecutorService": "executor.executor_service",
-    "GrpcServer": "server.grpc_server",
-    "ServerLimits": "server.limits",
-    "ServerThread": "server.server_thread",
-    "ServiceLimits": "server.limits",
-    "local_worker_pool": "pool.worker_pool",
+    "ClusterDef": "transport.wire.cluster_spec",
+    "ClusterSpec": "transport.wire.cluster_spec",
+    "ExecutorService": "service.executor.executor_service",
+    "GrpcServer": "service.server.grpc_server",
+    "ServerDef": "transport.wire.cluster_spec",
+    "ServerLimits": "service.server.limits",
+    "ServerThread": "service.server.server_thread",
+    "ServiceLimits": "service.server.limits",
+    "local_worker_pool": "service.pool.worker_pool",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"fedstack.{_MODULES[name]}"), name)

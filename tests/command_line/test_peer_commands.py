@@ -41,9 +41,9 @@ from fedstack.service.server.stall_meter import StallCounts
 from fedstack.testing.meeting import until_set
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 
 pytestmark = pytest.mark.slow
 

@@ -36,8 +36,8 @@ from fedstack.service.server.limits import ServerLimits, ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.retry import RetryPolicy
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.status import code_of
 
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"

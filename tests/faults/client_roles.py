@@ -15,8 +15,8 @@ import fedstack
 from fedstack.computations.types.language import CLIENTS
 from fedstack.executors import RemoteExecutor
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.wire.addresses import parse_target
 
 
 async def open_executor(target: str) -> RemoteExecutor:

@@ -33,9 +33,9 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Data
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel

@@ -15,9 +15,9 @@ from fedstack.contexts import SyncExecutionContext
 from fedstack.executors import RemoteExecutor
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 
 WALL = 30.0
 _T = TypeVar("_T")

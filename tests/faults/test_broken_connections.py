@@ -19,8 +19,8 @@ import fedstack
 from fedstack.errors import DeadlineExceededError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from processes import WALL, Fleet
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import THREAD_NAME, io_loop
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Parcel, Piece
 
 pytestmark = pytest.mark.slow

@@ -35,9 +35,9 @@ from fedstack.executors.remote.remote_phases import RemotePhases
 from fedstack.executors.remote.session_opener import SessionOpener
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, StreamMethod
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Header, header_frame, heartbeat_frame, parse_frame
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel

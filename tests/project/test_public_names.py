@@ -78,8 +78,11 @@ PUBLIC_NAMES = {
         "TransformingExecutor",
     ],
     "fedstack.service": [
+        "ClusterDef",
+        "ClusterSpec",
         "ExecutorService",
         "GrpcServer",
+        "ServerDef",
         "ServerLimits",
         "ServerThread",
         "ServiceLimits",

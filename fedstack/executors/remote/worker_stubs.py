@@ -1,4 +1,4 @@
-"""Makes stubs of whatever users have of workers: addresses, channels, pools, what resolves to addresses."""
+"""Makes stubs of whatever users have of workers: addresses, clusters, channels, pools."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
@@ -7,8 +7,9 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.grpc.targets import Target, TargetResolver, resolve_targets
+from fedstack.transport.grpc.targets import TargetResolver, resolve_targets
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.wire.addresses import Target
 
 
 class WorkerSource(Protocol):
@@ -34,8 +35,8 @@ class KnowsLosses(Protocol):
         ...
 
 
-WorkerTarget: TypeAlias = "str | Target | Channel | ExecutorStub"
-WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | TargetResolver | WorkerSource"
+WorkerTarget: TypeAlias = "str | Target | TargetResolver | Channel | ExecutorStub"
+WorkerTargets: TypeAlias = "WorkerTarget | Sequence[WorkerTarget] | WorkerSource"
 
 
 def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) -> list[ExecutorStub]:

@@ -86,9 +86,9 @@ def remote_executor_factory(
     round: the context runs it again on those left, with the same result.
 
     Args:
-      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), channels, stubs, what resolves to
-        addresses, or a `local_worker_pool`. A channel that has failed dials again in gRPC's own time, in the end up
-        to two minutes later; an address is used as soon as the worker is there.
+      targets: Addresses (`localhost:8000`, `grpcs://host:8000`, `unix:/path`), a `ClusterSpec` or a job of one,
+        channels, stubs, what resolves to addresses, or a `local_worker_pool`. A channel that has failed dials again in
+        gRPC's own time, in the end up to two minutes later; an address is used as soon as the worker is there.
       default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of one composing executor.
       dispose_batch_size: How many values a remote executor disposes of in one call.

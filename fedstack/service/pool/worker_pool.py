@@ -17,6 +17,7 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.leaf_threads import CORES
 from fedstack.service.pool.pool_process import PoolProcess, ProcessOptions, Restarts
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.wire.cluster_spec import ClusterSpec
 
 _ENDING_SECONDS = 5.0
 _MOST_WORKERS = 64
@@ -56,6 +57,11 @@ class WorkerPool(ClosesOnExit):
         weakref.finalize(self, _let_go, workers).atexit = False
         # Workers remove it too; but they may all have been killed.
         weakref.finalize(self, _remove, folder, self._owner)
+
+    @property
+    def cluster_spec(self) -> ClusterSpec:
+        """The workers as the only job of a cluster, `worker`; they are dialled with the pool's credentials."""
+        return ClusterSpec({"worker": self.targets})
 
     @property
     def pids(self) -> tuple[int, ...]:

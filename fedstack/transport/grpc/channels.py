@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.certificate_checks import why_unusable
 from fedstack.transport.grpc.credentials import ClientCredentials, channel_credentials
-from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.fork_guard import fork_guard
+from fedstack.transport.wire.addresses import Target
 
 if TYPE_CHECKING:
     import grpc.aio

@@ -27,9 +27,9 @@ from fedstack.transport.grpc.probing import (
     talks_tls,
     wants_certificates,
 )
-from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.wire import connection_errors as causes
+from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Reason, Words
 
 _logger = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from fedstack.transport.grpc.grpc_calls import (
     status_of_peer,
 )
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.grpc.targets import Target
 from fedstack.transport.peers.connection import Connection
+from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback

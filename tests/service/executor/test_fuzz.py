@@ -28,7 +28,7 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.status import Code, code_of
 
 # What the fuzzer's own leaf functions compute may overflow, of which NumPy warns; what the service computes may not.

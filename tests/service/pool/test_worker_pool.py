@@ -62,6 +62,16 @@ def test_each_worker_of_a_pool_takes_its_share(pool: WorkerPool) -> None:
     assert set(at_clients(pool, process_id, list(range(64)))) == set(pool.pids)
 
 
+def test_a_pool_is_a_cluster_with_one_job(pool: WorkerPool) -> None:
+    spec = pool.cluster_spec
+    assert spec == {"worker": list(pool.targets)}
+    leaf = fedstack.python_computation(np.int64, np.int64)(lambda value: value + 1)
+    everywhere = fl.federated_computation(lambda values: fl.federated_map(leaf, values), CLIENT_INTS)
+    for place in (spec, spec.job("worker"), [spec.job()]):
+        with fedstack.create_sync_remote_execution_context(place, credentials=pool.credentials):
+            assert everywhere([1, 2, 3]) == [2, 3, 4]
+
+
 def variable(name: str) -> Callable[[int], int]:
     def value_of(value: int) -> int:
         import os

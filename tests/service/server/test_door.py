@@ -24,9 +24,9 @@ from fedstack.service.server.limits import ServerLimits, ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 from fedstack.transport.peers.methods import Service
+from fedstack.transport.wire.addresses import parse_target
 
 WATCH = f"/{HEALTH_SERVICE}/Watch"
 CHECK = f"/{HEALTH_SERVICE}/Check"

@@ -9,8 +9,8 @@ from fedstack.errors import StaleSessionError
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.methods import ExchangeMethod, Service, UploadMethod
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Parcel
 
 NAME = "fedstack.test.Hasty"

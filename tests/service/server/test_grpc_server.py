@@ -25,7 +25,7 @@ from fedstack.service.server.health import HEALTH_SERVICE
 from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Data, Header, Heartbeat
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.status import Code, StatusError, error_from_status

@@ -11,9 +11,9 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import ExchangeMethod, Service
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel, incoming_of
 from fedstack.transport.wire.wholes import WHOLE

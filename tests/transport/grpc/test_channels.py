@@ -12,7 +12,7 @@ from fedstack.service.server.limits import ServerLimits
 from fedstack.transport.grpc import channels
 from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, bearer_token, server_credentials
-from fedstack.transport.grpc.targets import Target, parse_target
+from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.status import MAX_DETAILS_BYTES, error_from_status
 
 _SECONDS = 30.0

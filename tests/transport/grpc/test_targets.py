@@ -3,7 +3,8 @@
 import pytest
 
 from fedstack.errors import InvalidValueError
-from fedstack.transport.grpc.targets import Target, TargetResolver, is_loopback, parse_target, resolve_targets
+from fedstack.transport.grpc.targets import TargetResolver, resolve_targets
+from fedstack.transport.wire.addresses import Target, is_loopback, parse_target
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.grpc.targets import parse_target
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Service, UploadMethod
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Data, Header, Heartbeat, parse_frame
 from fedstack.transport.wire.parcels import Incoming, Parcel, frames_of, pieces_of
 from fedstack.transport.wire.segments import Rows

@@ -1,0 +1,133 @@
+"""Reads addresses as users write them."""
+
+import ipaddress
+import re
+
+import attrs
+
+from fedstack.errors import InvalidValueError
+
+FORMS = "host:port, grpc://host:port, grpcs://host:port or unix:/path"
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]/@]+\]|[^\s:\[\]/@?#,]+)(:(?P<port>[0-9]+))?")
+_MAX_PORT = 65_535
+
+
+@attrs.frozen
+class Target:
+    """A server to dial.
+
+    Attributes:
+      address: Its address, as gRPC takes it: `host:port` or `unix:/path`.
+      secure: Whether to use TLS; `None` to use it if the credentials are such.
+    """
+
+    address: str
+    secure: bool | None = None
+
+    @property
+    def host(self) -> str:
+        """Its host, without brackets; empty for the path of a socket."""
+        return "" if self.socket_path else self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Its port; 0 for the path of a socket, and for a server that is to listen at any that is free."""
+        return 0 if self.socket_path else int(self.address.rpartition(":")[2])
+
+    @property
+    def socket_path(self) -> str:
+        """Its path if it is a socket, else an empty text."""
+        return self.address.removeprefix("unix:") if self.address.startswith("unix:") else ""
+
+    @property
+    def has_any_port(self) -> bool:
+        """Whether it is that of a server which listens at any port that is free, so that nobody can dial it."""
+        return self.port == 0 and not self.socket_path
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether its host stands for all addresses of a machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether what is sent there stays on this machine."""
+        return self.address.startswith("unix:") or is_loopback(self.address)
+
+    def __str__(self) -> str:
+        return self.address
+
+
+def parse_target(text: str, *, any_port: bool = False) -> Target:
+    """Reads an address.
+
+    Args:
+      text: `host:port` or `[::1]:8000`, with `grpc://` before it for plaintext or `grpcs://` for TLS; or the path of a
+        socket, `unix:/path` or `unix:///path`.
+      any_port: Whether the port may be 0, as in the address of a server that is to listen at any that is free.
+
+    Raises:
+      InvalidValueError: If it is none of these.
+    """
+    stripped = text.strip()
+    if stripped.startswith("unix:"):
+        return _socket_target(stripped)
+    scheme = _SCHEME.match(stripped)
+    if scheme is None:
+        return Target(_checked(stripped, text, any_port), None)
+    name = scheme["scheme"].lower()
+    if name not in ("grpc", "grpcs"):
+        found = f"Expected {FORMS}, found {text!r}"
+        if name in ("http", "https"):
+            found += f"; gRPC has its own schemes, write grpc{'s' * (name == 'https')}://"
+        raise InvalidValueError(found)
+    return Target(_checked(stripped[scheme.end() :].removesuffix("/"), text, any_port), name == "grpcs")
+
+
+def is_loopback(address: str) -> bool:
+    """Tells whether `host:port` is at this machine's loopback device."""
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None:
+        return False
+    try:
+        return ipaddress.ip_address(found["host"].strip("[]")).is_loopback
+    except ValueError:
+        return found["host"].lower() == "localhost"
+
+
+def _socket_target(text: str) -> Target:
+    path = text.removeprefix("unix:")
+    if path.startswith("//"):
+        path = path[2:]
+    if not path.startswith("/") or path == "/":
+        raise InvalidValueError(f"Expected the absolute path of a socket, found {text!r}; write unix:/path")
+    return Target(f"unix:{path}", None)
+
+
+def _checked(address: str, text: str, any_port: bool) -> str:
+    """Returns `host:port` if it is that."""
+    if not address:
+        raise InvalidValueError(f"Expected the address of a server, found {text!r}; write {FORMS}")
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None:
+        advice = f"write {FORMS}"
+        if "," in address:
+            advice = "give several addresses as a list"
+        elif address.count(":") > 1 and "[" not in address:
+            advice = "put an IPv6 address in brackets, as in [::1]:8000"
+        raise InvalidValueError(f"Expected {FORMS}, found {text!r}; {advice}")
+    if found["host"].startswith("["):
+        try:
+            ipaddress.IPv6Address(found["host"][1:-1])
+        except ValueError as error:
+            raise InvalidValueError(f"Expected an IPv6 address in the brackets, found {text!r}; {error}") from error
+    if found["port"] is None:
+        raise InvalidValueError(f"Expected an address with a port, found {text!r}; write {address}:8000, for example")
+    least = 0 if any_port else 1
+    if not least <= int(found["port"]) <= _MAX_PORT:
+        raise InvalidValueError(f"Expected a port from {least} to {_MAX_PORT}, found {found['port']} in {text!r}")
+    return address
