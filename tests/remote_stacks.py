@@ -22,9 +22,9 @@ from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFact
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.limits import ServiceLimits
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials

@@ -25,7 +25,7 @@ from fedstack.command_line.log_format import FORMATS, LEVELS, configure_logging,
 from fedstack.command_line.shutdown_requests import PARENT_GONE, ShutdownRequests
 from fedstack.command_line.standard_input import empty_standard_input
 from fedstack.errors import InvalidValueError
-from fedstack.service.server.limits import ServerLimits, ServiceLimits, option_of
+from fedstack.service.limits.limits import ServerLimits, ServiceLimits, option_of
 
 if TYPE_CHECKING:
     from fedstack.service.server.grpc_server import GrpcServer

@@ -8,7 +8,7 @@ from typing import cast
 import attrs
 
 from fedstack.computations.leaves.work_scope import Environment, current_scope, set_scope
-from fedstack.computations.plan.trace import check_takes_values
+from fedstack.computations.plan.symbol_checks import check_takes_values
 from fedstack.computations.types.language import (
     CLIENTS,
     ConcreteComputation,
@@ -40,7 +40,7 @@ from fedstack.errors import (
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
-from fedstack.executors.remote.lost_ranges import LostRanges
+from fedstack.executors.remote.phases.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy

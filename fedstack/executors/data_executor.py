@@ -13,11 +13,11 @@ from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError
-from fedstack.executors.base.client_blocks import Sink
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.verb_values import Source, VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.folds.sinks import Sink
 
 
 class DataBackend(Protocol):

@@ -21,12 +21,13 @@ from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
-from fedstack.executors.base.client_blocks import ClientBlocks, Sink
+from fedstack.executors.base.client_blocks import ClientBlocks
 from fedstack.executors.base.engines import LoadNeeded, ProgramEngine, holds_up_a_loop
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, SharedLeafThreads
 from fedstack.executors.concurrency.measurements import timed_run
+from fedstack.executors.folds.sinks import Sink
 
 _T = TypeVar("_T")
 _LEAVES = Linking("leaf computations")

@@ -10,9 +10,9 @@ from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool,
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
 from fedstack.executors.base.verb_values import VerbValue
-from fedstack.executors.remote.remote_phases import RemotePhases
+from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.remote_recorder import RemoteRecorder
-from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub

@@ -12,11 +12,11 @@ from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
-from fedstack.executors.base.client_blocks import Sink, Stream
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.folds.sinks import Sink, Stream
 
 
 class SizeInfo:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedstack.service.executor.executor_service import ExecutorService
+    from fedstack.service.limits.limits import ServerLimits, ServiceLimits
     from fedstack.service.pool.worker_pool import local_worker_pool
     from fedstack.service.server.grpc_server import GrpcServer
-    from fedstack.service.server.limits import ServerLimits, ServiceLimits
     from fedstack.service.server.server_thread import ServerThread
     from fedstack.transport.wire.cluster_spec import ClusterDef, ClusterSpec, ServerDef
 
@@ -32,9 +32,9 @@ _MODULES = {
     "ExecutorService": "service.executor.executor_service",
     "GrpcServer": "service.server.grpc_server",
     "ServerDef": "transport.wire.cluster_spec",
-    "ServerLimits": "service.server.limits",
+    "ServerLimits": "service.limits.limits",
     "ServerThread": "service.server.server_thread",
-    "ServiceLimits": "service.server.limits",
+    "ServiceLimits": "service.limits.limits",
     "local_worker_pool": "service.pool.worker_pool",
 }
 

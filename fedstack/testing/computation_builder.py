@@ -25,7 +25,7 @@ from fedstack.computations.types.language import (
     to_type,
 )
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
-from fedstack.computations.values.arrays import array_to_literal
+from fedstack.computations.values.messages.arrays import array_to_literal
 
 _numbers = itertools.count(1)
 # These take an all-equal value as such; all others take it as one value per client, as the front end has it.

@@ -19,22 +19,18 @@ import attrs
 from fedstack.errors import InvalidValueError
 from fedstack.testing.promises import Need, Promise, Tag
 from fedstack.testing.rows import (
-    aggregations,
     contexts,
     contract,
-    empty,
     factories,
     failures,
-    folds,
     functions,
     laziness,
     open_types,
-    placements,
-    secure,
-    select,
+    sequence_intrinsics,
     sequences,
     values,
 )
+from fedstack.testing.rows.federated import aggregations, empty, folds, placements, secure, select
 from fedstack.testing.subjects import ExecutorSubject, MakeExecutor, MakeFactory, StackSubject
 from fedstack.transport.peers.retry import RetryPolicy
 
@@ -52,6 +48,7 @@ _MODULES: Sequence[ModuleType] = (
     select,
     secure,
     sequences,
+    sequence_intrinsics,
     contexts,
     factories,
 )

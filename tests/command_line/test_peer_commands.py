@@ -32,9 +32,9 @@ from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.executor.service_core import ServiceCore
+from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_facts import ServerFacts
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.service.server.stall_meter import StallCounts

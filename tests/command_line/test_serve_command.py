@@ -31,8 +31,8 @@ from fedstack import errors
 from fedstack.__main__ import main
 from fedstack.command_line import environment_options, serve_command
 from fedstack.command_line.log_format import JsonFormatter
+from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.limits import ServerLimits, ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection

@@ -18,8 +18,8 @@ import client_roles
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 
 

@@ -31,8 +31,8 @@ from fedstack.errors import (
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
-from fedstack.executors.remote.remote_phases import RemotePhases
-from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.remote.phases.remote_phases import RemotePhases
+from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub

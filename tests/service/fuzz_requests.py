@@ -13,10 +13,10 @@ from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.type_structure import contains_function
-from fedstack.computations.values.codec import value_to_proto
 from fedstack.computations.values.columns import column_from_payloads, with_columns
+from fedstack.computations.values.messages.codec import value_to_proto
 from fedstack.executors.base.fold_arguments import FoldArgument
-from fedstack.executors.remote.phase_messages import write_phase
+from fedstack.executors.remote.phases.phase_messages import write_phase
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.testing.computation_builder import (

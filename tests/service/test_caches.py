@@ -33,8 +33,8 @@ from fedstack.errors import FedstackError, InvalidComputationError, ResourceLimi
 from fedstack.proto import carriers_pb2
 from fedstack.proto.executor_pb2 import CreateValueResponse, GetExecutorResponse
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 
 INT = fl.TensorType(np.int32)
@@ -47,8 +47,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.remote_contexts._DEFAULTS": (CONSTANT, "options"),
-    "computations.values.arrays._BY_NUMBER": (CONSTANT, "dtypes"),
-    "computations.values.arrays._BY_TYPE": (CONSTANT, "dtypes"),
+    "computations.values.messages.arrays._BY_NUMBER": (CONSTANT, "dtypes"),
+    "computations.values.messages.arrays._BY_TYPE": (CONSTANT, "dtypes"),
     "computations.leaves.python.handles.registry._known": (None, "weakly: functions that this process has decorated"),
     "computations.leaves.python.handles.registry._kept": (None, "functions decorated here; by clients, as code only"),
     "computations.values.containers._argument_makers._items": (None, "a type's, and ends with it"),
@@ -97,12 +97,12 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.off_loop._threads._pool._jobs._items": (None, "calls that run"),
     "executors.concurrency.off_loop._threads._pool._starting": (None, "threads that start"),
     "executors.concurrency.off_loop._threads._pool.waiting": (64, "threads without work"),
-    "executors.remote.phase_messages._large_templates._items": (1000, "and 256 MiB; the client's"),
+    "executors.remote.phases.phase_messages._large_templates._items": (1000, "and 256 MiB; the client's"),
     "executors.sequence_executor._OPERATIONS": (CONSTANT, "intrinsics"),
     "executors.concurrency.thread_pool._serving.jobs": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
     "service._MODULES": (CONSTANT, "names of modules"),
-    "service.server.fair_shares.caller_at": (4096, "addresses"),
+    "service.limits.fair_shares.caller_at": (4096, "addresses"),
     "service.executor.executor_group._PLACEMENTS": (CONSTANT, "placements"),
     "transport.grpc.grpc_module._TOLD": (CONSTANT, "texts"),
     "transport.wire.status._CLASSES": (CONSTANT, "errors"),

@@ -35,6 +35,7 @@ TITLES = {
     "select": "Selecting by key",
     "secure": "Secure sums",
     "sequences": "Sequences",
+    "sequence_intrinsics": "Intrinsics over sequences",
     "contexts": "Contexts",
     "factories": "Factories",
 }

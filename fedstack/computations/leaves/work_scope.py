@@ -1,9 +1,10 @@
 """Says for whom work is done, and under which policy, limits, progress and prepared leaves.
 
 Work of users runs deep inside: on threads, in tasks, in runtimes of leaves. What it has to know of whoever asked for it
-is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Whoever runs work for
-somebody enters a scope: an invocation (`contexts/invocation.py`), a call at a server (`service/server/call_router.py`),
-the work of a session (`service/executor/service_core.py`). Parts that belong to higher rooms are protocols here.
+is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Three modules enter a
+scope: `contexts/invocation.py` for an invocation, `service/server/calls/call_router.py` for a call at a server,
+`service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms are protocols
+here.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ class ClientCounter(Protocol):
 
 
 class Losses(Protocol):
-    """Remembers which clients ran where workers ended: `executors/remote/lost_ranges.py`."""
+    """Remembers which clients ran where workers ended: `executors/remote/phases/lost_ranges.py`."""
 
     def __len__(self) -> int: ...
 

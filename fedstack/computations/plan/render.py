@@ -34,7 +34,7 @@ from fedstack.computations.types.language import (
     computation_pb2,
 )
 from fedstack.computations.types.type_structure import fields_of
-from fedstack.computations.values.arrays import array_to_literal
+from fedstack.computations.values.messages.arrays import array_to_literal
 from fedstack.errors import InvalidComputationError
 
 Computation = computation_pb2.Computation

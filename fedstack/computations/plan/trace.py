@@ -37,6 +37,13 @@ from fedstack.computations.plan.intrinsics import (
     checked_type,
     find_intrinsic,
 )
+from fedstack.computations.plan.symbol_checks import (
+    check_fits,
+    check_plain,
+    check_result,
+    check_takes_values,
+    checked_index,
+)
 from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -46,15 +53,13 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.type_checks import check_assignable, matched_members
 from fedstack.computations.types.type_structure import (
     contains_federated,
-    contains_function,
     fields_of,
     is_client_valued,
     zeros,
 )
-from fedstack.computations.values.arrays import array_from_proto
+from fedstack.computations.values.messages.arrays import array_from_proto
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError, ResourceLimitError, TypeMismatchError
 
@@ -122,7 +127,7 @@ class Tracer:
             return pack
         if kind == "selection":
             source = self.evaluate(computation.selection.source, environment, scope)
-            return select(source, _checked_index(source, computation.selection.index))
+            return select(source, checked_index(source, computation.selection.index))
         if kind == "lambda":
             return _function(Callee(computation, environment))
         if kind == "literal":
@@ -276,35 +281,6 @@ def _environment_of(function: Callee) -> Environment | None:
     return environment if isinstance(environment, Environment) else None
 
 
-def _checked_index(source: Symbol, index: int) -> int:
-    if isinstance(source, Pack):
-        size = len(source.members)
-    elif isinstance(source, Node) and isinstance(source.type, StructType):
-        size = len(fields_of(source.type))
-    else:
-        raise TypeMismatchError(f"Expected a struct to select from, found {type_of(source)}")
-    if not 0 <= index < size:
-        raise TypeMismatchError(
-            f"Expected an index from 0 to {size - 1}, found {index}; in a selection from {type_of(source)}"
-        )
-    return index
-
-
-def check_fits(value: Symbol, expected: Type, path: str) -> None:
-    """Checks that a symbol can be used where `expected` is asked for.
-
-    Raises:
-      TypeMismatchError: If not; the message has both types and the path.
-    """
-    if isinstance(value, Pack) and isinstance(expected, StructType):
-        members = matched_members(expected, value.names, path)
-        if members is not None:
-            for member, (member_path, member_type) in zip(value.members, members):
-                check_fits(member, member_type, member_path)
-            return
-    check_assignable(expected, type_of(value), path)
-
-
 def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
     """Returns a symbol with a value per client where the declared type has one and the value is the same for all."""
     if isinstance(value, Node) and value.type is declared:
@@ -319,15 +295,6 @@ def _widened(value: Symbol, declared: Type, scope: Scope) -> Symbol:
     if all(new is old for new, old in zip(widened, members)):
         return value
     return Pack(tuple(name for name, _ in fields), widened)
-
-
-def check_plain(value: Symbol, where: str) -> None:
-    """Checks that a symbol has no function in it."""
-    if isinstance(value, Callee):
-        raise TypeMismatchError(f"Expected a value, found the function {value.type}; in an argument of {where}")
-    if isinstance(value, Pack):
-        for member in value.members:
-            check_plain(member, where)
 
 
 def trace(computation: computation_pb2.Computation) -> Function:
@@ -360,35 +327,3 @@ def trace(computation: computation_pb2.Computation) -> Function:
             "limit; split it into several computations"
         ) from None
     return function
-
-
-def check_takes_values(signature: FunctionType) -> None:
-    """Checks that a computation can be called from outside.
-
-    Raises:
-      InvalidComputationError: If it takes a function.
-    """
-    if signature.parameter is not None and contains_function(signature.parameter):
-        raise InvalidComputationError(
-            f"Expected a computation of values, found one that takes a function: {signature}; call it from another "
-            "federated_computation that supplies the function"
-        )
-
-
-def check_result(result: Symbol, declared: Type) -> None:
-    """Checks what a computation returns against its declared type.
-
-    Raises:
-      InvalidComputationError: If it returns a function.
-      TypeMismatchError: If it returns something else than declared.
-    """
-    if _returns_function(result) or contains_function(declared):
-        raise InvalidComputationError(
-            f"Expected a computation that returns values, found one that returns a function: {declared}; call the "
-            "function inside and return its result"
-        )
-    check_fits(result, declared, "result")
-
-
-def _returns_function(symbol: Symbol) -> bool:
-    return isinstance(symbol, Callee) or (isinstance(symbol, Pack) and any(map(_returns_function, symbol.members)))

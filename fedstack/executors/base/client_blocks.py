@@ -5,7 +5,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 import attrs
 import numpy as np
@@ -19,6 +18,7 @@ from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.concurrency.thread_pool import waiting
+from fedstack.executors.folds.sinks import Sink
 from fedstack.transport.wire.frames import Work
 
 _BLOCK_SECONDS = 0.004
@@ -38,32 +38,6 @@ _HELPER_MIN_GAIN = 0.9
 _CLIENTS_TO_JUDGE = 8
 # What one thread needs is measured when the caches are warm, and again from time to time: machines have other work too.
 _RUNS_BETWEEN_MEASUREMENTS = 32
-
-
-class Stream(Protocol):
-    """Takes what a program yields for one client after the other."""
-
-    def add(self, results: list[object]) -> None:
-        """Takes the results of the next client, one payload per result of the program, out of a list of its own."""
-        ...
-
-    def close(self) -> None:
-        """Signals the end of the stream."""
-        ...
-
-
-class Sink(Protocol):
-    """Takes what a program yields for blocks of clients, in any order and from several threads."""
-
-    ordered: bool
-
-    def feed(self, start: int, results: Sequence[Column]) -> None:
-        """Takes the results of the clients from `start` on, one column per result of the program."""
-        ...
-
-    def stream(self, start: int) -> Stream:
-        """Returns what takes the results of the clients from `start` on one by one."""
-        ...
 
 
 @attrs.define(eq=False)

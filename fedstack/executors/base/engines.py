@@ -18,9 +18,9 @@ from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
-from fedstack.executors.base.client_blocks import Sink
 from fedstack.executors.base.schedule_run import ScheduleRun
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
+from fedstack.executors.folds.sinks import Sink
 
 if TYPE_CHECKING:
     from fedstack.executors.base.phase_engine import PhaseEngine

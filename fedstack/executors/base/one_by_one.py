@@ -26,12 +26,13 @@ from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError, InvalidComputationError, LeafError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
-from fedstack.executors.base.client_blocks import ClientBlocks, Sink
+from fedstack.executors.base.client_blocks import ClientBlocks
 from fedstack.executors.base.engines import ProgramEngine
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.folds.sinks import Sink
 
 _T = TypeVar("_T")
 

@@ -17,7 +17,8 @@ from fedstack.computations.plan.graph import (
     select,
 )
 from fedstack.computations.plan.plan import plans
-from fedstack.computations.plan.trace import Tracer, check_result
+from fedstack.computations.plan.symbol_checks import check_result
+from fedstack.computations.plan.trace import Tracer
 from fedstack.computations.types.language import StructType, Type, computation_pb2
 from fedstack.errors import ResourceLimitError
 

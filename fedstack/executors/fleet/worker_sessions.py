@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fedstack.errors import DeadlineExceededError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.worker import State, Worker
-from fedstack.executors.remote.remote_phases import RemotePhases
+from fedstack.executors.remote.phases.remote_phases import RemotePhases
 
 
 class WorkerSessions:

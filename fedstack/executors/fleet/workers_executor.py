@@ -31,7 +31,7 @@ from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
-from fedstack.executors.remote.lost_ranges import Suspects
+from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.status import RemoteTraceback

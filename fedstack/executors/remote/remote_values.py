@@ -11,8 +11,8 @@ from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, FunctionType, Type, computation_pb2
 from fedstack.errors import InvalidValueError, RemoteError
 from fedstack.executors.base.verb_values import ValueOwner, VerbValue, function_error
-from fedstack.executors.remote.remote_sessions import RemoteSession
-from fedstack.executors.remote.session_keeper import SessionKeeper
+from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
+from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
 from fedstack.transport.wire.status import RemoteTraceback
 
 

@@ -12,8 +12,8 @@ from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.fleet.workers_executor import WorkersExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
-from fedstack.executors.remote.remote_phases import RemotePhases
-from fedstack.executors.remote.session_opener import SessionOpener
+from fedstack.executors.remote.phases.remote_phases import RemotePhases
+from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import unplaced_stack

@@ -22,14 +22,19 @@ from fedstack.computations.types.language import CLIENTS, FederatedType, Type, c
 from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.payload_sizes import is_quick
+from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.fold_arguments import partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop
 from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.remote.phase_messages import ReceivedPhase, check_first_client, computations_of, read_phase
-from fedstack.executors.remote.phase_results import write_result
+from fedstack.executors.remote.phases.phase_messages import (
+    ReceivedPhase,
+    check_first_client,
+    computations_of,
+    read_phase,
+)
+from fedstack.executors.remote.phases.phase_results import write_result
 from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.received import Received, receive
 from fedstack.proto.extensions_pb2 import PhaseRequest

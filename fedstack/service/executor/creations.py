@@ -13,10 +13,10 @@ from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, s
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received
 from fedstack.proto import extensions_pb2 as messages
-from fedstack.service.executor import held_values
 from fedstack.service.executor.requests import in_turns
-from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.executor.sessions import Session, check_new_id
+from fedstack.service.executor.sessions import held_values
+from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.sessions.sessions import Session, check_new_id
 from fedstack.transport.wire.unpacking import Unpacker
 
 # What names and types add to a function.

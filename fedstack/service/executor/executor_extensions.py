@@ -13,23 +13,23 @@ from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.traceback_filter import consume_exception
-from fedstack.computations.values.payload_sizes import is_quick
+from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
-from fedstack.executors.remote.phase_messages import read_span
+from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.received import Received, receive
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.executor_pb2 import ExecutorId
-from fedstack.service.executor import held_values
 from fedstack.service.executor.creations import Creations
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.requests import control, in_turns, unary_sized
-from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.executor.sessions import Session
+from fedstack.service.executor.sessions import held_values
+from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.sessions.sessions import Session
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod

@@ -6,19 +6,19 @@ from google.protobuf.message import EncodeError
 
 from fedstack.computations.types.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral, Type
 from fedstack.computations.types.type_structure import contains_function
-from fedstack.computations.values.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.columns import with_columns
+from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
+from fedstack.computations.values.messages.payload_sizes import known_bytes
 from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
-from fedstack.computations.values.payload_sizes import known_bytes
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized
 from fedstack.proto import executor_pb2 as messages
-from fedstack.service.executor import held_values
 from fedstack.service.executor.requests import control, in_turns, unary, unary_sized, unary_to_bytes
-from fedstack.service.executor.service_core import ServiceCore
-from fedstack.service.executor.sessions import Session
+from fedstack.service.executor.sessions import held_values
+from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.executor.sessions.sessions import Session
 from fedstack.service.executor.value_types import count_members, type_of_value
-from fedstack.service.server.limits import exceeded
+from fedstack.service.limits.limits import exceeded
 from fedstack.transport.peers.methods import UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 

@@ -15,7 +15,7 @@ from fedstack.computations.types.language import (
     array_pb2,
 )
 from fedstack.computations.types.type_structure import type_from_proto
-from fedstack.computations.values.arrays import dtype_of_number
+from fedstack.computations.values.messages.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.proto.executor_pb2 import Value
 

@@ -10,18 +10,20 @@ from typing import Any, cast
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.values.number_checks import check_bool, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
+from fedstack.service.limits.fair_shares import NOBODY, caller_at, caller_with
+from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.processes.inherited_sockets import let_go_of_sockets
-from fedstack.service.server.call_router import CallRouter, Metadata
-from fedstack.service.server.call_stream import Context
-from fedstack.service.server.fair_shares import NOBODY, caller_at, caller_with
+from fedstack.service.server.calls.call_counts import CallCounts
+from fedstack.service.server.calls.call_router import CallRouter, Metadata
+from fedstack.service.server.calls.call_stream import Context
 from fedstack.service.server.health import HealthService
-from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.listening import Listener, TcpListener, UnixListener
-from fedstack.service.server.server_facts import CallCounts, ServerFacts
+from fedstack.service.server.server_facts import ServerFacts
 from fedstack.service.server.stall_meter import StallMeter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
-from fedstack.transport.grpc.credentials import ServerCredentials, bearer_token, server_credentials, token_matches
+from fedstack.transport.grpc.credentials import ServerCredentials, server_credentials
 from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.grpc.tokens import bearer_token, token_matches
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.methods import Service
 

@@ -1,32 +1,10 @@
 """What a server knows and its services report: its calls, whom it lets in, whether it is about to stop."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from fedstack.service.server.calls.call_counts import CallCounts
 from fedstack.service.server.stall_meter import StallCounts
-
-
-class CallCounts:
-    """How many calls ended, by method and by code.
-
-    Only methods that the server has are counted by name, so a client cannot make the table grow.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def add(self, method: str, code: str) -> None:
-        """Counts one call of `method`, such as `grpc.health.v1.Health/Check`, that ended with `code`, such as `OK`."""
-        self._counts[method, code] += 1
-
-    def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        """Yields method, code and count, in the order of the names."""
-        for (method, code), count in sorted(self._counts.items()):
-            yield method, code, count
-
-    def __repr__(self) -> str:
-        return f"CallCounts({dict(self._counts)})"
 
 
 class ServerFacts:

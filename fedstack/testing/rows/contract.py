@@ -15,7 +15,7 @@ from fedstack.computations.types.language import (
     TensorType,
     struct_elements,
 )
-from fedstack.computations.values.arrays import array_to_proto
+from fedstack.computations.values.messages.arrays import array_to_proto
 from fedstack.errors import ClosedError
 from fedstack.testing.computation_builder import (
     as_expression,

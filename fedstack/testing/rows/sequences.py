@@ -1,4 +1,4 @@
-"""Checks sequences: what counts as one, map, reduce and sum over them, at the server and at clients."""
+"""Checks sequences: what counts as one, and how leaf functions read and return them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,36 +11,29 @@ from fedstack.data.client_data import batches, from_generator
 from fedstack.errors import InvalidValueError
 from fedstack.testing.computation_builder import (
     Expression,
-    as_expression,
     at_clients,
-    at_server,
     computation,
     function,
     intrinsic,
-    literal,
     struct,
 )
 from fedstack.testing.expectations import expect, expect_error, expect_same
 from fedstack.testing.leaves import (
-    add,
     add_all,
     add_all_at_once,
     batch_scratch,
-    concatenate,
-    double,
-    fail,
     identity,
     list_scratch,
     pick_elements,
 )
 from fedstack.testing.promises import promise_of_both
-from fedstack.testing.rows.values import COMPLEX, FLOATS, INTEGERS
 from fedstack.testing.subjects import Runner
 
 INTS = SequenceType(np.int32)
 
 
-def _ints(*values: int) -> list[np.int32]:
+def ints(*values: int) -> list[np.int32]:
+    """Returns the elements of a sequence of `INTS`."""
     return [np.int32(value) for value in values]
 
 
@@ -157,13 +150,13 @@ async def passes_over_shuffled_batches_are_counted_in_each_call(runner: Runner) 
 async def any_re_iterable_is_a_sequence(runner: Runner) -> None:
     """A sequence may be a list, a tuple, a range or any object that can be iterated again; it comes back as a list."""
     for value, expected in [
-        ([3, 2, 1], _ints(3, 2, 1)),
-        ((3, 2, 1), _ints(3, 2, 1)),
+        ([3, 2, 1], ints(3, 2, 1)),
+        ((3, 2, 1), ints(3, 2, 1)),
         ([], []),
-        (range(3, 0, -1), _ints(3, 2, 1)),
-        (_Countdown(3), _ints(3, 2, 1)),
-        (from_generator(lambda: iter([3, 2, 1])), _ints(3, 2, 1)),
-        (np.array([3, 2, 1], np.int32), _ints(3, 2, 1)),
+        (range(3, 0, -1), ints(3, 2, 1)),
+        (_Countdown(3), ints(3, 2, 1)),
+        (from_generator(lambda: iter([3, 2, 1])), ints(3, 2, 1)),
+        (np.array([3, 2, 1], np.int32), ints(3, 2, 1)),
     ]:
         passed = computation(lambda s, unused: s, INTS, np.int32)
         expect_same(await runner.run(passed, value, 0), expected)
@@ -220,160 +213,8 @@ async def leaves_stream_sequences(runner: Runner) -> None:
     expect(alive == [0, 1, 2, 0, 1, 2], "three elements, twice", len(alive))
     alive.clear()
     mapped = computation(lambda c: intrinsic("federated_map", first_three_twice, c), at_clients(INTS))
-    expect_same(await runner.run(mapped, [from_generator(elements)] * 2), _ints(6, 6))
+    expect_same(await runner.run(mapped, [from_generator(elements)] * 2), ints(6, 6))
     expect(len(alive) == 12, "twelve elements", len(alive))
-
-
-@promise_of_both(intrinsics=["sequence_map"])
-async def sequence_map_results_go_anywhere(runner: Runner) -> None:
-    """What `sequence_map` gives can be returned, reduced, summed, mapped again, passed to leaves, and broadcast."""
-
-    @python_computation([INTS], np.int32)
-    def count(s: Any) -> Any:
-        return np.int32(sum(1 for _ in s))
-
-    def mapped(s: Expression) -> Expression:
-        return intrinsic("sequence_map", double, s)
-
-    everywhere = computation(
-        lambda s, c: struct(
-            mapped(s),
-            mapped(mapped(s)),
-            intrinsic("sequence_reduce", mapped(s), literal(np.int32(1), np.int32), add),
-            intrinsic("sequence_sum", mapped(s)),
-            intrinsic("federated_map", function(lambda v: mapped(v), INTS), c),
-            intrinsic("federated_map", count, intrinsic("federated_map", function(lambda v: mapped(v), INTS), c)),
-            intrinsic("federated_value_at_server", mapped(s)),
-            intrinsic("federated_value_at_clients", mapped(s)),
-        ),
-        INTS,
-        at_clients(INTS),
-    )
-    doubled = _ints(2, 4, 6)
-    expected = (
-        doubled, _ints(4, 8, 12), np.int32(13), np.int32(12), [_ints(2), []], _ints(1, 0), doubled, doubled,
-    )  # fmt: skip
-    expect_same(await runner.run(everywhere, [1, 2, 3], [[1], []]), expected)
-
-
-@promise_of_both(intrinsics=["sequence_map"], needs=["same process", "one attempt"], tag="timing")
-async def sequence_map_is_lazy(runner: Runner) -> None:
-    """`sequence_map` runs its function for the elements that somebody asks for, when they do."""
-    calls: list[int] = []
-
-    @python_computation([np.int32], np.int32)
-    def note(x: Any) -> Any:
-        calls.append(int(x))
-        return x
-
-    @python_computation([INTS], np.int32)
-    def first(s: Any) -> Any:
-        return next(iter(s))
-
-    started = computation(lambda s, unused: as_expression(first)(intrinsic("sequence_map", note, s)), INTS, np.int32)
-    expect_same(await runner.run(started, [5, 6, 7], 0), np.int32(5))
-    expect(calls == [5], "a call for the first element", calls)
-    unused = computation(
-        lambda s, x: struct(x, function(lambda ignored: x, INTS)(intrinsic("sequence_map", fail, s))), INTS, np.int32
-    )
-    expect_same(await runner.run(unused, [1, 2], 4), tuple(_ints(4, 4)))
-
-
-@promise_of_both(intrinsics=["sequence_reduce"])
-async def sequence_reduce_is_a_left_fold(runner: Runner) -> None:
-    """`sequence_reduce` folds from the left, starting from zero, which it never changes and gives for no elements."""
-    joined = computation(
-        lambda s, z: struct(
-            intrinsic("sequence_reduce", s, z, concatenate), intrinsic("sequence_reduce", s, z, concatenate), z
-        ),
-        SequenceType(np.str_),
-        np.str_,
-    )
-    expect_same(await runner.run(joined, ["a", "b", "c"], ">"), (b">abc", b">abc", b">"))
-    expect_same(await runner.run(joined, [], ">"), (b">", b">", b">"))
-    vector = TensorType(np.int32, [2])
-
-    @python_computation([vector, np.int32], vector)
-    def push(a: Any, x: Any) -> Any:
-        return np.array([a[1], x], np.int32)
-
-    pushed = computation(
-        lambda s, z: struct(intrinsic("sequence_reduce", s, z, push), intrinsic("sequence_reduce", s, z, push)),
-        INTS,
-        vector,
-    )
-    last = np.array([2, 3], np.int32)
-    expect_same(await runner.run(pushed, [1, 2, 3], [0, 0]), (last, last))
-
-
-@promise_of_both(intrinsics=["sequence_reduce", "sequence_map"])
-async def elements_keep_the_order_of_their_type(runner: Runner) -> None:
-    """Struct elements keep the order of the type in functions over sequences, whatever their names or nesting."""
-    element = StructType([("b", StructType([np.int32, np.int32])), ("a", np.int32)])
-
-    @python_computation([np.int32, element], np.int32)
-    def digits(total: Any, e: Any) -> Any:
-        return np.int32(1000 * total + 100 * e.b[0] + 10 * e.b[1] + e.a)
-
-    folded = computation(
-        lambda s, z: struct(
-            intrinsic("sequence_reduce", s, z, digits),
-            intrinsic("sequence_map", function(lambda e: struct(e["a"], e["b"][1]), element), s),
-        ),
-        SequenceType(element),
-        np.int32,
-    )
-    values = [{"a": 3, "b": (1, 2)}, ((4, 5), 6)]
-    expect_same(await runner.run(folded, values, 0), (np.int32(123456), [tuple(_ints(3, 2)), tuple(_ints(6, 5))]))
-
-
-@promise_of_both(intrinsics=["sequence_sum"])
-async def sequence_sums_keep_dtype_and_structure(runner: Runner) -> None:
-    """`sequence_sum` adds structs of numbers in their own dtype; integers wrap; no elements give zeros."""
-    for dtype in (*INTEGERS, *FLOATS, *COMPLEX):
-        element = StructType([("b", dtype), ("a", StructType([(dtype, [2])]))])
-        added = computation(lambda s, unused: intrinsic("sequence_sum", s), SequenceType(element), np.int32)
-        values = [{"b": dtype(k), "a": (np.array([k, 2 * k], dtype),)} for k in (1, 2, 4)]
-        expect_same(await runner.run(added, values, 0), {"b": dtype(7), "a": (np.array([7, 14], dtype),)})
-        expect_same(await runner.run(added, [], 0), {"b": dtype(0), "a": (np.zeros(2, dtype),)})
-    wrapping = computation(lambda c: intrinsic("federated_map", _sum_of(np.int8), c), at_clients(SequenceType(np.int8)))
-    expect_same(await runner.run(wrapping, [[100, 100, 100], []]), [np.int8(44), np.int8(0)])
-
-
-def _sum_of(element: object) -> Expression:
-    return function(lambda s: intrinsic("sequence_sum", s), SequenceType(element))
-
-
-@promise_of_both(intrinsics=["sequence_reduce", "sequence_map", "sequence_sum"])
-async def sequences_work_in_all_places(runner: Runner) -> None:
-    """Functions over sequences run at clients and at the server, may capture values, and feed aggregations."""
-    shifted = computation(
-        lambda c, s, k: struct(
-            intrinsic(
-                "federated_sum",
-                intrinsic(
-                    "federated_map",
-                    function(
-                        lambda v: intrinsic(
-                            "sequence_sum",
-                            intrinsic("sequence_map", function(lambda e: intrinsic("generic_plus", e, k), np.int32), v),
-                        ),
-                        INTS,
-                    ),
-                    c,
-                ),
-            ),
-            intrinsic(
-                "federated_apply",
-                function(lambda v: intrinsic("sequence_reduce", v, k, add), INTS),
-                s,
-            ),
-        ),
-        at_clients(INTS),
-        at_server(INTS),
-        np.int32,
-    )
-    expect_same(await runner.run(shifted, [[1, 2], [3], []], [4, 5], 10), (np.int32(36), np.int32(19)))
 
 
 @promise_of_both(needs=["same process"])
@@ -384,12 +225,12 @@ async def a_returned_sequence_is_a_list(runner: Runner) -> None:
     def count_down(x: Any) -> Any:
         return _Countdown(int(x))
 
-    expect_same(await runner.run(count_down, 3), _ints(3, 2, 1))
+    expect_same(await runner.run(count_down, 3), ints(3, 2, 1))
     mapped = computation(
         lambda c: intrinsic("federated_map", identity(INTS), intrinsic("federated_map", count_down, c)),
         at_clients(np.int32),
     )
-    expect_same(await runner.run(mapped, [2, 0]), [_ints(2, 1), []])
+    expect_same(await runner.run(mapped, [2, 0]), [ints(2, 1), []])
 
     @python_computation([np.int32], INTS)
     def once(x: Any) -> Any:

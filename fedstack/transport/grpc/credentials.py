@@ -5,12 +5,10 @@ message.
 """
 
 import asyncio
-import hmac
 import os
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -18,18 +16,12 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.certificate_checks import why_unusable
 from fedstack.transport.grpc.file_watch import FileWatch, Renewed
+from fedstack.transport.grpc.tokens import METADATA_KEY, File, check_token, read_file, read_tokens
 
 if TYPE_CHECKING:
     import grpc
 
-File: TypeAlias = str | os.PathLike[str]
-
-_TOKEN = re.compile(r"[\x21-\x7e]+")
 _BEGIN = rb"-----BEGIN [A-Z ]*%b-----"
-_METADATA_KEY = "authorization"
-_SCHEME = "bearer"
-# What our servers say to a call without one of their tokens.
-TOKEN_REFUSED = "the token of this server is not with the call"
 
 
 @attrs.frozen
@@ -72,7 +64,7 @@ class ClientCredentials:
         _check_pem("root certificates", self.root_certificates, "CERTIFICATE")
         _check_pair(self.certificate, self.private_key)
         if self.token is not None:
-            _check_token(self.token, "")
+            check_token(self.token)
         name = cast(object, self.server_name)
         if not (name is None or (isinstance(name, str) and name.strip())):
             raise InvalidValueError(f"Expected server_name to be a host name as text, found {describe(name)}")
@@ -117,7 +109,7 @@ class ClientCredentials:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata to send with each call: the token, if there is one."""
-        return () if self.token is None else ((_METADATA_KEY, f"Bearer {self.token}"),)
+        return () if self.token is None else ((METADATA_KEY, f"Bearer {self.token}"),)
 
     def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
         """Returns the metadata, which changes when the file of the token does."""
@@ -172,7 +164,7 @@ class ServerCredentials:
                 "clients can show theirs only over TLS"
             )
         for token in self.tokens:
-            _check_token(token, "")
+            check_token(token)
 
     @classmethod
     def from_files(
@@ -290,50 +282,6 @@ def server_credentials(credentials: ServerCredentials) -> "grpc.ServerCredential
     )
 
 
-def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Returns the token in the metadata of a call, or an empty text."""
-    for key, value in metadata:
-        if key == _METADATA_KEY and isinstance(value, str):
-            scheme, _, token = value.partition(" ")
-            if scheme.lower() == _SCHEME:
-                return token.strip()
-    return ""
-
-
-def token_matches(token: str, allowed: Iterable[str]) -> bool:
-    """Tells whether a token is one of those allowed, in a time that tells nothing about them."""
-    matches = False
-    for candidate in allowed:
-        matches |= hmac.compare_digest(token.encode(errors="replace"), candidate.encode())
-    return matches
-
-
-def read_tokens(file: File) -> tuple[str, ...]:
-    """Reads a token file: one token on each line; blank lines and lines that begin with `#` do not count.
-
-    Raises:
-      InvalidValueError: If the file cannot be read, or has no token or something else in it; the message names it.
-    """
-    try:
-        lines = _read(file).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidValueError(f"Expected tokens as text, found other bytes in {os.fspath(file)}") from error
-    tokens = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
-    if not tokens:
-        raise InvalidValueError(f"Expected a token on a line of {os.fspath(file)}, found none")
-    for token in tokens:
-        _check_token(token, f" in {os.fspath(file)}")
-    return tokens
-
-
-def _check_token(token: str, where: str) -> None:
-    if not isinstance(cast(object, token), str):
-        raise InvalidValueError(f"Expected a token as text, found {type(token).__name__}{where}")
-    if not _TOKEN.fullmatch(token):
-        found = "other characters" if token else "none"
-        raise InvalidValueError(f"Expected a token of printable ASCII without blanks, found {found}{where}")
-
-
 def _check_pem(what: str, content: bytes | None, kind: str) -> None:
     if content is None:
         return
@@ -367,16 +315,9 @@ def _check_pair(certificate: bytes | None, private_key: bytes | None) -> None:
 def _read_pem(file: File | None, kind: str) -> bytes | None:
     if file is None:
         return None
-    content = _read(file)
+    content = read_file(file)
     _check_pem(os.fspath(file), content, kind)
     return content
-
-
-def _read(file: File) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidValueError(f"Cannot read the file {os.fspath(file)}: {error.strerror}") from error
 
 
 def _describe(credentials: object, parts: dict[str, object]) -> str:

@@ -16,7 +16,7 @@ from fedstack.errors import (
 )
 from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
-from fedstack.transport.grpc.credentials import TOKEN_REFUSED, ClientCredentials
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
     ask_whole,
@@ -30,6 +30,7 @@ from fedstack.transport.grpc.grpc_calls import (
     status_of_peer,
 )
 from fedstack.transport.grpc.grpc_module import grpc
+from fedstack.transport.grpc.tokens import TOKEN_REFUSED
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words

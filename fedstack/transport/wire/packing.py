@@ -24,7 +24,6 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
-from fedstack.computations.values.arrays import dtype_number, write_array
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, column_of
 from fedstack.computations.values.columns import (
     Column,
@@ -33,6 +32,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.messages.arrays import dtype_number, write_array
 from fedstack.computations.values.sequences import Batching, check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.proto.extensions_pb2 import Packed

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
-from fedstack.computations.values.arrays import array_from_proto, dtype_of_number
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, first_sizes, row_type
 from fedstack.computations.values.columns import (
     Column,
@@ -25,6 +24,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.messages.arrays import array_from_proto, dtype_of_number
 from fedstack.computations.values.sequences import MAX_SEED_BYTES, Batching
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError

@@ -10,7 +10,7 @@ from fedstack.computations.types.type_sizes import count_leaves, struct_depth, t
 from fedstack.computations.types.type_structure import full_array, least_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
-from fedstack.computations.values.payload_sizes import is_quick, known_bytes
+from fedstack.computations.values.messages.payload_sizes import is_quick, known_bytes
 
 INT = fl.TensorType(np.int32)
 

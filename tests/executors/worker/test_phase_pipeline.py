@@ -23,8 +23,8 @@ from fedstack.executors import FederatingExecutor, LeafExecutor, SequenceExecuto
 from fedstack.executors.base.fold_arguments import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.folds.phase_sink import PhaseResult
-from fedstack.executors.remote.phase_messages import write_phase
-from fedstack.executors.remote.phase_results import read_result
+from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.executors.remote.phases.phase_results import read_result
 from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.phase_pipeline import PhaseHost, answer_parcel
 from fedstack.executors.worker.received import receive

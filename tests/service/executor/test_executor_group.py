@@ -11,12 +11,12 @@ from foreign_bytes import CLIENTS, FLOAT, INT32, SERVER, STRING, array, federate
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.values.arrays import array_from_proto
+from fedstack.computations.values.messages.arrays import array_from_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.proto import executor_pb2
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.executor.value_types import type_of_value
-from fedstack.service.server.limits import ServiceLimits
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.testing.computation_builder import as_expression
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 from fedstack.transport.wire.status import Code, code_of

@@ -19,13 +19,13 @@ from fuzz_spoiling import Spoiler
 from grpc_health.v1 import health_pb2
 
 import fedstack
-from fedstack.computations.values.codec import value_to_proto
+from fedstack.computations.values.messages.codec import value_to_proto
 from fedstack.errors import FedstackError, LeafError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.limits import ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.wire.addresses import parse_target

@@ -17,10 +17,10 @@ import fedstack
 from fedstack import errors
 from fedstack.proto import executor_pb2
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.server import call_router
+from fedstack.service.limits.limits import ServerLimits, ServiceLimits
+from fedstack.service.server.calls import call_router
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.health import HEALTH_SERVICE
-from fedstack.service.server.limits import ServerLimits, ServiceLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection

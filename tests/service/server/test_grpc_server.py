@@ -19,10 +19,10 @@ from grpc_health.v1 import health_pb2
 
 from fedstack import errors
 from fedstack.computations.types.language import RetryableError
+from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.server import grpc_server
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.health import HEALTH_SERVICE
-from fedstack.service.server.limits import ServerLimits
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.wire.addresses import parse_target

@@ -15,7 +15,7 @@ from certificate_files import CertificateFiles, write_certificates
 from echo_service import ECHO, EchoService
 
 from fedstack import errors
-from fedstack.service.server.call_log import RefusalLog
+from fedstack.service.server.calls.call_log import RefusalLog
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials

@@ -8,10 +8,11 @@ import pytest
 from certificate_files import write_certificates
 
 from fedstack.errors import AuthenticationError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
-from fedstack.service.server.limits import ServerLimits
+from fedstack.service.limits.limits import ServerLimits
 from fedstack.transport.grpc import channels
 from fedstack.transport.grpc.channels import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
-from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, bearer_token, server_credentials
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, server_credentials
+from fedstack.transport.grpc.tokens import bearer_token
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.status import MAX_DETAILS_BYTES, error_from_status
 

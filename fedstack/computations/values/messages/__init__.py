@@ -1,0 +1,1 @@
+"""Payloads as messages of the language, and how large they will be."""

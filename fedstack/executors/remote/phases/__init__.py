@@ -1,0 +1,1 @@
+"""Client phases as messages, and what they yield."""

@@ -1,0 +1,197 @@
+"""Runs client phases in another process: one call there and back, whatever the phase has in it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.plan.tasks import Phase
+from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
+from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.remote.phases.lost_ranges import Suspects
+from fedstack.executors.remote.phases.phase_copies import PhaseCopies
+from fedstack.executors.remote.phases.phase_messages import code_versions, write_phase, write_span
+from fedstack.executors.remote.phases.phase_results import ReceivedResult, read_result
+from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
+from fedstack.executors.remote.sessions.remote_transfers import check_size, packer_for, receive
+from fedstack.executors.remote.sessions.session_opener import SessionOpener
+from fedstack.proto import extensions_pb2 as messages
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.connection_errors import BROKEN_OFF
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
+
+_T = TypeVar("_T")
+
+
+class RemotePhases(PhaseRunner):
+    """Runs client phases at one peer, each for any number of clients, in whatever session there is.
+
+    Args:
+      sessions: Where the phases run.
+    """
+
+    def __init__(self, sessions: SessionOpener) -> None:
+        self._sessions = sessions
+
+    @property
+    def has_session(self) -> bool:
+        """Whether there is a session, which nothing has been heard of that would end it."""
+        return self._sessions.current is not None
+
+    async def open(self) -> bool:
+        """Opens the session, if there is none yet; returns whether the peer runs client phases in it."""
+        peer = (await self._sessions.get()).session.peer
+        return peer is not None and peer.phases
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        """Runs a client phase at the peer, in one call.
+
+        Args:
+          phase: What to run.
+          inputs: A column of exactly those clients for each input of its program.
+          arguments: The server's arguments of the folds.
+          clients: The indices of the clients, counted over the whole federation.
+
+        Raises:
+          CarrierError: If a leaf function cannot travel, or the peer runs no phases.
+          WorkerUnavailableError: If the peer has gone away.
+        """
+        return await self._in_session(lambda session: _run(session, phase, inputs, arguments, clients))
+
+    async def search_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
+    ) -> None:
+        """Lets the peer look for a client that ends its process, in child processes of its own.
+
+        Args:
+          phase: The phase.
+          inputs: A column of exactly those clients for each input of its program.
+          arguments: The server's arguments of its folds.
+          suspects: The clients.
+
+        Raises:
+          LeafError: If there is one, or several that do so together.
+          WorkerUnavailableError: If the peer has gone away.
+        """
+        await self._in_session(lambda session: _search(session, phase, inputs, arguments, suspects))
+
+    async def _in_session(self, work: Callable[[RemoteSession], Coroutine[Any, Any, _T]]) -> _T:
+        keeper = await self._sessions.get()
+        try:
+            return await self._sessions.watched(keeper, work(keeper.session))
+        except StaleSessionError:
+            # The peer was started anew, or the lease ran out; the work needs nothing of what was in the session.
+            keeper = await self._sessions.get()
+            return await self._sessions.watched(keeper, work(keeper.session))
+
+    async def end(self) -> None:
+        """Does what `close` does, on the transport's loop: several can be ended at the same time."""
+        await self._sessions.end()
+
+    def close(self) -> None:
+        """Ends the session. Idempotent; never raises."""
+        self._sessions.close()
+
+    def __repr__(self) -> str:
+        return f"<RemotePhases at {self._sessions.stub.address}>"
+
+
+async def _run(
+    session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+) -> PhaseResult:
+    peer = session.peer
+    if peer is None:
+        raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
+    with told_phase(phase.program, clients, session.stub.address) as note:
+        return await _run_told(session, phase, inputs, arguments, clients, peer, note)
+
+
+async def _run_told(
+    session: RemoteSession,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    peer: messages.HandshakeResponse,
+    note: PhaseNote | None,
+) -> PhaseResult:
+    copies = PhaseCopies(session)
+    request, packer = _written(session, phase, inputs, arguments, clients, peer, copies)
+    if note is not None:
+        write_span(current_scope().span, request.span)
+        note.bytes_sent = request.ByteSize() + packer.segment_bytes
+    states = partial_states(phase, arguments)
+    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, clients=len(clients), for_results=True)
+
+    def read(response: messages.PhaseResponse) -> ReceivedResult:
+        result = read_result(phase, states, clients, response, unpacker)
+        copies.settle(response.kept)
+        warn_of_differing(response.differing_module, session.stub.address)
+        if note is not None:
+            note.bytes_received = response.ByteSize() + sum(map(len, unpacker.buffers))
+        return result
+
+    async def call(report: PhaseReport) -> ReceivedResult:
+        answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds, report.heard)
+        return await receive(answer, messages.PhaseResponse, read, unpacker)
+
+    with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
+        try:
+            received = await io_loop.run(call(report))
+        except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
+            copies.give_up()  # the answer may have been on its way
+            losses = current_scope().losses
+            if losses is not None and _has_broken_off(error, session.stub.address):
+                losses.add(phase, clients, report.running)
+            raise
+    return received.complete()
+
+
+async def _search(
+    session: RemoteSession, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, suspects: Suspects
+) -> None:
+    peer = session.peer
+    assert peer is not None, "only peers that say so are asked to search"
+    clients = suspects.clients
+    request, packer = _written(session, phase, inputs, arguments, clients, peer, None)
+    request.isolate = True
+    request.suspect.extend(suspects.running)
+    unpacker = Unpacker(max_bytes=0)
+
+    async def call() -> None:
+        answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds)
+        await receive(answer, messages.PhaseResponse, lambda response: None, unpacker)
+
+    await io_loop.run(call())
+
+
+def _written(
+    session: RemoteSession,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    clients: range,
+    peer: messages.HandshakeResponse,
+    copies: PhaseCopies | None,
+) -> tuple[messages.PhaseRequest, Packer]:
+    """Writes a phase for the peer of a session."""
+    packer = packer_for(peer, session.stub)
+    carriers = session.carriers
+    versions = code_versions(phase) if carriers.sends_code else ()
+    request = write_phase(phase, inputs, arguments, clients, packer, carriers.portable, carriers, copies, versions)
+    request.executor.CopyFrom(session.executor)
+    check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
+    return request, packer
+
+
+def _has_broken_off(error: BaseException, address: str) -> bool:
+    """Tells whether the peer went away while it was at work: it was there, and neither silent nor told to stop."""
+    return isinstance(error, WorkerUnavailableError) and error.causes.get(address) == BROKEN_OFF.found

@@ -1,0 +1,1 @@
+"""Sessions at other processes: values by id, with our own services and with any other."""

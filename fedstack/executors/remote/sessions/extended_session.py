@@ -1,0 +1,230 @@
+"""Holds values in one of fedstack's own services: few calls, values of any size, leases."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Generator, Sequence
+
+from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
+from fedstack.computations.types.type_structure import least_bytes
+from fedstack.errors import RemoteError, WorkerUnavailableError
+from fedstack.executors.remote.sessions.pending_creations import Creation, Pending, PendingCreations, pending
+from fedstack.executors.remote.sessions.remote_sessions import (
+    CarrierRules,
+    Computation,
+    Made,
+    Named,
+    PlainSession,
+    RemoteSession,
+    elements_of,
+)
+from fedstack.executors.remote.sessions.remote_transfers import download, evaluate, load, pack_value, read_response
+from fedstack.proto import executor_pb2 as plain
+from fedstack.proto import extensions_pb2 as extended
+from fedstack.proto.carriers_pb2 import PickledPython
+from fedstack.transport.peers.executor_stub import EVALUATE, FEATURES, LOAD, ExecutorStub
+from fedstack.transport.peers.retry import RetryPolicy
+from fedstack.transport.wire.segments import Segment, joined
+from fedstack.transport.wire.wholes import WHOLE_BYTES
+
+# Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
+_SMALL_BYTES = WHOLE_BYTES
+_MAX_PENDING = 1000
+_MAX_PENDING_BYTES = 4 << 20
+# The same for peers that take no large arrays along with what needs them.
+_SMALL_MESSAGE_BYTES = 64 << 10
+_MAX_PENDING_MESSAGE_BYTES = 1 << 20
+_QUICK_SECONDS = 1.0
+_QUICK_BYTES = 1 << 18
+_LEASE_SECONDS = 60.0
+
+
+async def open_session(stub: ExecutorStub, cardinalities: CardinalitiesType) -> RemoteSession:
+    """Shakes hands with a peer and opens a session, with extensions if it has them."""
+    peer = await stub.handshake()
+    counts = [
+        plain.Cardinality(placement=computation_pb2.Placement(uri=placement.uri), cardinality=count)
+        for placement, count in cardinalities.items()
+    ]
+    if peer is None:
+        response = await stub.get_executor(plain.GetExecutorRequest(cardinalities=counts))
+        return PlainSession(stub, response.executor)
+    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS, features=FEATURES)
+    opened = await stub.open_session(request)
+    return ExtendedSession(stub, opened.executor, opened.lease_seconds, peer)
+
+
+class ExtendedSession(RemoteSession):
+    """A session with one of fedstack's own services.
+
+    Ids are chosen here, so a creation may be repeated. What is small is kept back and goes along with the first call
+    that needs it; computations are sent at once, because the peer may find fault with them, and take long to load them.
+    """
+
+    def __init__(
+        self, stub: ExecutorStub, executor: plain.ExecutorId, lease_seconds: float, peer: extended.HandshakeResponse
+    ) -> None:
+        takes_code = PickledPython.DESCRIPTOR.full_name in peer.leaf_runtimes
+        super().__init__(stub, executor, CarrierRules(peer.same_process, takes_code), lease_seconds)
+        self._peer = peer
+        self._evaluates = EVALUATE in peer.features
+        most_bytes = _MAX_PENDING_BYTES if self._evaluates else _MAX_PENDING_MESSAGE_BYTES
+        self._pending = PendingCreations(_MAX_PENDING, most_bytes)
+        self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
+
+    @property
+    def peer(self) -> extended.HandshakeResponse:
+        return self._peer
+
+    def put(self, payload: object, type_spec: Type) -> Made:
+        typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
+        creation = Creation(id=_new_id(), value=typed)
+        size = creation.ByteSize() + sum(map(len, segments))
+        if size <= (_SMALL_BYTES if self._evaluates else _SMALL_MESSAGE_BYTES) and (self._evaluates or not segments):
+            return self._keep_back(creation, data=joined(segments))
+        return self._upload(creation, segments)
+
+    async def _upload(self, creation: Creation, segments: Sequence[Segment]) -> str:
+        header = extended.Upload(executor=self.executor, id=creation.id, value=creation.value)
+        with self._forgotten_on_failure(creation.id):
+            if self._evaluates:
+                request = extended.EvaluateRequest(executor=self.executor, creation=[creation])
+                await self._repeated(lambda: evaluate(self.stub, self._peer, request, segments))
+            else:
+                await self._repeated(lambda: self.stub.upload_value(header, segments))
+        return creation.id
+
+    async def put_computation(self, computation: Computation) -> str:
+        creation = Creation(id=_new_id(), computation=computation)
+        with self._forgotten_on_failure(creation.id):
+            await self._send([pending(creation)])
+        return creation.id
+
+    def call(self, function: str, argument: str | None) -> Made:
+        call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
+        if argument is not None:
+            call.argument_ref.id = argument
+        return self._keep_back(Creation(id=_new_id(), call=call), (function, argument or ""))
+
+    def struct(self, members: Named) -> Made:
+        struct = extended.CreateRequest.Struct(element=elements_of(members))
+        return self._keep_back(Creation(id=_new_id(), struct=struct), [value for _, value in members])
+
+    def selection(self, source: str, index: int) -> Made:
+        selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
+        return self._keep_back(Creation(id=_new_id(), selection=selection), [source])
+
+    def _keep_back(self, creation: Creation, needs: Sequence[str] = (), data: bytes = b"") -> Made:
+        if self._pending.add_if_room(creation, needs, data):
+            return creation.id
+        return self._send_with_others(creation, needs, data)
+
+    async def _send_with_others(self, creation: Creation, needs: Sequence[str], data: bytes) -> str:
+        """Sends a creation with all that is kept back, unless others have sent that meanwhile."""
+        if not self._pending.add_if_room(creation, needs, data):
+            self._pending.add(creation, needs, data)
+            with self._forgotten_on_failure(creation.id):
+                await self._send(self._pending.everything_unsent())
+        return creation.id
+
+    @contextlib.contextmanager
+    def _forgotten_on_failure(self, value: str) -> Generator[None, None, None]:
+        """Lets go of a value whose caller does not get to know it: its creation failed or was cancelled on its way."""
+        try:
+            yield
+        except BaseException:
+            self.forget(value)
+            raise
+
+    async def _send(self, creations: Sequence[Pending]) -> None:
+        """Sends creations in a call of their own."""
+        with self._on_their_way(creations):
+            await self._repeated(lambda: self._create(creations))
+
+    @contextlib.contextmanager
+    def _on_their_way(self, creations: Sequence[Pending]) -> Generator[None, None, None]:
+        """Takes note at the end whether creations have come to the peer."""
+        created = False
+        try:
+            yield
+            created = True
+        finally:
+            self._pending.arrived(creations, created)
+
+    async def _create(self, creations: Sequence[Pending]) -> None:
+        if self._evaluates:
+            await self._evaluate(creations)
+            return
+        messages = [creation.message for creation in creations]
+        request = extended.CreateRequest(executor=self.executor, creation=messages)
+        if LOAD in self._peer.features and any(message.HasField("computation") for message in messages):
+            response = await load(self.stub, self._peer, request)
+        else:
+            response = await self.stub.create(request)
+        warn_of_differing(response.differing_module, self.stub.address)
+
+    async def _evaluate(self, creations: Sequence[Pending], value: str = "", type_spec: Type | None = None) -> object:
+        """Creates what is missing, and returns a value if one is named."""
+        messages = [creation.message for creation in creations]
+        request = extended.EvaluateRequest(executor=self.executor, creation=messages)
+        if value:
+            request.value_ref.id = value
+        segments = [memoryview(creation.data) for creation in creations if creation.data]
+        return await evaluate(self.stub, self._peer, request, segments, type_spec)
+
+    async def _repeated(self, call: Callable[[], Awaitable[object]]) -> None:
+        """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""
+        pauses = self._retry.pauses()
+        while True:
+            try:
+                await call()
+                return
+            except WorkerUnavailableError:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def compute(self, value: str, type_spec: Type) -> object:
+        creations = self._pending.needed_for([value])
+        if self._evaluates:
+            with self._on_their_way(creations):
+                return await self._evaluate(creations, value, type_spec)
+        if least_bytes(type_spec) <= _QUICK_BYTES:
+            response = await self._compute_now(value, creations)
+            if response.HasField("value"):
+                return read_response(response, type_spec)
+        elif creations:
+            await self._send(creations)
+        return await download(self.stub, self._peer, self.executor, plain.ValueRef(id=value), type_spec)
+
+    async def _compute_now(self, value: str, creations: Sequence[Pending]) -> extended.ComputeNowResponse:
+        """Creates what is missing and asks for a value: the answer is empty if that is large or takes long."""
+        request = extended.ComputeNowRequest(
+            executor=self.executor,
+            value_ref=plain.ValueRef(id=value),
+            wait_seconds=_QUICK_SECONDS,
+            max_bytes=_QUICK_BYTES,
+            creation=[creation.message for creation in creations],
+        )
+        with self._on_their_way(creations):
+            return await self.stub.compute_now(request)
+
+    async def dispose(self, values: Sequence[str]) -> Sequence[str]:
+        there, waiting = self._pending.drop(values)
+        try:
+            if there:
+                await super().dispose(there)
+        except RemoteError as error:
+            if error.code != "NOT_FOUND":  # some of them may never have come there
+                raise
+        return waiting
+
+    async def renew(self) -> bool:
+        response = await self.stub.renew_lease(extended.RenewLeaseRequest(executor=[self.executor]))
+        return not response.unknown
+
+
+def _new_id() -> str:
+    return os.urandom(16).hex()

@@ -1,0 +1,224 @@
+"""Holds values in another process, one session per executor: with fedstack's own peers, and with any other."""
+
+import abc
+import contextlib
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+
+from fedstack.computations.leaves.leaf_runtimes import ALLOW_CODE, Destination
+from fedstack.computations.leaves.portability import portable
+from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.values.columns import with_columns
+from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
+from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import CarrierError, InvalidValueError, ResourceLimitError
+from fedstack.proto import executor_pb2 as plain
+from fedstack.proto import extensions_pb2 as extended
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.wire.status import RemoteTraceback
+
+Computation: TypeAlias = computation_pb2.Computation
+Named: TypeAlias = "Sequence[tuple[str | None, str]]"
+# What creates a value gives its id, or, if something has to be sent for that, what to await on the transport's loop.
+Made: TypeAlias = "str | Coroutine[Any, Any, str]"
+
+_PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service, which takes no Python code"
+
+
+@contextlib.contextmanager
+def naming_the_worker(stub: ExecutorStub) -> Generator[None, None, None]:
+    """Says at the end of what is about one worker for which it is: another one may let in what this one refuses.
+
+    That is a `CarrierError`, and a `ResourceLimitError` that the worker has raised.
+    """
+    try:
+        yield
+    except (CarrierError, ResourceLimitError) as error:
+        if isinstance(error, ResourceLimitError) and not isinstance(error.__cause__, RemoteTraceback):
+            raise  # a limit of this process
+        kind = CarrierError if isinstance(error, CarrierError) else ResourceLimitError
+        named = kind(f"{error}; for the worker at {stub.address}")
+        named.executor_path = error.executor_path
+        raise named from error.__cause__
+
+
+def checked_stub(stub: object) -> ExecutorStub:
+    """Returns a stub.
+
+    Raises:
+      InvalidValueError: If it is something else, such as an address.
+    """
+    if isinstance(stub, ExecutorStub):
+        return stub
+    raise InvalidValueError(
+        f"Expected a stub that calls the peer, found {describe(stub)}; for an address write "
+        "RemoteExecutor.connect(address)"
+    )
+
+
+@attrs.frozen
+class CarrierRules:
+    """In which form functions go to a peer. They go in the same form to peers with equal rules.
+
+    Attributes:
+      in_process: Whether the peer is in this process, and finds Python functions here.
+      takes_code: Whether it takes them by value, where they have no name there.
+      advice: What to do about those that it does not take.
+    """
+
+    in_process: bool
+    takes_code: bool
+    advice: str = ALLOW_CODE
+
+    @property
+    def sends_code(self) -> bool:
+        """Whether functions go to the peer by value."""
+        return self.takes_code and not self.in_process
+
+    def portable(self, computation: Computation) -> Computation:
+        """Returns a computation with carriers that the peer can load.
+
+        Raises:
+          CarrierError: If a leaf function cannot travel to the peer.
+        """
+        if self.in_process:
+            return computation
+        return portable(computation, Destination(self.takes_code, self.advice))
+
+
+class MovesValues(Protocol):
+    """Creates values at a peer and fetches them."""
+
+    def put(self, payload: object, type_spec: Type) -> Made:
+        """Creates a value. It is packed here and now, since that may take a while."""
+        ...
+
+    def compute(self, value: str, type_spec: Type) -> Coroutine[Any, Any, object]:
+        """Computes a value and returns its payload."""
+        ...
+
+
+class RemoteSession(abc.ABC):
+    """A session with one peer. What creates values may be called on any thread; coroutines run on the transport's loop.
+
+    Attributes:
+      stub: Calls the peer.
+      executor: What the peer calls the session.
+      carriers: In which form functions go to the peer.
+      lost: Why it is of no use any more; empty as long as it is.
+      lease_seconds: How long it may be silent; `None` if it need not be renewed.
+      forget: Called with the ids of values that the peer may have and nobody here will refer to.
+    """
+
+    def __init__(
+        self,
+        stub: ExecutorStub,
+        executor: plain.ExecutorId,
+        carriers: CarrierRules,
+        lease_seconds: float | None = None,
+    ) -> None:
+        self.stub = stub
+        self.executor = executor
+        self.carriers = carriers
+        self.lost = ""
+        self.lease_seconds = lease_seconds
+        self.forget: Callable[[str], None] = lambda value: None
+
+    @abc.abstractmethod
+    def put(self, payload: object, type_spec: Type) -> Made:
+        """Creates a value. It is packed here and now, since that may take a while."""
+
+    @abc.abstractmethod
+    def put_computation(self, computation: Computation) -> Made:
+        """Creates a function, or what a computation yields."""
+
+    @abc.abstractmethod
+    def call(self, function: str, argument: str | None) -> Made:
+        """Calls a function."""
+
+    @abc.abstractmethod
+    def struct(self, members: Named) -> Made:
+        """Packs values into a struct."""
+
+    @abc.abstractmethod
+    def selection(self, source: str, index: int) -> Made:
+        """Selects a member."""
+
+    @abc.abstractmethod
+    async def compute(self, value: str, type_spec: Type) -> object:
+        """Computes a value and returns its payload."""
+
+    @property
+    def peer(self) -> extended.HandshakeResponse | None:
+        """What the peer says of itself; `None` from one without extensions."""
+        return None
+
+    async def dispose(self, values: Sequence[str]) -> Sequence[str]:
+        """Lets go of values; returns those of which that cannot be said yet, to be asked for again."""
+        refs = [plain.ValueRef(id=value) for value in values]
+        await self.stub.dispose(plain.DisposeRequest(executor=self.executor, value_ref=refs))
+        return ()
+
+    async def renew(self) -> bool:
+        """Renews the lease; tells whether the peer still knows the session."""
+        return True
+
+    async def end(self) -> None:
+        """Ends the session."""
+        await self.stub.dispose_executor(plain.DisposeExecutorRequest(executor=self.executor))
+
+
+class PlainSession(RemoteSession):
+    """A session with a peer that has the executor service only: value by value, each in one message."""
+
+    def __init__(self, stub: ExecutorStub, executor: plain.ExecutorId) -> None:
+        super().__init__(stub, executor, CarrierRules(stub.keeps_handles, stub.sends_code, _PLAIN_ADVICE))
+
+    def put(self, payload: object, type_spec: Type) -> Made:
+        value = value_to_proto(payload, type_spec)
+        if value.ByteSize() > MOST_MESSAGE_BYTES:
+            raise ResourceLimitError(
+                f"Expected a value of at most {MOST_MESSAGE_BYTES} bytes for {self.stub.address}, which takes it in "
+                f"one message, found {value.ByteSize()} bytes of type {type_spec}; create its members one by one, or "
+                "use a fedstack worker"
+            )
+        return self._create(value)
+
+    def put_computation(self, computation: Computation) -> Made:
+        return self._create(plain.Value(computation=computation))
+
+    async def _create(self, value: plain.Value) -> str:
+        request = plain.CreateValueRequest(executor=self.executor, value=value)
+        return (await self.stub.create_value(request)).value_ref.id
+
+    async def call(self, function: str, argument: str | None) -> str:
+        request = plain.CreateCallRequest(executor=self.executor, function_ref=plain.ValueRef(id=function))
+        if argument is not None:
+            request.argument_ref.id = argument
+        return (await self.stub.create_call(request)).value_ref.id
+
+    async def struct(self, members: Named) -> str:
+        request = plain.CreateStructRequest(executor=self.executor, element=elements_of(members))
+        return (await self.stub.create_struct(request)).value_ref.id
+
+    async def selection(self, source: str, index: int) -> str:
+        request = plain.CreateSelectionRequest(
+            executor=self.executor, source_ref=plain.ValueRef(id=source), index=index
+        )
+        return (await self.stub.create_selection(request)).value_ref.id
+
+    async def compute(self, value: str, type_spec: Type) -> object:
+        request = plain.ComputeRequest(executor=self.executor, value_ref=plain.ValueRef(id=value))
+        response = await self.stub.compute(request)
+        return with_columns(value_from_proto(response.value, type_spec, path="result"), type_spec)
+
+
+def elements_of(members: Named) -> list[plain.CreateStructRequest.Element]:
+    """Returns the elements of a struct."""
+    return [
+        plain.CreateStructRequest.Element(name=name or "", value_ref=plain.ValueRef(id=value))
+        for name, value in members
+    ]

@@ -1,0 +1,122 @@
+"""Keeps a remote session alive and tidy in the background: renews its lease, disposes of values in batches, ends it."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from fedstack.computations.types.language import RetryableError
+from fedstack.computations.types.traceback_filter import without_frames
+from fedstack.errors import FedstackError, StaleSessionError
+from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
+from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.wire.disposal import DisposalQueue
+
+_logger = logging.getLogger(__name__)
+# How long a value that nobody refers to may wait for its batch to fill.
+_DISPOSAL_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+# Less than whoever closes something waits for it, so that a peer that is silent is known to be.
+_END_SECONDS = 1.5
+_END_SECONDS_IN_VAIN = 0.5
+
+
+class SessionKeeper:
+    """Looks after one session, on the transport's loop, from `start` to `end`.
+
+    Args:
+      session: The session.
+      dispose_batch_size: How many values are disposed of in one call.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(
+        self, session: RemoteSession, dispose_batch_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.session = session
+        self._clock = clock
+        self._queue: DisposalQueue[str] = DisposalQueue(dispose_batch_size, _DISPOSAL_SECONDS, clock)
+        self._renewed = clock()
+        self._ending = False
+        self._task: asyncio.Task[None] | None = None
+        session.forget = self.forget
+
+    def start(self) -> None:
+        """Begins to look after the session; called on the transport's loop."""
+        self._task = start_apart(self._run())
+
+    def forget(self, value: str) -> None:
+        """Takes note that nobody refers to a value any more. Does nothing but enqueue: finalizers call it."""
+        self._queue.add(value)
+
+    def give_up(self) -> None:
+        """Asks for the end of the session from anywhere, also from a finalizer."""
+        self._ending = True
+
+    async def end(self) -> None:
+        """Disposes of what is left, and ends the session at the peer. Never raises."""
+        self._ending = True
+        current = cast("asyncio.Task[None]", asyncio.current_task())
+        self.session.stub.before_closing(current)
+        if self._task is not None and not self._task.done() and self._task is not current:
+            self._task.cancel()
+            # A connection that is closed at the same time ends it with an error of its own.
+            with contextlib.suppress(asyncio.CancelledError, FedstackError):
+                await self._task
+        if not self.session.lost:
+            stub = self.session.stub
+            try:
+                seconds = _END_SECONDS_IN_VAIN if stub.out_of_reach else _END_SECONDS
+                await asyncio.wait_for(self._say_goodbye(), seconds)
+            except (RetryableError, asyncio.TimeoutError) as error:
+                stub.out_of_reach = True
+                without_frames(error)
+            except FedstackError as error:
+                _logger.debug("Ending a session at %s failed: %s", stub.address, error)
+            self.session.lost = self.session.lost or "it has been closed"
+        self.session.forget = lambda value: None  # so that it does not lead back here
+
+    async def _say_goodbye(self) -> None:
+        rest = [value for batch in self._queue.take(force=True) for value in batch]
+        await self._dispose([rest] if rest else [])
+        if not self.session.lost:
+            await self.session.end()
+
+    async def _run(self) -> None:
+        while not self.session.lost and not self._ending:
+            await asyncio.sleep(_LOOK_SECONDS)
+            await self._dispose(self._queue.take())
+            await self._renew()
+        if self._ending:
+            await self.end()
+
+    async def _renew(self) -> None:
+        lease = self.session.lease_seconds
+        if lease is None or self._clock() - self._renewed < lease / 3:
+            return
+        try:
+            if not await self.session.renew():
+                self.session.lost = "its lease ran out, or the worker was started anew"
+            self._renewed = self._clock()
+        except (FedstackError, RetryableError) as error:
+            # It is tried again until the next call finds out that the worker is gone.
+            _logger.debug("Renewing the lease of a session at %s failed: %s", self.session.stub.address, error)
+
+    async def _dispose(self, batches: Sequence[Sequence[str]]) -> None:
+        for number, batch in enumerate(batches):
+            try:
+                for value in await self.session.dispose(batch):
+                    self._queue.add(value)
+            except StaleSessionError as error:
+                self.session.lost = str(error)
+                return
+            except RetryableError as error:
+                _logger.debug("Disposing of values at %s failed for now: %s", self.session.stub.address, error)
+                for value in itertools.chain.from_iterable(batches[number:]):
+                    self._queue.add(value)
+                return
+            except FedstackError as error:
+                _logger.debug("Disposing of values at %s failed: %s", self.session.stub.address, error)

@@ -1,0 +1,188 @@
+"""Opens a session at a peer when it is needed, and another one when that is lost; calls go through it."""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fedstack.computations.types.language import CardinalitiesType
+from fedstack.computations.types.traceback_filter import consume_exception, without_own_frames
+from fedstack.computations.values.number_checks import check_whole_number
+from fedstack.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    FedstackError,
+    StaleSessionError,
+    WorkerUnavailableError,
+)
+from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.remote.sessions.extended_session import open_session
+from fedstack.executors.remote.sessions.remote_sessions import checked_stub, naming_the_worker
+from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+# How long a peer may take to be there without a word about it, and how long to look whether one is back.
+_QUIET_SECONDS = 0.5
+_LOOK_SECONDS = 0.5
+
+
+class SessionOpener:
+    """One session at a peer at any time, from any thread and event loop.
+
+    When nobody refers to this any more, the session ends.
+
+    Args:
+      stub: Calls the peer. It stays open.
+      dispose_batch_size: How many values are disposed of in one call; a batch that does not fill goes after a second.
+
+    Attributes:
+      stub: Calls the peer.
+      cardinalities: How many participants the sessions have, by placement; `None` if nobody has said so.
+      connect_seconds: How long to wait for a peer that is not there; `None` to fail at once.
+    """
+
+    def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20) -> None:
+        check_whole_number("dispose_batch_size", dispose_batch_size, 1)
+        self.stub = checked_stub(stub)
+        self._dispose_batch_size = dispose_batch_size
+        self.cardinalities: CardinalitiesType | None = None
+        self.connect_seconds: float | None = None
+        self._keeper: SessionKeeper | None = None
+        self._opening: asyncio.Task[SessionKeeper] | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no sessions any more."""
+        return self._closed
+
+    @property
+    def current(self) -> SessionKeeper | None:
+        """The session that there is, if nothing has been heard that would end it."""
+        keeper = self._keeper
+        return None if keeper is None or keeper.session.lost else keeper
+
+    def restart(self, cardinalities: CardinalitiesType) -> None:
+        """Ends the session; the next one has these numbers of participants."""
+        self.cardinalities = cardinalities
+        self._leave()
+
+    async def connect(self) -> None:
+        """Returns when the peer can be reached and answers.
+
+        Raises:
+          WorkerUnavailableError: If it cannot be.
+          AuthenticationError: If it does not let us in.
+        """
+        await need_event_loop()
+        await io_loop.run(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        await self._reach()
+        await self.stub.handshake()
+
+    async def _reach(self) -> None:
+        """Waits for the peer, if that is wanted; says so if it takes more than a moment."""
+        seconds, connection = self.connect_seconds, self.stub.connection
+        if seconds is None:
+            return
+        try:
+            if self.stub.out_of_reach:
+                await connection.look(_LOOK_SECONDS)  # else one that is back is found only when gRPC dials again
+            try:
+                await connection.wait_ready(min(seconds, _QUIET_SECONDS))
+            except WorkerUnavailableError as error:
+                rest = seconds - _QUIET_SECONDS
+                if rest <= 0 or self.stub.is_gone:
+                    raise
+                _logger.warning("Waiting for up to %g s (connect_seconds) longer after: %s", rest, error)
+                await connection.wait_ready(rest)
+        except WorkerUnavailableError as error:
+            self.stub.out_of_reach = True
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        self.stub.out_of_reach = False
+
+    async def get(self) -> SessionKeeper:
+        """Returns the session, opened if there is none."""
+        await need_event_loop()
+        return self.current or await io_loop.run(self._open())
+
+    async def _open(self) -> SessionKeeper:
+        """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._open_once())
+            self._opening.add_done_callback(consume_exception)
+        return await asyncio.shield(self._opening)
+
+    async def _open_once(self) -> SessionKeeper:
+        while True:
+            keeper, cardinalities = self.current, self.cardinalities
+            if keeper is not None:
+                return keeper
+            await self._reach()
+            with naming_the_worker(self.stub):
+                session = await open_session(self.stub, cardinalities or {})
+            keeper = SessionKeeper(session, self._dispose_batch_size)
+            keeper.start()
+            self._keeper = keeper
+            if not self._closed and cardinalities is self.cardinalities:
+                # The keeper does not know this: when nobody refers to it any more, the session ends too.
+                weakref.finalize(self, keeper.give_up).atexit = False
+                return keeper
+            # Meanwhile this has been closed, or there are other numbers of participants: a session for those, then.
+            self._keeper = None
+            await keeper.end()
+            if self._closed:
+                raise ClosedError(f"The executor at {self.stub.address} was closed while it connected")
+
+    async def call(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a call in a session, on the transport's loop."""
+        # The inner one goes to the loop as it is: inside of another it would never be awaited if that were cancelled
+        # before its first step.
+        return await self.watched(keeper, io_loop.run(work))
+
+    async def watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
+        """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
+        try:
+            with naming_the_worker(self.stub):
+                result = await work
+            self.stub.out_of_reach = False
+            return result
+        except (FedstackError, asyncio.CancelledError) as error:
+            if isinstance(error, StaleSessionError):
+                keeper.session.lost = str(error)
+                self._check_still_open()
+            elif isinstance(error, (WorkerUnavailableError, DeadlineExceededError)):
+                self.stub.out_of_reach = True
+                self._check_still_open()
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+
+    def _check_still_open(self) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"The executor at {self.stub.address} was closed during a call; close it when its calls have ended"
+            ) from None
+
+    def _leave(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            io_loop.finish(keeper.end())
+
+    async def end(self) -> None:
+        """Does what `close` does, on the transport's loop: several can be ended at the same time."""
+        self._closed = True
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.end()
+
+    def close(self) -> None:
+        """Ends the session at the peer, which frees its values. Idempotent; never raises, for a dead peer neither."""
+        self._closed = True
+        self._leave()
+
+    def __repr__(self) -> str:
+        return f"<SessionOpener at {self.stub.address}{' closed' if self._closed else ''}>"

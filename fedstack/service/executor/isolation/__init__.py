@@ -1,0 +1,1 @@
+"""Processes that search for the client that ends its worker."""

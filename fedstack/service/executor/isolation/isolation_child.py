@@ -1,0 +1,198 @@
+"""Runs a phase for some of its clients in a process of their own; `isolation.py` starts it.
+
+It is told what to run on standard input: the length of a `PhaseRequest`, that, and the bytes that belong to it. On
+standard output it says, a line of JSON at a time, which client and which function it is about to run, and at last that
+it is done, or has failed. If it ends before that, what it said last has ended it. Nothing that clients yield leaves it.
+
+It has no gRPC and no socket. It lets in only what the worker that started it does.
+"""
+
+import asyncio
+import faulthandler
+import json
+import os
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+import attrs
+
+from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
+from fedstack.computations.types.language import CLIENTS, ExecutorFactory, computation_pb2, get_context_stack
+from fedstack.contexts.contexts import SyncExecutionContext
+from fedstack.executors.base.fold_arguments import slice_inputs
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.remote.phases.phase_messages import ReceivedPhase
+from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
+from fedstack.executors.worker.received import receive
+from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.service.executor.sessions.held_values import phases_in
+from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
+from fedstack.service.limits.limits import ServiceLimits
+from fedstack.transport.wire.parcels import Parcel, incoming_of
+
+LENGTH = struct.Struct("<Q")
+# How much later than its parent it gives up, for when that is no more.
+_SPARE_SECONDS = 5.0
+_MAX_NAME = 200
+_MOST_LIKELY_VICTIM = "1000"
+
+
+@attrs.frozen(kw_only=True)
+class ChildOptions:
+    """What a child is to do.
+
+    Attributes:
+      first_client: The first of its clients, counted over the whole federation.
+      stop_client: The first that is not one of them any more.
+      together: Whether they run as a worker runs them, on threads; else one after the other.
+      seconds: How long it may take.
+      threads: The most threads.
+      modules: The modules into which references are followed.
+      python_code: Whether functions by value are loaded.
+      runtimes: The carriers of other runtimes that are loaded.
+      max_value_bytes: As of the worker's limits.
+      max_clients: As of the worker's limits.
+      max_steps: As of the worker's limits.
+    """
+
+    first_client: int
+    stop_client: int
+    together: bool
+    seconds: float
+    threads: int
+    modules: Sequence[str]
+    python_code: bool
+    runtimes: Sequence[str]
+    max_value_bytes: int
+    max_clients: int
+    max_steps: int
+
+    @property
+    def clients(self) -> range:
+        """Its clients."""
+        return range(self.first_client, self.stop_client)
+
+
+class Told:
+    """What a child says: each new thing in a line."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._last: dict[str, object] = {}
+
+    def __call__(self, **what: object) -> None:
+        if what != self._last:
+            self._last = what
+            os.write(self._file, json.dumps(what).encode() + b"\n")
+
+
+class _TellingLeaf(BoundOperation):
+    """Says of each call which client it is for."""
+
+    def __init__(self, leaf: BoundOperation, tell: Callable[..., None]) -> None:
+        self.name = leaf.name
+        self.result = leaf.result
+        self.prefers_columns = leaf.prefers_columns
+        self._leaf = leaf
+        self._tell = tell
+
+    def call(self, argument: object, client: int | None = None) -> object:
+        at_client = {} if client is None else {"client": client}
+        self._tell(**at_client, function=self.name[:_MAX_NAME])
+        return self._leaf.call(argument, client)
+
+
+class _TellingLeaves(LoadedLeaves):
+    """Leaves that say when they are called."""
+
+    def __init__(self, leaves: LoadedLeaves, tell: Callable[..., None]) -> None:
+        super().__init__()
+        self._leaves = leaves
+        self._tell = tell
+
+    def load(self, computation: computation_pb2.Computation) -> BoundOperation:
+        return _TellingLeaf(self._leaves.load(computation), self._tell)
+
+
+class _ChildHost(PhaseHost):
+    """Runs phases in executors of a factory, which ends with the process."""
+
+    def __init__(self, admission: LimitedAdmission, factory: ExecutorFactory) -> None:
+        super().__init__(admission)
+        self._factory = factory
+
+    def lend(self, clients: int) -> AbstractContextManager[PhaseRunner]:
+        return nullcontext(phases_in(self._factory.create_executor({CLIENTS: clients})))
+
+
+def main(options: ChildOptions, standard_input: BinaryIO) -> NoReturn:
+    """Runs the phase, and ends the process."""
+    told = Told(os.dup(1))
+    os.dup2(2, 1)  # what functions print is not for who reads that
+    faulthandler.dump_traceback_later(options.seconds + _SPARE_SECONDS, exit=True)
+    with suppress(OSError):
+        # Where memory runs out the system ends this process and not the worker.
+        Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM, encoding="ascii")
+    try:
+        asyncio.run(_run(options, standard_input, told))
+        told(done=True)
+    except BaseException as error:  # of ours: whoever comes here has ended nothing
+        told(failed=f"{type(error).__name__}: {error}"[:_MAX_NAME])
+    os._exit(0)  # what happens after its work is not a worker's either
+
+
+async def _run(options: ChildOptions, standard_input: BinaryIO, tell: Callable[..., None]) -> None:
+    (length,) = LENGTH.unpack(standard_input.read(LENGTH.size))
+    received = await receive(incoming_of(Parcel(standard_input.read(length))), PhaseRequest)
+    limits = ServiceLimits(
+        max_value_bytes=options.max_value_bytes, max_clients=options.max_clients, max_steps=options.max_steps
+    )
+    admission = LimitedAdmission(CarrierPolicy(options.modules, options.python_code, options.runtimes), limits)
+    factory = local_executor_factory(max_concurrent_clients=options.threads)
+    inside = SyncExecutionContext(factory)  # for computations called in leaf functions
+    scope = attrs.evolve(admission.scope, environment=lambda: get_context_stack().install(inside))
+    host = _ChildHost(admission, factory)
+    with scope.entered():
+        admitted = await admit(received, host)
+        for buffer in admitted.unpacker.buffers:
+            buffer[:] = standard_input.read(len(buffer))
+        admitted.unpacker.finish()
+        threading.Thread(target=_end_with_parent, args=(standard_input,), daemon=True).start()
+        await admission.load(admitted.leaves)
+    with attrs.evolve(scope, leaves=_TellingLeaves(admission.leaves, tell)).entered():
+        await _run_clients(admitted.phase, host, options, tell)
+
+
+async def _run_clients(
+    received: ReceivedPhase, host: PhaseHost, options: ChildOptions, tell: Callable[..., None]
+) -> None:
+    everyone = options.clients
+    for clients in [everyone] if options.together else [range(client, client + 1) for client in everyone]:
+        offset = clients.start - received.clients.start
+        inputs = slice_inputs(received.inputs, offset, offset + len(clients))
+        tell(client=clients.start, function="")
+        # An error of a client's is found where the phase runs; here only those count that leave none.
+        with suppress(Exception), host.lend(len(clients)) as engine:
+            await engine.run_phase(received.phase, inputs, received.arguments, clients)
+
+
+def _end_with_parent(standard_input: BinaryIO) -> None:
+    """Ends the process when its parent has, or has let go of it."""
+    with suppress(OSError):
+        os.read(standard_input.fileno(), 1)  # not through the file, whose lock this thread would hold
+    os._exit(1)
+
+
+def start() -> NoReturn:
+    """Does what the command line and standard input say."""
+    with open(os.dup(0), "rb") as given, open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), 0)  # for functions that read it
+        main(ChildOptions(**json.loads(sys.argv[1])), given)

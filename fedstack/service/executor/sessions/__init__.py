@@ -1,0 +1,1 @@
+"""What clients keep in a worker, for how long, and what is let in."""

@@ -1,0 +1,231 @@
+"""Creates and computes values in the executor of a session, by their payloads where the executor is one of ours."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.plan.plan import plans
+from fedstack.computations.types.language import (
+    Executor,
+    ExecutorValue,
+    FunctionType,
+    Struct,
+    StructType,
+    Type,
+    computation_pb2,
+)
+from fedstack.computations.types.traceback_filter import consume_exception
+from fedstack.computations.types.type_sizes import count_leaves, struct_depth
+from fedstack.computations.types.type_structure import contains_sequence, fields_of
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.federated_values import check_clients
+from fedstack.computations.values.messages.payload_sizes import is_quick
+from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
+from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
+from fedstack.executors.base.verb_values import VerbValue
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
+from fedstack.service.limits.limits import ServiceLimits, check_sizes
+
+_T = TypeVar("_T")
+# So many tensors, or members of a struct, are checked on the loop.
+_FEW_MEMBERS = 1000
+
+
+async def create_known(executor: Executor, payload: object, type_spec: Type) -> ExecutorValue:
+    """Creates a value of a payload that fits its type.
+
+    Raises:
+      CardinalityError: If it has values for another number of clients than the executor has.
+    """
+    check_clients(payload, type_spec, known_clients_of(executor))
+    if isinstance(executor, VerbExecutor):
+        return await executor.create_known(payload, type_spec)
+    return await executor.create_value(await off_loop(lambda: to_result(payload, type_spec)), type_spec)
+
+
+async def create_computation(executor: Executor, computation: computation_pb2.Computation) -> ExecutorValue:
+    """Creates a function, or what a computation yields."""
+    return await _create(executor, lambda: executor.create_value(computation), plans.knows(computation))
+
+
+async def create_call(executor: Executor, function: ExecutorValue, argument: ExecutorValue | None) -> ExecutorValue:
+    """Calls a function; members of the argument are matched as `matched` says."""
+    leaves = count_leaves(function.type_signature) + (0 if argument is None else count_leaves(argument.type_signature))
+    is_traced = not isinstance(function, FunctionValue) or plans.knows(function.computation)
+    return await _create(executor, lambda: _called(executor, function, argument), is_traced and leaves <= _FEW_MEMBERS)
+
+
+async def _called(executor: Executor, function: ExecutorValue, argument: ExecutorValue | None) -> ExecutorValue:
+    declared = function.type_signature
+    if argument is not None and isinstance(declared, FunctionType) and declared.parameter is not None:
+        argument = await matched(executor, argument, declared.parameter)
+    return await executor.create_call(function, argument)
+
+
+async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> ExecutorValue:
+    """Puts the members of structs into the order of a type: by name where both have all the same names.
+
+    Where the value has no names, or the type has none, they stay in their order: plain peers leave names out. What has
+    other names than the type is left as it is, for the caller to refuse.
+    """
+    found = value.type_signature
+    if not isinstance(wanted, StructType) or not isinstance(found, StructType) or wanted.is_assignable_from(found):
+        return value
+    fields = fields_of(wanted)
+    names, theirs = [name for name, _ in fields], [name for name, _ in fields_of(found)]
+    positions = list(range(len(theirs)))
+    if None not in names and None not in theirs and set(names) == set(theirs):
+        places = {name: position for position, name in enumerate(theirs)}
+        positions = [places[name] for name in names]
+    elif len(names) != len(theirs) or any(None not in (a, b) and a != b for a, b in zip(names, theirs)):
+        return value
+    members = [await executor.create_selection(value, position) for position in positions]
+    members = [await matched(executor, member, type_spec) for member, (_, type_spec) in zip(members, fields)]
+    return await executor.create_struct(Struct(list(zip(names, members))))
+
+
+async def create_struct(
+    executor: Executor, members: Sequence[tuple[str, ExecutorValue]], limits: ServiceLimits
+) -> ExecutorValue:
+    """Packs values into a struct; an empty name is none.
+
+    Raises:
+      ResourceLimitError: If it has too many tensors, or structs inside of each other.
+      InvalidValueError: If a name comes twice, or is one that the language keeps for itself.
+    """
+    # Each struct may have the one before it twice: counted when it is made, before anything walks over it.
+    types = [value.type_signature for _, value in members]
+    check_sizes(limits, sum(map(count_leaves, types)), 1 + max(map(struct_depth, types), default=0))
+    try:
+        struct = Struct([(name or None, value) for name, value in members])
+        return await _create(executor, lambda: executor.create_struct(struct), len(members) <= _FEW_MEMBERS)
+    except FedstackError:
+        raise
+    except ValueError as error:
+        raise InvalidValueError(
+            f"Expected a struct with names that the language allows, found {error}; leave the names out, or change them"
+        ) from error
+
+
+async def _create(
+    executor: Executor, create: Callable[[], Coroutine[Any, Any, ExecutorValue]], is_quick: bool
+) -> ExecutorValue:
+    """Creates something; in an executor of ours on a thread if it may take long."""
+    if is_quick or not isinstance(executor, VerbExecutor) or executor.waits_to_create:
+        return await create()
+    return await off_loop(lambda: _at_once(create()))
+
+
+def _at_once(creation: Coroutine[Any, Any, ExecutorValue]) -> ExecutorValue:
+    """Runs a coroutine that waits for nothing."""
+    try:
+        creation.send(None)
+    except StopIteration as end:
+        return end.value
+    creation.close()
+    raise RuntimeError("Expected a creation that waits for nothing, found one that does")
+
+
+async def written(value: ExecutorValue, payload: object, write: Callable[[object, Type], _T]) -> _T:
+    """Returns what `write` makes of the payload of a value and its type: on a thread if that may take long."""
+    type_spec = value.type_signature
+    if is_quick(payload, type_spec):
+        return write(payload, type_spec)
+    if isinstance(value, VerbValue) and contains_sequence(type_spec):
+        # Streams run code of users: where that runs.
+        return await value.executor.finish(lambda: write(payload, type_spec), type_spec)
+    return await off_loop(lambda: write(payload, type_spec))
+
+
+async def compute(value: ExecutorValue, progress: ProgressCounts) -> object:
+    """Runs what a value needs and returns its payload; in a task of its own."""
+    set_scope(attrs.evolve(current_scope(), progress=progress))
+    return await pull(value)
+
+
+def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
+    """Returns the payload and the type of a value for which nothing has to run; `None` for any other."""
+    return (value.payload, value.type_signature) if isinstance(value, KnownValue) else None
+
+
+def phases_in(executor: Executor) -> PhaseRunner:
+    """Returns what runs client phases in a stack.
+
+    Raises:
+      UnsupportedIntrinsicError: If nothing does.
+    """
+    found = phases_of(executor)
+    if found is None:
+        raise UnsupportedIntrinsicError(
+            f"Expected a stack that runs client phases, found {executor!r}; send values and calls one by one"
+        )
+    return found
+
+
+class SharedComputation:
+    """The computing of one value, shared by all calls that wait for it.
+
+    When the last of them has gone away it is cancelled; one that is only to ask again soon leaves it running for a
+    while.
+
+    Args:
+      value: The value.
+      grace_seconds: For how long it goes on when nobody waits.
+
+    Attributes:
+      progress: Knows what runs for it.
+    """
+
+    def __init__(self, value: ExecutorValue, grace_seconds: float) -> None:
+        self.progress = ToldCounts()
+        self._task = asyncio.ensure_future(compute(value, self.progress))
+        self._task.add_done_callback(consume_exception)
+        self._grace = grace_seconds
+        self._waiting = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._was_cancelled = False
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether it ends without an outcome, or has: nothing to join in."""
+        return self._was_cancelled or self._task.cancelled()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the end, at most so many seconds; tells whether it has come."""
+        self._waiting += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        cancelled = True
+        try:
+            await asyncio.wait([self._task], timeout=seconds)
+            cancelled = False
+            return self._task.done()
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self._task.done():
+                if cancelled:
+                    self.cancel()
+                else:
+                    self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
+
+    def result(self) -> object:
+        """Returns the payload, or raises what the computing raised."""
+        return self._task.result()
+
+    def _give_up(self) -> None:
+        if not self._waiting:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the computing."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._was_cancelled = True
+        self._task.cancel()

@@ -1,0 +1,340 @@
+"""Keeps what the clients of an executor service have: a session each, with an executor and values of its own.
+
+A session ends when its client disposes of it or is silent for longer than its lease; work that runs for it is cancelled
+then, and its values are freed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any, TypeVar
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
+from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
+from fedstack.executors.base.verb_executor import known_clients_of
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.observe.events import SessionClosed, SessionOpened
+from fedstack.observe.observers import observers
+from fedstack.service.executor.sessions.held_values import SharedComputation
+from fedstack.service.limits.fair_shares import FairShares
+from fedstack.service.limits.limits import ServiceLimits, exceeded
+from fedstack.transport.peers.leases import Leases
+from fedstack.transport.wire.status import Code, StatusError
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+Clock = Callable[[], float]
+PULL_GRACE_SECONDS = 10.0
+_MAX_ID = 100
+
+
+def check_new_id(value_id: str) -> None:
+    """Checks an id that a client has chosen.
+
+    Raises:
+      InvalidValueError: If it is empty or long.
+    """
+    if not 0 < len(value_id) <= _MAX_ID:
+        raise InvalidValueError(
+            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found one of {len(value_id)}"
+        )
+
+
+class Session:
+    """What one client has.
+
+    Attributes:
+      id: Names the session; random, so that it cannot be guessed and never comes back.
+      executor: Runs its computations.
+      clients: Its number of clients; of one that takes phases of any number, that of the last phase.
+      takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
+      bytes: How much its client has put into it.
+      features: What its client can do beyond the first release with extensions.
+      caller: Who has opened it, where that can be told.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        clients: int,
+        limits: ServiceLimits,
+        close: Callable[[], None],
+        *,
+        takes_any_number: bool = False,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.executor = executor
+        self.clients = clients
+        self.takes_any_number = takes_any_number
+        self.bytes = 0
+        self.features: frozenset[str] = frozenset()
+        self.caller = current_scope().caller
+        self.ended = ""
+        self._limits = limits
+        self._close = close
+        self._values: dict[str, tuple[ExecutorValue, int]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._pulls: dict[str, SharedComputation] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def find(self, value_id: str) -> ExecutorValue:
+        """Returns a value.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        found = self._values.get(value_id)
+        if found is None:
+            raise StatusError(
+                Code.NOT_FOUND,
+                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}; it was never created, "
+                "or has been disposed of",
+            )
+        return found[0]
+
+    def has(self, value_id: str) -> bool:
+        """Tells whether there is a value of that id."""
+        return value_id in self._values
+
+    def add(self, value: ExecutorValue, size: int = 0, value_id: str = "") -> str:
+        """Keeps a value, and returns its id.
+
+        Raises:
+          ResourceLimitError: If there are too many, or too many bytes of them.
+        """
+        self.check_room(size)
+        value_id = value_id or uuid.uuid4().hex
+        self._values[value_id] = (value, size)
+        self.bytes += size
+        return value_id
+
+    def check_room(self, size: int) -> None:
+        """Checks that there is room for one more value of a size.
+
+        Raises:
+          ResourceLimitError: If there is not.
+        """
+        if len(self._values) >= self._limits.max_values:
+            raise exceeded(self._limits, "max_values", advice="let go of some")
+        if self.bytes + size > self._limits.max_session_bytes:
+            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "let go of some")
+
+    def remove(self, value_id: str) -> bool:
+        """Lets go of a value; tells whether there was one."""
+        found = self._values.pop(value_id, None)
+        if found is None:
+            return False
+        self._pulls.pop(value_id, None)
+        self.bytes -= found[1]
+        return True
+
+    def pull(self, value_id: str) -> SharedComputation:
+        """Starts to compute a value, or joins in.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        value = self.find(value_id)
+        pull = self._pulls.get(value_id)
+        if pull is None or pull.was_cancelled:
+            pull = self._pulls[value_id] = SharedComputation(value, PULL_GRACE_SECONDS)
+        return pull
+
+    def delivered(self, value_id: str) -> None:
+        """Notes that a client has what a value computed."""
+        self._pulls.pop(value_id, None)
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs work of the session, which the end of the session cancels.
+
+        Raises:
+          StaleSessionError: If the session ended.
+        """
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.ended and task.cancelled():
+                raise stale_session(self.id, self.ended) from None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    @property
+    def running(self) -> int:
+        """How much work runs."""
+        return len(self._tasks)
+
+    def end(self, why: str) -> None:
+        """Cancels the work, frees the values and gives the executor back."""
+        if self.ended:
+            return
+        self.ended = why
+        if observers.present:
+            observers.tell(SessionClosed(session=self.id[:8], reason=why))
+        for task in self._tasks:
+            task.cancel()
+        for pull in self._pulls.values():
+            pull.cancel()
+        self._pulls.clear()
+        self._values.clear()
+        self.bytes = 0
+        self._close()
+
+
+class SessionTable:
+    """The sessions of one service.
+
+    Args:
+      factory: Makes executors.
+      limits: How much clients may have.
+      clock: Tells the time in seconds.
+    """
+
+    def __init__(self, factory: ExecutorFactory, limits: ServiceLimits, clock: Clock = time.monotonic) -> None:
+        self._factory = factory
+        self._limits = limits
+        self._sessions: dict[str, Session] = {}
+        self._leases: Leases[str] = Leases(max_leases=limits.max_sessions, clock=clock)
+        self._shares = FairShares(limits.max_sessions, clock=clock)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, cardinalities: CardinalitiesType, clients: int, lease_seconds: float) -> Session:
+        """Opens a session, for whoever's call runs.
+
+        Raises:
+          ResourceLimitError: If there are too many, or its client has its share of them.
+        """
+        caller = current_scope().caller
+        if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
+            raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, let them run out")
+        try:
+            executor, close = self._executor(cardinalities)
+        except BaseException:
+            self._shares.give_back(caller)
+            raise
+
+        def end() -> None:
+            self._shares.give_back(caller)
+            close()
+
+        found = known_clients_of(executor)  # a factory may have a default
+        any_number = CLIENTS not in cardinalities and isinstance(self._factory, ResourceManagingExecutorFactory)
+        clients = clients if found is None else found
+        session = Session(executor, clients, self._limits, end, takes_any_number=any_number)
+        self._leases.open(session.id, lease_seconds)
+        self._sessions[session.id] = session
+        if observers.present:
+            observers.tell(SessionOpened(session=session.id[:8], clients=clients))
+        return session
+
+    def _make_room(self, caller: str) -> bool:
+        """Ends a session that does nothing, of a client that has more than its share; tells whether there is one."""
+        debtor = self._shares.debtor(caller)
+        idle = [session for session in self if debtor is not None and session.caller == debtor and not session.running]
+        if not idle:
+            return False
+        longest = max(idle, key=lambda session: self._leases.idle_seconds(session.id))
+        _logger.info("Session %s ended: others wait, and its client has more than half of all", longest.id[:8])
+        self.end(longest.id, "others wait for one, and its client had more than half of all")
+        return True
+
+    def _executor(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
+        factory = self._factory
+        if isinstance(factory, ResourceManagingExecutorFactory):
+            executor = factory.lease(cardinalities)
+            return executor, lambda: factory.release(executor, failed=False)
+        executor = factory.create_executor(cardinalities)
+        return executor, lambda: factory.clean_up_executor(cardinalities)
+
+    @contextlib.contextmanager
+    def executor_for(self, session: Session, clients: int) -> Generator[Executor, None, None]:
+        """Lends the executor for a phase of so many clients.
+
+        Raises:
+          CardinalityError: If the session has another number of clients.
+        """
+        if session.takes_any_number:
+            session.clients = clients
+            executor, give_back = self._executor({CLIENTS: clients})
+            try:
+                yield executor
+            finally:
+                give_back()
+        elif clients == session.clients:
+            yield session.executor
+        else:
+            raise CardinalityError(
+                f"Expected a phase for the {session.clients} clients of the session, found one for {clients}; open a "
+                "session without a number of clients for phases of any number"
+            )
+
+    def find(self, session_id: str) -> Session:
+        """Returns a session, and renews its lease.
+
+        Raises:
+          StaleSessionError: If there is none of that id.
+        """
+        found = self._sessions.get(session_id)
+        if found is None or not self._leases.renew(session_id):
+            raise stale_session(session_id, "it has ended, or this server was started anew")
+        return found
+
+    def find_if_there(self, session_id: str) -> Session | None:
+        """Returns a session, if there is one of that id, and renews its lease."""
+        return self._sessions.get(session_id) if self.renew(session_id) else None
+
+    def renew(self, session_id: str) -> bool:
+        """Renews a lease; tells whether the session is there."""
+        return session_id in self._sessions and self._leases.renew(session_id)
+
+    @contextlib.contextmanager
+    def hold(self, session: Session) -> Generator[None, None, None]:
+        """Keeps a session's lease from running out while the block runs."""
+        self._leases.hold(session.id)
+        try:
+            yield
+        finally:
+            self._leases.release(session.id)
+
+    def end(self, session_id: str, why: str) -> None:
+        """Ends a session, if there is one."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._leases.end(session_id)
+            session.end(why)
+
+    def sweep(self) -> float | None:
+        """Ends the sessions whose leases have run out; returns the seconds until the next might."""
+        for session_id in self._leases.expired():
+            session = self._sessions.pop(session_id, None)
+            if session is not None:
+                _logger.info("Session %s ended: its lease ran out with %d values", session_id[:8], len(session))
+                session.end("its lease ran out")
+        return self._leases.next_expiry()
+
+    def seconds_left(self, session_id: str) -> float:
+        """Returns how long the lease of a session still runs."""
+        return self._leases.seconds_left(session_id)
+
+
+def stale_session(session_id: str, why: str) -> StaleSessionError:
+    """Returns the error for a session that is not there."""
+    return StaleSessionError(
+        f"Expected a session of this server, found the id {session_id[:8]!r}; {why}; create the executor again"
+    )

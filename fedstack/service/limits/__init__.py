@@ -1,0 +1,1 @@
+"""What clients of a server may take, each and all together."""

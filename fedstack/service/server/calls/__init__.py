@@ -1,0 +1,1 @@
+"""Calls on their way from gRPC to the methods of services."""

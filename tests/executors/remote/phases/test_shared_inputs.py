@@ -1,0 +1,234 @@
+"""What several phases of a computation read travels to each worker once."""
+
+import contextlib
+from collections.abc import Iterator
+
+import federated_language as fl
+import numpy as np
+import pytest
+from recording_connection import RecordingConnection
+
+import fedstack
+from fedstack.computations.values.columns import ListColumn, ScalarColumn
+from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.contexts import SyncExecutionContext
+from fedstack.errors import RemoteError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.worker.phase_pipeline import PhaseHost
+from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.executor.phase_service import SessionHost
+from fedstack.service.limits.limits import ServiceLimits
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.parcels import Incoming, Parcel
+
+SIZE = 10_000
+VECTOR = fl.TensorType(np.float32, [SIZE])
+VECTORS = fl.FederatedType(VECTOR, fl.CLIENTS)
+squared_distance = fedstack.python_computation([VECTOR, VECTOR], np.float32)(lambda x, m: np.sum((x - m) ** 2))
+shifted = fedstack.python_computation([VECTOR, VECTOR], VECTOR)(lambda x, m: x - m)
+difference = fedstack.python_computation([np.float32, np.float32], np.float32)(lambda x, m: x - m)
+largest = fedstack.python_computation([VECTOR], np.float32)(lambda x: np.max(x))
+
+
+@fl.federated_computation(VECTORS)
+def spread(values):
+    """Needs the values twice: for the mean, and for the distances from it."""
+    mean = fl.federated_broadcast(fl.federated_mean(values))
+    return fl.federated_mean(fl.federated_map(squared_distance, (values, mean)))
+
+
+@fl.federated_computation(VECTORS, VECTORS)
+def three_phases(values, others):
+    mean = fl.federated_broadcast(fl.federated_mean(values))
+    shift = fl.federated_broadcast(fl.federated_sum(fl.federated_map(shifted, (others, mean))))
+    return fl.federated_max(fl.federated_map(largest, fl.federated_map(shifted, (values, shift)))), mean
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def small(values):
+    mean = fl.federated_broadcast(fl.federated_mean(values))
+    return fl.federated_sum(fl.federated_map(difference, (values, mean)))
+
+
+def locally(computation, *arguments):
+    context = SyncExecutionContext(fedstack.local_executor_factory())
+    try:
+        with fedstack.use_context(context):
+            return computation(*arguments)
+    finally:
+        context.close()
+
+
+def vectors(count: int, seed: int = 0) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).standard_normal((count, SIZE), np.float32))
+
+
+@contextlib.contextmanager
+def remote_context(count: int = 1, **limits) -> Iterator[list[RecordingConnection]]:
+    """Runs computations of the block at services in this process; yields the connections to them."""
+    services = [
+        ExecutorService(fedstack.local_executor_factory(), limits=ServiceLimits(**limits)) for _ in range(count)
+    ]
+    connections = [RecordingConnection(service) for service in services]
+    context = SyncExecutionContext(fedstack.remote_executor_factory([ExecutorStub(c) for c in connections]))
+    try:
+        with fedstack.use_context(context):
+            yield connections
+    finally:
+        context.close()
+        for service in services:
+            io_loop.run_sync(service.close())
+
+
+def phases(connection: RecordingConnection) -> list[tuple[PhaseRequest, int]]:
+    """Returns the phases that were sent, and the bytes of each."""
+    found = []
+    for sent in connection.of("RunPhase"):
+        assert isinstance(sent.request, PhaseRequest)
+        found.append((sent.request, sum(sent.sizes)))
+    return found
+
+
+def held_by(connection: RecordingConnection) -> int:
+    status = io_loop.run_sync(ExecutorStub(connection).get_status())
+    return status.values
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_two_phases_read_is_sent_to_each_worker_once(workers: int) -> None:
+    values = vectors(6)
+    expected = locally(spread, values)
+    with remote_context(workers) as connections:
+        assert spread(values) == expected
+    for connection in connections:
+        (_, first), (second, rest) = phases(connection)
+        clients = 6 // workers
+        assert first > clients * SIZE * 4
+        assert rest < SIZE * 4 + 20_000  # the mean, that is new, and what runs
+        assert [bool(message.kept) for message in second.input] == [True, False]
+
+
+def test_of_three_phases_the_last_refers_to_what_the_first_got() -> None:
+    values, others = vectors(4), vectors(4, seed=1)
+    expected = locally(three_phases, values, others)
+    with remote_context() as (connection,):
+        found = three_phases(values, others)
+    np.testing.assert_equal(found, expected)
+    first, second, third = (request for request, _ in phases(connection))
+    (kept,) = {message.keep for message in first.input if message.keep}
+    assert kept not in {message.kept for message in second.input}
+    assert kept in {message.kept for message in third.input}
+
+
+async def test_workers_let_go_of_it_when_the_computation_is_over(eventually) -> None:
+    with remote_context(2) as connections:
+        spread(vectors(6))
+        kept = [message.keep for connection in connections for r, _ in phases(connection) for message in r.input]
+        assert any(kept)
+        for connection in connections:
+            await eventually(lambda connection=connection: connection.of("Dispose") and not held_by(connection))
+
+
+def test_each_call_sends_its_own_values() -> None:
+    values = vectors(4)
+    with remote_context(2):
+        before = spread(values)
+        values[3] *= 2
+        after = spread(values)
+    assert before != after
+    assert after == locally(spread, values)
+
+
+def test_where_there_is_no_room_to_keep_it_it_is_sent_again() -> None:
+    values = vectors(6)
+    expected = locally(spread, values)
+    with remote_context(max_session_bytes=5 * SIZE * 4) as (connection,):
+        assert spread(values) == expected
+    (first, size), (second, again) = phases(connection)
+    assert first.input[0].keep
+    assert not second.input[0].kept
+    assert again > size
+
+
+def test_a_peer_that_keeps_nothing_is_sent_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = vectors(6)
+    expected = locally(spread, values)
+    monkeypatch.setattr(SessionHost, "keep", PhaseHost.keep)
+    with remote_context(2):
+        assert spread(values) == expected
+
+
+def test_small_inputs_are_not_kept() -> None:
+    values = [1.0, 2.0, 4.0]
+    with remote_context() as (connection,):
+        assert small(values) == pytest.approx(0, abs=1e-6)
+    assert len(phases(connection)) == 2
+    assert not any(message.keep or message.kept for request, _ in phases(connection) for message in request.input)
+
+
+def test_a_session_that_is_lost_between_phases_is_opened_anew_and_gets_everything() -> None:
+    values = vectors(6)
+    expected = locally(spread, values)
+    with remote_context() as (connection,):
+
+        def break_next_call(x):
+            connection.fail["RunPhase"] = [StaleSessionError("Expected a session, found that its lease ran out")]
+            return x
+
+        breaking = fedstack.python_computation([VECTOR], VECTOR)(break_next_call)
+
+        @fl.federated_computation(VECTORS)
+        def interrupted(values):
+            mean = fl.federated_broadcast(fl.federated_mean(fl.federated_map(breaking, values)))
+            return fl.federated_mean(fl.federated_map(squared_distance, (values, mean)))
+
+        assert interrupted(values) == expected
+    (first, _), (stale, _), (second, size) = phases(connection)
+    assert stale.input[0].kept == first.input[0].keep
+    assert stale.executor.id == first.executor.id != second.executor.id
+    assert size > 6 * SIZE * 4
+
+
+async def test_what_a_phase_left_whose_answer_was_lost_is_disposed_of(eventually) -> None:
+    with remote_context() as (connection,):
+        spread(vectors(6))
+        connection.lose["RunPhase"] = [WorkerUnavailableError("Expected an answer, found none")]
+        spread(vectors(6))
+        offered = {m.keep for request, _ in phases(connection) for m in request.input if m.keep}
+        assert len(offered) == 3
+
+        def disposed() -> set[str]:
+            return {ref.id for call in connection.of("Dispose") for ref in call.request.value_ref}
+
+        await eventually(lambda: offered <= disposed() or not held_by(connection))
+
+
+def test_an_id_of_something_else_is_refused() -> None:
+    def run(connection: RecordingConnection, request: PhaseRequest) -> PhaseResponse:
+        async def call() -> PhaseResponse:
+            parcel = Parcel(request.SerializeToString())
+            answer = Incoming(
+                connection.exchange("/fedstack.v1.ExecutorExtensions/RunPhase", parcel), on_heartbeat=lambda beat: None
+            )
+            return PhaseResponse.FromString(await answer.header())
+
+        return io_loop.run_sync(call())
+
+    with remote_context() as (connection,):
+        spread(vectors(6))
+        _, (second, _) = phases(connection)
+        changed = PhaseRequest.FromString(second.SerializeToString())
+        changed.input[0].kept = "nobody"
+        with pytest.raises(RemoteError, match="Expected the id of a value in session") as missing:
+            run(connection, changed)
+        assert missing.value.code == "NOT_FOUND"
+
+
+def test_the_same_range_of_a_shared_column_is_the_same_object() -> None:
+    column = SharedColumn(ScalarColumn(np.arange(6)))
+    assert column.slice(0, 6) is column
+    assert column.slice(2, 4) is column.slice(2, 4)
+    assert column.slice(2, 6).slice(0, 2) is column.slice(2, 6).slice(0, 2)
+    assert list(column.slice(2, 4)) == [2, 3]
+    assert list(SharedColumn(ListColumn([(1, b"a"), (2, b"b")])).field(1)) == [b"a", b"b"]
