@@ -12,8 +12,17 @@ INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-input
 # What an installation depends on. Code is not part of it: installations are editable.
 INPUTS := pyproject.toml constraints.txt fedstack/_version.py
 
+# What the core tests leave out: what is true of the repository and of its examples, whatever Python reads it. These
+# tests need the packages of `dev`, the others only those of `test`.
+NOT_CORE := tests/benchmarks tests/demo tests/project
+# What waits for processes, connections and time limits more than it computes.
+WAITING := tests/command_line tests/faults tests/service
+
+# Tests start hundreds of processes, and each starts half as slowly again where no bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak protos matrix clean
+.PHONY: help demo test test-waiting test-others check lint bench soak protos matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -26,12 +35,21 @@ demo: .venv/.installed-demo ## run the demo
 test: .venv/.installed-dev ## run the tests, all but the soak tests
 	$(BIN)/python -m pytest
 
-check: .venv/.installed-dev ## lint, formatting, types, generated code, architecture
+# The same in two runs, which .ci/run has side by side.
+test-waiting: .venv/.installed-dev
+	$(BIN)/python -m pytest -q $(WAITING)
+
+test-others: .venv/.installed-dev
+	$(BIN)/python -m pytest -q $(WAITING:%=--ignore=%)
+
+check: lint ## lint, formatting, types, generated code, architecture
+	$(BIN)/python -m pytest -q tests/project
+
+lint: .venv/.installed-dev ## the same without the tests of the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python scripts/generate_protos.py --check
-	$(BIN)/python -m pytest -q tests/project
 
 bench: .venv/.installed-dev ## run the benchmarks
 	$(BIN)/python -m benchmarks
@@ -47,12 +65,12 @@ find_python = $(or $(lastword $(sort $(wildcard $(PYENV_ROOT)/versions/$(1).*/bi
 	python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null))
 FOUND := $(strip $(foreach version,$(MATRIX),$(if $(call find_python,$(version)),$(version))))
 
-matrix: $(FOUND:%=matrix-%) ## run the fast tests on every supported Python found here
+matrix: $(FOUND:%=matrix-%) ## run the core tests on every supported Python found here
 	@echo "matrix: found $(or $(FOUND),none) of $(MATRIX)"
 
-matrix-%: .venv-%/.installed-dev
+matrix-%: .venv-%/.installed-test
 	@echo "matrix: Python $*"
-	.venv-$*/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not soak"
+	.venv-$*/bin/python -m pytest -q -p no:cacheprovider -m "not slow and not soak" $(NOT_CORE:%=--ignore=%)
 
 clean: ## remove all that make made, the virtual environments too
 	rm -rf .venv .venv-* build dist demo-out .pytest_cache .hypothesis .ruff_cache
@@ -61,7 +79,7 @@ clean: ## remove all that make made, the virtual environments too
 # `dev` includes `demo`, so one installation serves both.
 .venv/.installed-dev: $(INPUTS)
 	$(call make_venv,.venv,$(PYTHON))
-	$(BIN)/python $(INSTALL) -e ".[dev]"
+	$(BIN)/python $(INSTALL) --no-compile -e ".[dev]"
 	@touch .venv/.installed-demo $@
 
 .venv/.installed-demo: $(INPUTS)
@@ -69,9 +87,10 @@ clean: ## remove all that make made, the virtual environments too
 	$(BIN)/python $(INSTALL) -e ".[demo]"
 	@touch $@
 
-.venv-%/.installed-dev: $(INPUTS)
+# Bytecode is made of what is imported, which is a small part of what is installed.
+.venv-%/.installed-test: $(INPUTS)
 	$(call make_venv,.venv-$*,$(call find_python,$*))
-	.venv-$*/bin/python $(INSTALL) -e ".[dev]"
+	.venv-$*/bin/python $(INSTALL) --no-compile -e ".[test]"
 	@touch $@
 
 # $(1): folder, $(2): interpreter. Checked first, because pip's own words for a wrong Python are hard to find.

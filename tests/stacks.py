@@ -198,7 +198,8 @@ FACTORIES = {
     ),
 }
 
-# Variations of stacks that are tested on one Python only: what they vary does not depend on it.
+# Variations of stacks that are tested on one Python only: what they vary does not depend on it. On every Python there
+# are one process, clients that are composed, and workers, in memory and over sockets.
 SLOW = frozenset(
     {
         "1 worker process",
@@ -208,10 +209,15 @@ SLOW = frozenset(
         "2 workers over mTLS",
         "2 workers with faults and retries",
         "5 workers",
+        "2 workers, plain verbs",
         "composed of 5",
+        "composed twice",
+        "faults and retries",
         "remote in chunks",
         "remote over mTLS",
+        "remote, plain verbs",
         "remote, structs streamed",
+        "sized",
         "three clients by default",
         "thread per client",
         "with data",

@@ -1,12 +1,13 @@
-"""Run as a script: fails in one way again and again without the garbage collector, and says what that has kept.
+"""Run as a script: fails in each way it is told again and again without the garbage collector, and says what was kept.
 
-Each way is a generator that yields what fails once, with arrays of 64 MiB. Client and server are in this process unless
+Each way is a generator that yields what fails once, with arrays of 16 MiB. Client and server are in this process unless
 it is about a worker's end.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -42,15 +43,18 @@ from fedstack.transport.wire.parcels import Parcel
 
 WALL = 30.0
 MIB = 1 << 20
-LARGE = fl.TensorType(np.float32, [16 * MIB])
-BYTES = 64 * MIB
+LARGE = fl.TensorType(np.float32, [4 * MIB])
+BYTES = 16 * MIB
 FLOAT = fl.TensorType(np.float32)
 LARGE_AT_CLIENTS = fl.FederatedType(LARGE, fl.CLIENTS)
 Fail = Callable[[], object]
 Way = Callable[[], Iterator[Fail]]
 WARM_UP, TIMES = 2, 12
+# Each time costs a process that starts.
+TIMES_OF_WORKERS = 5
 MOST_BYTES = 3 * BYTES
 SETTLING_SECONDS = 10.0
+MOST_SECONDS = 100.0
 
 
 def array() -> Any:
@@ -204,7 +208,7 @@ def upload_of(sent: int | None, **limits: Any) -> Iterator[Fail]:
 
 
 def an_upload_that_is_cut_short() -> Iterator[Fail]:
-    yield from upload_of(63 * MIB)
+    yield from upload_of(BYTES - MIB)
 
 
 def an_upload_beyond_a_limit() -> Iterator[Fail]:
@@ -276,7 +280,7 @@ def a_leaf_of_a_remote_executor() -> Iterator[Fail]:
 
 def an_argument_that_does_not_fit() -> Iterator[Fail]:
     async def work(executor: RemoteExecutor) -> None:
-        await call(executor, raises, np.ones(16 * MIB + 1, np.float32), fl.TensorType(np.float32, [None]))
+        await call(executor, raises, np.ones(4 * MIB + 1, np.float32), fl.TensorType(np.float32, [None]))
 
     yield from at_an_executor(work)
 
@@ -439,7 +443,7 @@ def remote(is_async: bool, computation: str) -> Way:
 
 def another_argument() -> Iterator[Fail]:
     with installed(fedstack.create_sync_local_execution_context()):
-        yield failing(lambda: at_the_server(np.ones(16 * MIB + 1, np.float32)))
+        yield failing(lambda: at_the_server(np.ones(4 * MIB + 1, np.float32)))
 
 
 def a_call_that_is_tried_again() -> Iterator[Fail]:
@@ -527,7 +531,9 @@ def circles_of(fail: Fail) -> list[str]:
     fail()
     gc.collect()
     gc.set_debug(0)
-    large = [thing for thing in gc.garbage if any(size_of(held) > MIB for held in gc.get_referents(thing))]
+    garbage = [*gc.garbage]
+    gc.garbage.clear()
+    large = [thing for thing in garbage if any(size_of(held) > MIB for held in gc.get_referents(thing))]
     return sorted({f"{type(thing).__name__} {thing!r}"[:200] for thing in large})
 
 
@@ -537,16 +543,28 @@ def size_of(thing: object) -> int:
     return thing.nbytes if isinstance(thing, (np.ndarray, memoryview)) else 0
 
 
-def main(name: str) -> None:
-    gc.disable()
-    for fail in WAYS[name]():
+def kept_by(way: Way) -> dict[str, Any]:
+    """Fails in one way, and returns what that has kept."""
+    kept: dict[str, Any] = {}
+    for fail in way():
         for _ in range(WARM_UP):
             fail()
         before = resident()
-        for _ in range(TIMES):
+        for _ in range(TIMES_OF_WORKERS if way is a_worker_that_ends else TIMES):
             fail()
-        print(json.dumps({"grown": grown_since(before), "circles": circles_of(fail)}), flush=True)
+        kept = {"grown": grown_since(before), "circles": circles_of(fail)}
+    gc.collect()
+    return kept
+
+
+def main() -> None:
+    gc.disable()
+    for line in sys.stdin:
+        faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
+        kept = kept_by(WAYS[line.strip()])
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(kept), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

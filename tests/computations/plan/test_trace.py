@@ -439,6 +439,7 @@ def functions(count, calls):
     return body
 
 
+@pytest.mark.slow
 def test_functions_that_unfold_into_too_much_are_refused(fedstack_context):
     with pytest.raises(ResourceLimitError, match="at most 1000000 steps once its calls are unfolded"):
         computation(functions(40, calls=2), INT)(0)
