@@ -21,10 +21,11 @@ import fedstack
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory
 from fedstack.executors import RemoteExecutor
 from fedstack.executors.remote.worker_stubs import make_stubs
+from fedstack.service.cluster.server import Server
+from fedstack.service.cluster.server_config import ServerConfig
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
-from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.testing import FaultInjectingExecutor, FaultPlan
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
@@ -32,13 +33,14 @@ from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
+from fedstack.transport.wire.cluster_spec import ClusterSpec
 from fedstack.transport.wire.frames import Chunking
 
 # Nothing is small, so all arrays travel beside their messages, in many frames.
 CHUNKED = Chunking(large_bytes=1, chunk_bytes=997)
 PLAIN = {"extensions": False, "keeps_handles": True}
 
-_servers: list[GrpcServer] = []
+_servers: list[Server] = []
 _services: list[ExecutorService] = []
 
 
@@ -46,6 +48,7 @@ def start_servers() -> None:
     """Starts what the stacks share, so that no single test is blamed for it."""
     for target in (loopback_target(), mtls_target()):
         stub(target)
+    cluster()
     service()
 
 
@@ -69,13 +72,13 @@ def pool_stub() -> ExecutorStub:
 def stop_servers() -> None:
     """Ends what `start_servers` started."""
     while _servers:
-        io_loop.run_sync(_servers.pop().stop(0))
+        _servers.pop().stop(0)
     while _services:
         io_loop.run_sync(_services.pop().close())
     if pool.cache_info().currsize:
         pool().close()
     # Whoever starts them again gets new ones.
-    for made in (service, faulty_service, loopback_target, mtls_target, stub, pool, pool_stub):
+    for made in (service, faulty_service, loopback_target, cluster, mtls_target, stub, pool, pool_stub):
         made.cache_clear()
 
 
@@ -101,16 +104,23 @@ def service(chunking: Chunking | None = None) -> ExecutorService:
     return new_service(limits=ServiceLimits(chunking=chunking or Chunking()))
 
 
-def start_server(**options: Any) -> str:
-    server = GrpcServer([new_service()], **options)
-    io_loop.run_sync(server.start())
+def start_server(credentials: ServerCredentials | None = None) -> str:
+    """Starts the only task of a cluster."""
+    server = Server({"worker": ["127.0.0.1:0"]}, config=ServerConfig(credentials))
     _servers.append(server)
+    _services.append(server._executors)
     return server.target
 
 
 @functools.cache
 def loopback_target() -> str:
     return start_server()
+
+
+@functools.cache
+def cluster() -> ClusterSpec:
+    """Two tasks."""
+    return ClusterSpec({"worker": [loopback_target(), start_server()], "ps": []})
 
 
 @functools.cache

@@ -173,7 +173,7 @@ FACTORIES = {
         options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
     ),
     "1 worker": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()]), PASSES_ON),
-    "2 workers": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()] * 2)),
+    "2 workers": remote_factory(lambda: fedstack.remote_executor_factory(remote_stacks.cluster())),
     "5 workers": remote_factory(lambda: remote_stacks.in_memory_workers(5)),
     "2 workers over mTLS": remote_factory(lambda: remote_stacks.workers([remote_stacks.mtls_target()] * 2)),
     "2 workers in chunks": remote_factory(

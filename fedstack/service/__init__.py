@@ -7,6 +7,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedstack.service.cluster.addresses_file import wait_for_addresses
+    from fedstack.service.cluster.server import Server, create_local_server
+    from fedstack.service.cluster.server_config import ServerConfig
     from fedstack.service.executor.executor_service import ExecutorService
     from fedstack.service.limits.limits import ServerLimits, ServiceLimits
     from fedstack.service.pool.worker_pool import local_worker_pool
@@ -19,11 +22,15 @@ __all__ = [
     "ClusterSpec",
     "ExecutorService",
     "GrpcServer",
+    "Server",
+    "ServerConfig",
     "ServerDef",
     "ServerLimits",
     "ServerThread",
     "ServiceLimits",
+    "create_local_server",
     "local_worker_pool",
+    "wait_for_addresses",
 ]
 
 _MODULES = {
@@ -31,11 +38,15 @@ _MODULES = {
     "ClusterSpec": "transport.wire.cluster_spec",
     "ExecutorService": "service.executor.executor_service",
     "GrpcServer": "service.server.grpc_server",
+    "Server": "service.cluster.server",
+    "ServerConfig": "service.cluster.server_config",
     "ServerDef": "transport.wire.cluster_spec",
     "ServerLimits": "service.limits.limits",
     "ServerThread": "service.server.server_thread",
     "ServiceLimits": "service.limits.limits",
+    "create_local_server": "service.cluster.server",
     "local_worker_pool": "service.pool.worker_pool",
+    "wait_for_addresses": "service.cluster.addresses_file",
 }
 
 

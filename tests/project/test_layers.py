@@ -53,6 +53,7 @@ ROOMS = (
     "service/executor/sessions",
     "service/executor/isolation",
     "service/executor",
+    "service/cluster",
     "service/pool",
     "service",
     "__init__",

@@ -52,7 +52,7 @@ def refused(numbers):
 @pytest.fixture(scope="module")
 def channel():
     remote_stacks.start_servers()
-    with grpc.insecure_channel(remote_stacks.loopback_target()) as channel:
+    with grpc.insecure_channel(remote_stacks.loopback_target().removeprefix("grpc://")) as channel:
         yield channel
     remote_stacks.stop_servers()
 

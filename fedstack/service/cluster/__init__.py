@@ -1,0 +1,1 @@
+"""A task of a cluster: one server for everything that it hosts."""

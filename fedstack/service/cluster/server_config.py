@@ -1,0 +1,57 @@
+"""Says how a server of a cluster serves."""
+
+import os
+from collections.abc import Iterable
+
+import attrs
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.errors import InvalidValueError
+from fedstack.service.limits.limits import ServerLimits, ServiceLimits
+from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.peers.methods import Service
+
+
+def _services(services: Iterable[Service]) -> tuple[Service, ...]:
+    return tuple(services)
+
+
+@attrs.frozen
+class ServerConfig:
+    """How a `Server` serves.
+
+    Attributes:
+      credentials: The certificate and key for TLS, and what is asked of clients.
+      token_file: A file with tokens, one a line, of which clients must know one; it is read again when it changes.
+      insecure: Whether other machines may reach the server without TLS.
+      policy: Which leaf computations clients may bring: by default neither modules nor code.
+      limits: How much clients may have of the executor service.
+      services: More to serve; they belong to the one server that is given them, which closes them when it stops.
+      server_limits: How much clients may have of the server itself.
+      addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
+    """
+
+    credentials: ServerCredentials | None = None
+    token_file: str | os.PathLike[str] | None = None
+    insecure: bool = False
+    policy: CarrierPolicy = attrs.field(factory=CarrierPolicy)
+    limits: ServiceLimits = attrs.field(factory=ServiceLimits)
+    services: tuple[Service, ...] = attrs.field(default=(), converter=_services)
+    server_limits: ServerLimits = attrs.field(factory=ServerLimits)
+    addresses_file: str | os.PathLike[str] | None = None
+
+    def all_credentials(self) -> ServerCredentials:
+        """Returns the credentials with the tokens of the file.
+
+        Raises:
+          InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
+        """
+        credentials = self.credentials or ServerCredentials()
+        if self.token_file is None:
+            return credentials
+        if credentials.tokens:
+            raise InvalidValueError("Expected tokens in credentials or in token_file, found both; give one of them")
+        read = ServerCredentials.from_files(token_file=self.token_file)
+        certificates = credentials.files and credentials.files.certificates
+        files = read.files and attrs.evolve(read.files, certificates=certificates)
+        return attrs.evolve(credentials, tokens=read.tokens, files=files)
