@@ -13,6 +13,7 @@ from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
+from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.wholes import WHOLE, fits_whole
 
@@ -81,8 +82,17 @@ class ChannelConnection(Connection):
 
     async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
         if self._takes_wholes and fits_whole(parcel):
-            return await ask_whole(self, path, parcel, timeout)
+            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout))
         return self.exchange(path, parcel)
+
+    async def _soon(self, path: str, request: bytes, seconds: float) -> bytes:
+        """Does what `unary` does, without a deadline of gRPC's; see `GrpcConnection`."""
+        with self._errors():
+            return await answered(
+                asyncio.ensure_future(_result(cast(Any, self._channel.unary_unary(path)).future(request))),
+                seconds,
+                who=f"the worker at {self._address}",
+            )
 
     def learn(self, features: Collection[str]) -> None:
         self._takes_wholes = WHOLE in features

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from fedstack.errors import (
@@ -16,7 +16,6 @@ from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import NO_ANSWER
 from fedstack.transport.wire.frames import parse_frame
-from fedstack.transport.wire.heartbeat import watch
 from fedstack.transport.wire.parcels import Parcel, Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 from fedstack.transport.wire.wholes import JOIN, SUFFIX, join_request, read_whole, write_whole
@@ -130,27 +129,26 @@ async def parsed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, N
 
 
 async def ask_whole(
-    connection: Connection, path: str, parcel: Parcel, timeout: float
+    connection: Connection, path: str, parcel: Parcel, answer: Callable[[str, bytes], Awaitable[bytes]]
 ) -> Parcel | AsyncGenerator[Piece, None]:
-    """Sends a parcel in one message; returns the one that comes back in the answer, or where it will come from."""
+    """Sends a parcel in one message; returns the one that comes back in the answer, or where it will come from.
 
-    async def answers() -> AsyncGenerator[bytes, None]:
-        # Without a deadline of gRPC's: where this process was held up itself, that passes with the answer already here.
-        yield await connection.unary(path + SUFFIX, write_whole(parcel), None)
-
-    watched = watch(answers(), timeout, who=f"the worker at {connection.address}")
+    Args:
+      connection: The way to the peer.
+      path: The method.
+      parcel: What to send.
+      answer: Sends a message to a method and returns the answer.
+    """
     try:
-        answer = read_whole(await anext(watched))
+        whole = read_whole(await answer(path + SUFFIX, write_whole(parcel)))
     except RemoteError as error:
         if error.code != "UNIMPLEMENTED":
             raise
         connection.learn(())  # it was started anew, and of an older release, or what stands between does not know it
         return connection.exchange(path, parcel)
-    finally:
-        await watched.aclose()
-    if isinstance(answer, Parcel):
-        return answer
-    return connection.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(answer))
+    if isinstance(whole, Parcel):
+        return whole
+    return connection.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(whole))
 
 
 def error_of_call(failure: grpc.RpcError, address: str) -> Exception:

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
-from typing import Final, TypeVar, cast
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator
+from typing import Final, Protocol, TypeVar, cast
 
 from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
 from fedstack.errors import DeadlineExceededError
 
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 _END: Final = object()
 # A loop that is later than that, and than half the limit, was held up: by a debugger, a lid, a full machine.
 _HELD_UP_SECONDS = 0.5
@@ -39,16 +40,14 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
             while not task.done():
                 due = time.monotonic() + limit
                 await asyncio.wait([task], timeout=limit)
-                if time.monotonic() - due < max(limit / 2, _HELD_UP_SECONDS):
+                if not _held_up(time.monotonic() - due, limit):
                     break
                 # What came while this process was held up itself is still to be looked at.
             is_silent = not task.done()
         finally:
             await _end(task)
         if is_silent:
-            raise DeadlineExceededError(
-                f"{who} gave no sign of life within {limit:.3g} seconds; it hangs, or the way to it is cut"
-            )
+            raise _silent(who, limit)
         item = task.result()
         if item is _END:
             return
@@ -65,3 +64,70 @@ async def _end(task: "asyncio.Task[object]") -> None:
         task.cancel()
         await asyncio.wait([task])
         drop_outcome(task)
+
+
+class Call(Protocol[_T_co]):
+    """A call that runs, such as one of `grpc.aio`, or a future."""
+
+    def cancel(self) -> bool:
+        """Ends the call; returns whether it had not ended yet."""
+        ...
+
+    def __await__(self) -> Generator[object, None, _T_co]: ...
+
+
+async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T:
+    """Returns the one answer of a call, which is cancelled if that does not come in time: `watch` without a task.
+
+    Args:
+      call: The call.
+      limit: How long it may take, in seconds.
+      who: Who is expected to answer, for messages.
+
+    Raises:
+      DeadlineExceededError: If it took longer.
+    """
+    silence = _Silence(call, limit)
+    try:
+        return await call
+    except asyncio.CancelledError:
+        if silence.ended_call:
+            raise _silent(who, limit) from None
+        raise
+    finally:
+        silence.end()
+
+
+class _Silence:
+    """Ends a call that takes too long.
+
+    Attributes:
+      ended_call: Whether it has done so.
+    """
+
+    def __init__(self, call: Call[object], limit: float) -> None:
+        self.ended_call = False
+        self._call = call
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(limit, self._due)
+
+    def _due(self) -> None:
+        if _held_up(self._loop.time() - self._timer.when(), self._limit):
+            self._timer = self._loop.call_later(self._limit, self._due)
+        else:
+            self.ended_call = self._call.cancel()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+
+def _held_up(late: float, limit: float) -> bool:
+    """Returns whether a loop that was so late to notice a silence may have missed what came before."""
+    return late >= max(limit / 2, _HELD_UP_SECONDS)
+
+
+def _silent(who: str, limit: float) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"{who} gave no sign of life within {limit:.3g} seconds; it hangs, or the way to it is cut"
+    )

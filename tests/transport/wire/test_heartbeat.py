@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import gc
+import time
 
 import grpc
 import grpc.aio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.transport.wire.heartbeat import watch
+from fedstack.transport.wire import heartbeat
+from fedstack.transport.wire.heartbeat import answered, watch
 
 LONG = 60.0
 SHORT = 0.02
@@ -180,3 +182,39 @@ async def test_a_call_of_grpc_that_is_left_early_is_for_its_owner_to_end():
         assert not call.done()
         call.cancel()
         await asyncio.wait_for(ended.wait(), LONG)
+
+
+async def test_the_answer_of_a_call_passes_and_so_does_its_error():
+    call = asyncio.get_running_loop().create_future()
+    call.set_result(b"answer")
+    assert await answered(call, LONG) == b"answer"
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        await answered(failed, LONG)
+
+
+async def test_a_call_that_does_not_answer_is_ended():
+    call = asyncio.get_running_loop().create_future()
+    with pytest.raises(DeadlineExceededError, match="worker:1 gave no sign of life within 0.02 seconds"):
+        await answered(call, SHORT, who="worker:1")
+    assert call.cancelled()
+
+
+async def test_a_caller_that_is_cancelled_is_not_told_of_silence():
+    call = asyncio.get_running_loop().create_future()
+    asking = asyncio.ensure_future(answered(call, LONG))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert call.cancelled()
+
+
+async def test_an_answer_that_comes_while_this_process_is_held_up_is_taken(monkeypatch):
+    monkeypatch.setattr(heartbeat, "_HELD_UP_SECONDS", 0.05)
+    loop = asyncio.get_running_loop()
+    call = loop.create_future()
+    loop.call_later(2 * SHORT, call.set_result, b"answer")
+    loop.call_soon(time.sleep, 10 * SHORT)
+    assert await answered(call, SHORT) == b"answer"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import os
+import itertools
 from collections.abc import Awaitable, Callable, Generator, Sequence
 
 from fedstack.computations.leaves.version_skew import warn_of_differing
@@ -71,6 +71,7 @@ class ExtendedSession(RemoteSession):
         self._evaluates = EVALUATE in peer.features
         most_bytes = _MAX_PENDING_BYTES if self._evaluates else _MAX_PENDING_MESSAGE_BYTES
         self._pending = PendingCreations(_MAX_PENDING, most_bytes)
+        self._ids = map("{:x}".format, itertools.count(1))
         self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
 
     @property
@@ -79,7 +80,7 @@ class ExtendedSession(RemoteSession):
 
     def put(self, payload: object, type_spec: Type) -> Made:
         typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
-        creation = Creation(id=_new_id(), value=typed)
+        creation = Creation(id=next(self._ids), value=typed)
         size = creation.ByteSize() + sum(map(len, segments))
         if size <= (_SMALL_BYTES if self._evaluates else _SMALL_MESSAGE_BYTES) and (self._evaluates or not segments):
             return self._keep_back(creation, data=joined(segments))
@@ -96,7 +97,7 @@ class ExtendedSession(RemoteSession):
         return creation.id
 
     async def put_computation(self, computation: Computation) -> str:
-        creation = Creation(id=_new_id(), computation=computation)
+        creation = Creation(id=next(self._ids), computation=computation)
         with self._forgotten_on_failure(creation.id):
             await self._send([pending(creation)])
         return creation.id
@@ -105,15 +106,15 @@ class ExtendedSession(RemoteSession):
         call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
         if argument is not None:
             call.argument_ref.id = argument
-        return self._keep_back(Creation(id=_new_id(), call=call), (function, argument or ""))
+        return self._keep_back(Creation(id=next(self._ids), call=call), (function, argument or ""))
 
     def struct(self, members: Named) -> Made:
         struct = extended.CreateRequest.Struct(element=elements_of(members))
-        return self._keep_back(Creation(id=_new_id(), struct=struct), [value for _, value in members])
+        return self._keep_back(Creation(id=next(self._ids), struct=struct), [value for _, value in members])
 
     def selection(self, source: str, index: int) -> Made:
         selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
-        return self._keep_back(Creation(id=_new_id(), selection=selection), [source])
+        return self._keep_back(Creation(id=next(self._ids), selection=selection), [source])
 
     def _keep_back(self, creation: Creation, needs: Sequence[str] = (), data: bytes = b"") -> Made:
         if self._pending.add_if_room(creation, needs, data):
@@ -224,7 +225,3 @@ class ExtendedSession(RemoteSession):
     async def renew(self) -> bool:
         response = await self.stub.renew_lease(extended.RenewLeaseRequest(executor=[self.executor]))
         return not response.unknown
-
-
-def _new_id() -> str:
-    return os.urandom(16).hex()
