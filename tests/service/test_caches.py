@@ -42,6 +42,7 @@ INT = fl.TensorType(np.int32)
 CONSTANT = None
 # What keeps things, and the most of them. Where there is none, they end with what they are for.
 TABLE: dict[str, tuple[int | None, str]] = {
+    "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
     "computations.types.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),

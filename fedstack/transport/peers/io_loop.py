@@ -16,6 +16,7 @@ from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.traceback_filter import drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
+from fedstack.transport.peers.loop_calls import calls_on
 
 _T = TypeVar("_T")
 
@@ -170,7 +171,8 @@ class _Crossing(Generic[_T]):
         self._task: asyncio.Task[_T] | None = None
         self._ended: asyncio.Future[None] | None = None
         self._arrived = False
-        loop.call_soon_threadsafe(self._start, coroutine)
+        in_context = contextvars.copy_context().run
+        calls_on(loop).add(lambda: in_context(self._start, coroutine))
 
     async def cancel(self) -> None:
         """Asks the coroutine to end, if it has not, and waits for that a while."""
@@ -178,7 +180,7 @@ class _Crossing(Generic[_T]):
             drop_outcome(self.outcome)  # it came just when the caller was cancelled
         elif not self._arrived:
             self._ended = self._home.create_future()
-            self._loop.call_soon_threadsafe(self._cancel)
+            calls_on(self._loop).add(self._cancel)
             await asyncio.wait([self._ended], timeout=_CANCEL_SECONDS)
 
     def _start(self, coroutine: Coroutine[Any, Any, _T]) -> None:
@@ -192,7 +194,7 @@ class _Crossing(Generic[_T]):
     def _go_home(self, task: "asyncio.Task[_T]") -> None:
         self._task = None
         try:
-            self._home.call_soon_threadsafe(self._arrive, task)
+            calls_on(self._home).add(lambda: self._arrive(task))
         except RuntimeError:  # the caller's loop is closed
             drop_outcome(task)
 

@@ -1,0 +1,57 @@
+"""Calls functions on an event loop from other threads, and wakes it once for many that come at about the same time.
+
+`call_soon_threadsafe` writes to a socket each time, for which it lets go of Python's lock: with many calls in flight
+both loops would spend more time on waking each other than on what they do.
+"""
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+
+class LoopCalls:
+    """The functions to call on one loop, in the order in which they came. They must not raise.
+
+    Args:
+      loop: The loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._is_woken = False
+
+    def add(self, function: Callable[[], object]) -> None:
+        """Calls a function soon, in no context of the caller's.
+
+        Raises:
+          RuntimeError: If the loop is closed.
+        """
+        self._waiting.append(function)
+        if self._is_woken:
+            return
+        try:
+            self._is_woken = True
+            loop = self._loop()
+            if loop is not None:
+                loop.call_soon_threadsafe(self._call_all)
+        except BaseException as error:  # Ctrl-C too: the next one has to wake the loop, at worst once too often
+            self._is_woken = False
+            if isinstance(error, RuntimeError):
+                self._waiting.clear()  # they may refer to the loop
+            raise
+
+    def _call_all(self) -> None:
+        self._is_woken = False  # first: what is added from now on wakes the loop again, and so nothing is left behind
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft()()
+
+
+_calls: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]" = weakref.WeakKeyDictionary()
+
+
+def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
+    """Returns what calls functions on a loop; one for all who do so."""
+    found = _calls.get(loop)
+    return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
