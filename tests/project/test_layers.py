@@ -53,6 +53,7 @@ ROOMS = (
     "service/executor/sessions",
     "service/executor/isolation",
     "service/executor",
+    "service/rpc",
     "service/cluster",
     "service/pool",
     "service",

@@ -77,6 +77,7 @@ PUBLIC_NAMES = {
         "SizingExecutor",
         "TransformingExecutor",
     ],
+    "fedstack.service.rpc": ["Client", "Code", "MethodService", "Server", "StatusOrResult"],
     "fedstack.service": [
         "ClusterDef",
         "ClusterSpec",

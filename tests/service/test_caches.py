@@ -103,6 +103,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.thread_pool._serving.jobs": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
     "service._MODULES": (CONSTANT, "names of modules"),
+    "service.rpc._MODULES": (CONSTANT, "names of modules"),
     "service.limits.fair_shares.caller_at": (4096, "addresses"),
     "service.executor.executor_group._PLACEMENTS": (CONSTANT, "placements"),
     "transport.grpc.grpc_module._TOLD": (CONSTANT, "texts"),

@@ -6,22 +6,19 @@ from typing import Any
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_function
-from fedstack.computations.values.columns import with_columns
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import known_clients_of
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, sized
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received
 from fedstack.proto import extensions_pb2 as messages
-from fedstack.service.executor.requests import in_turns
+from fedstack.service.executor.requests import in_turns, read_value
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Session, check_new_id
-from fedstack.transport.wire.unpacking import Unpacker
 
 # What names and types add to a function.
 _FUNCTION_SPARE_BYTES = 1024
-_ARRAYS = ("array", "raw", "column", "rows")
 
 
 class Creations:
@@ -77,32 +74,30 @@ class Creations:
         received: "Received[Any] | None",
     ) -> tuple[object, Type, int]:
         """Returns the payload of a value, with the bytes that follow, its type and its size."""
-        size = await sized(request_bytes, value.value.ByteSize)
-        self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
-        session.check_room(size)
-        weight = size if value.value.WhichOneof("kind") in _ARRAYS else PIECES_WEIGHT * size
-        clients = known_clients_of(session.executor)
-        payload, type_spec, unpacker = await sized(weight, lambda: self._unpacked(value, clients))
-        if not unpacker.buffers:
-            unpacker.finish()
-        elif received is None:
-            raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
-        else:
-            size += sum(map(len, unpacker.buffers))
+
+        def check(size: int) -> None:
             self._core.admission.check_size(size, ARRAY_SPARE_BYTES)
             session.check_room(size)
-            await received.fill_next(unpacker)
-        return payload, type_spec, size
 
-    def _unpacked(self, value: messages.TypedValue, clients: int | None) -> tuple[object, Type, Unpacker]:
+        clients, most = known_clients_of(session.executor), self._core.admission.max_bytes
+        return await read_value(
+            value.value,
+            lambda: self._type_of(value),
+            request_bytes,
+            received,
+            check=check,
+            max_bytes=most,
+            clients=clients,
+        )
+
+    def _type_of(self, value: messages.TypedValue) -> Type:
         type_spec = self._core.admission.read_type(value.type)
         if contains_function(type_spec):
             raise InvalidValueError(
                 f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "
                 "functions as computations, and put them and the rest into a struct"
             )
-        unpacker = Unpacker(max_bytes=self._core.admission.max_bytes, clients=clients)
-        return with_columns(unpacker.unpack(value.value, type_spec), type_spec), type_spec, unpacker
+        return type_spec
 
     async def _created(self, session: Session, creation: messages.CreateRequest.Creation, size: int) -> Any:
         executor = session.executor

@@ -3,8 +3,8 @@
 import asyncio
 import functools
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -12,11 +12,9 @@ from fedstack._version import __version__
 from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
-from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
-from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
@@ -26,20 +24,15 @@ from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.creations import Creations
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
-from fedstack.service.executor.requests import control, in_turns, unary_sized
+from fedstack.service.executor.requests import beats, control, in_turns, unary_sized
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Session
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
-from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
-
-_T = TypeVar("_T")
-# How often it is looked whether there is something to tell of work that runs.
-_LOOK_SECONDS = 1.0
 
 
 class ExecutorExtensions:
@@ -118,7 +111,7 @@ class ExecutorExtensions:
             return messages.CreateResponse(differing_module=self._differing(request.creation))
 
         work = asyncio.ensure_future(create())
-        async for beat in self._beats(work, ProgressCounts()):
+        async for beat in beats(work, ProgressCounts(), self._core.limits):
             yield beat
         yield Parcel(work.result().SerializeToString())
 
@@ -163,7 +156,7 @@ class ExecutorExtensions:
         else:
             work = self._evaluated(session, received, packer, progress)
         running = asyncio.ensure_future(self._core.run(session, work))
-        async for beat in self._beats(running, progress):
+        async for beat in beats(running, progress, self._core.limits):
             yield beat
         yield self._parcel(running.result(), packer)
         session.delivered(value_id)
@@ -232,7 +225,7 @@ class ExecutorExtensions:
 
         progress = ProgressCounts()
         work = asyncio.ensure_future(self._core.run(session, self._computed(session, value_id, packer, progress)))
-        async for beat in self._beats(work, progress):
+        async for beat in beats(work, progress, self._core.limits):
             yield beat
         yield self._parcel(work.result(), packer)
         session.delivered(value_id)
@@ -250,37 +243,12 @@ class ExecutorExtensions:
             return await self._core.run(session, run_phase(self._core, session, received))
 
         work = asyncio.ensure_future(receive_and_run())
-        async for beat in self._beats(work, progress):
+        async for beat in beats(work, progress, self._core.limits):
             yield beat
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:
         return Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)
-
-    async def _beats(self, work: "asyncio.Future[_T]", progress: ProgressCounts) -> AsyncIterator[Heartbeat]:
-        """Yields a heartbeat now and then until work is done, and cancels it when nobody listens any more.
-
-        They come as often as the limits say, and sooner where there is something to tell.
-        """
-        work.add_done_callback(consume_exception)
-        loop = asyncio.get_running_loop()
-        between = self._core.limits.heartbeat_seconds
-        look = min(_LOOK_SECONDS, between)
-        told, due = None, loop.time() + between
-        try:
-            while not work.done():
-                await asyncio.wait([work], timeout=look)
-                if work.done():
-                    break
-                pieces = progress.work()
-                found = progress.done, progress.running, progress.failures
-                news = (*found, *((piece.first_client, piece.function) for piece in pieces))
-                if news != told or loop.time() + look / 2 >= due:
-                    told, due = news, loop.time() + between
-                    yield Heartbeat(*found, tuple(pieces))
-        except BaseException as error:
-            await end_all([work], error)
-            raise
 
     async def get_status(self, request: messages.GetStatusRequest) -> messages.GetStatusResponse:
         """Tells what this server holds and has done."""

@@ -1,20 +1,33 @@
-"""Reads the messages of calls and writes the answers, large ones on threads: the loop is everybody's."""
+"""Reads the messages and values of calls and writes the answers, large ones on threads: the loop is everybody's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from fedstack.errors import ResourceLimitError
-from fedstack.executors.concurrency.off_loop import read_message
+from fedstack.computations.types.language import Type
+from fedstack.computations.types.traceback_filter import consume_exception
+from fedstack.computations.values.columns import with_columns
+from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, read_message, sized
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.side_by_side import end_all
+from fedstack.executors.worker.received import Received
+from fedstack.proto.extensions_pb2 import Packed
+from fedstack.service.limits.limits import ServiceLimits
 from fedstack.transport.peers.methods import UnaryMethod
+from fedstack.transport.wire.frames import Heartbeat
+from fedstack.transport.wire.unpacking import Unpacker
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 _AT_ONCE = 256
 # Enough to renew ten thousand leases.
 CONTROL_BYTES = 1 << 20
+_ARRAYS = ("array", "raw", "column", "rows")
+# How often it is looked whether there is something to tell of work that runs.
+_LOOK_SECONDS = 1.0
 
 
 def unary_to_bytes(request: type[_M], handle: Callable[[_M], Awaitable[bytes]]) -> UnaryMethod:
@@ -64,3 +77,73 @@ async def in_turns(items: Iterable[_T], at_once: int = _AT_ONCE) -> AsyncIterato
         yield item
         if not index % at_once:
             await asyncio.sleep(0)
+
+
+async def read_value(
+    packed: Packed,
+    type_of: Callable[[], Type],
+    request_bytes: int,
+    received: Received[Any] | None,
+    *,
+    check: Callable[[int], None],
+    max_bytes: int,
+    clients: int | None = None,
+) -> tuple[object, Type, int]:
+    """Returns the payload of a value, with the bytes that follow, its type and its size.
+
+    Args:
+      packed: The value.
+      type_of: Returns its type; it may take long for a large message.
+      request_bytes: The size of the message in which it came.
+      received: Has the bytes of its large arrays; `None` where there can be none.
+      check: Called with each size that is known, before there is memory for it; it raises if that is too much.
+      max_bytes: The most bytes that it may announce.
+      clients: For how many clients it has to be; `None` for any number.
+    """
+    size = await sized(request_bytes, packed.ByteSize)
+    check(size)
+
+    def unpack() -> tuple[object, Type, Unpacker]:
+        type_spec = type_of()
+        unpacker = Unpacker(max_bytes=max_bytes, clients=clients)
+        return with_columns(unpacker.unpack(packed, type_spec), type_spec), type_spec, unpacker
+
+    weight = size if packed.WhichOneof("kind") in _ARRAYS else PIECES_WEIGHT * size
+    payload, type_spec, unpacker = await sized(weight, unpack)
+    if not unpacker.buffers:
+        unpacker.finish()
+    elif received is None:
+        raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
+    else:
+        size += sum(map(len, unpacker.buffers))
+        check(size)
+        await received.fill_next(unpacker)
+    return payload, type_spec, size
+
+
+async def beats(
+    work: "asyncio.Future[_T]", progress: ProgressCounts, limits: ServiceLimits
+) -> AsyncIterator[Heartbeat]:
+    """Yields a heartbeat now and then until work is done, and cancels it when nobody listens any more.
+
+    They come as often as the limits say, and sooner where there is something to tell.
+    """
+    work.add_done_callback(consume_exception)
+    loop = asyncio.get_running_loop()
+    between = limits.heartbeat_seconds
+    look = min(_LOOK_SECONDS, between)
+    told, due = None, loop.time() + between
+    try:
+        while not work.done():
+            await asyncio.wait([work], timeout=look)
+            if work.done():
+                break
+            pieces = progress.work()
+            found = progress.done, progress.running, progress.failures
+            news = (*found, *((piece.first_client, piece.function) for piece in pieces))
+            if news != told or loop.time() + look / 2 >= due:
+                told, due = news, loop.time() + between
+                yield Heartbeat(*found, tuple(pieces))
+    except BaseException as error:
+        await end_all([work], error)
+        raise

@@ -34,7 +34,7 @@ ISOLATE = "isolate"
 EVALUATE = "evaluate"
 FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, WHOLE)
 # Within this time a peer has an answer, or says that there will be one.
-_SOON_SECONDS = 1.0
+SOON_SECONDS = 1.0
 
 Answer: TypeAlias = AbstractAsyncContextManager[Incoming]
 _M = TypeVar("_M", bound=Message)
@@ -193,7 +193,7 @@ class ExecutorStub(ServiceStub):
         self, request: extended.EvaluateRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Answer:
         """Creates values, and computes one of them."""
-        soon = self._control_seconds + _SOON_SECONDS
+        soon = self._control_seconds + SOON_SECONDS
         return self.exchange(f"/{EXTENSIONS}/Evaluate", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     def run_phase(

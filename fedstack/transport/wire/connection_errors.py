@@ -140,6 +140,7 @@ _IN_GRPCS_WORDS = tuple(
         ("closed|reset|broken pipe|recvmsg|sendmsg|goaway|end of tcp", BROKEN_OFF),
     )
 )
+_NO_CONNECTION = frozenset(reason.found for reason in (NOT_LISTENING, NO_SOCKET, LEFT_BEHIND, NO_HOST, NO_WAY))
 # How messages begin that are gRPC's own; all others are what a peer says.
 _OWN = re.compile(
     r"failed to connect to all addresses|errors resolving|DNS resolution|socket closed|connection reset|recvmsg|"
@@ -154,6 +155,11 @@ def reason_of(message: str) -> Reason | None:
     if not _OWN.match(message):
         return None
     return next((reason for pattern, reason in _IN_GRPCS_WORDS if pattern.search(message)), None)
+
+
+def never_arrived(error: FedstackError) -> bool:
+    """Returns whether an error of a call says that there was no connection, so that nothing of it has arrived."""
+    return bool(error.causes) and all(cause in _NO_CONNECTION for cause in error.causes.values())
 
 
 def listed(causes: Mapping[str, str]) -> str:

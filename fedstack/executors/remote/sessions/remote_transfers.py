@@ -13,6 +13,7 @@ from fedstack.executors.concurrency.off_loop import sized
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES, Answer, ExecutorStub
+from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
@@ -43,7 +44,7 @@ def pack_value(
     return typed, packer.segments
 
 
-def check_size(size: int, limit: int, what: Callable[[], str], stub: ExecutorStub) -> None:
+def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub) -> None:
     """Checks a size against what a peer takes, before anything is sent."""
     if size > limit:
         raise ResourceLimitError(

@@ -109,21 +109,27 @@ class ServiceCore:
         session = self.sessions.open(cardinalities, clients, lease_seconds)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.ensure_future(self._sweep())
-        self._work_for(session)
+        self.work_for(session.id)
         return session
 
     def find(self, executor: ExecutorId) -> Session:
         """Returns a session and renews its lease; the current call works for it, under the rules of this service."""
         session = self.sessions.find(executor.id)
-        self._work_for(session)
+        self.work_for(session.id)
         return session
 
-    def _work_for(self, session: Session) -> None:
-        """Makes what the current task does, and what it starts, work for a session. Each call is a task of its own."""
+    def work_for(self, origin: str) -> None:
+        """Makes what the current task does, and what it starts, work for others under the rules of this service.
+
+        Each call is a task of its own.
+
+        Args:
+          origin: For whom: a session, or a connection.
+        """
         of_call = current_scope()
         set_scope(
             attrs.evolve(
-                self._scope, caller=of_call.caller, origin=session.id, progress=of_call.progress, span=of_call.span
+                self._scope, caller=of_call.caller, origin=origin, progress=of_call.progress, span=of_call.span
             )
         )
 

@@ -224,7 +224,7 @@ class SessionTable:
         if not self._shares.take(caller) and not (self._make_room(caller) and self._shares.take(caller)):
             raise exceeded(self._limits, "max_sessions", self._shares.refused, "end others, let them run out")
         try:
-            executor, close = self._executor(cardinalities)
+            executor, close = self.lend(cardinalities)
         except BaseException:
             self._shares.give_back(caller)
             raise
@@ -254,7 +254,8 @@ class SessionTable:
         self.end(longest.id, "others wait for one, and its client had more than half of all")
         return True
 
-    def _executor(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
+    def lend(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
+        """Returns an executor, and what gives it back."""
         factory = self._factory
         if isinstance(factory, ResourceManagingExecutorFactory):
             executor = factory.lease(cardinalities)
@@ -271,7 +272,7 @@ class SessionTable:
         """
         if session.takes_any_number:
             session.clients = clients
-            executor, give_back = self._executor({CLIENTS: clients})
+            executor, give_back = self.lend({CLIENTS: clients})
             try:
                 yield executor
             finally:

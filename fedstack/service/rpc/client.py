@@ -1,0 +1,202 @@
+"""Defines the client of registered methods."""
+
+import concurrent.futures
+import difflib
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.service.rpc.arguments import check_layer, seconds_of
+from fedstack.service.rpc.method_calls import Arguments, MethodCalls, check_method_name, prepare
+from fedstack.service.rpc.method_table import BLOCKING
+from fedstack.service.rpc.signatures import Signature
+from fedstack.service.rpc.status_or_result import StatusOrResult
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.peers.method_stub import MethodStub
+
+
+class Client(ClosesOnExit):
+    """Calls the methods of a server. Made by `Client.create`; closed with `close`, or by the end of a block.
+
+    Each method of the server that has the name of one is a method here: `client.add(1, 2)` returns a `StatusOrResult`
+    at once, `client.add_blocking(1, 2)` the result. Any thread may use a client, and any event loop.
+    """
+
+    def __init__(self, calls: MethodCalls, name: str, seconds: float) -> None:
+        self._calls = calls
+        self._name = name
+        self._seconds = seconds
+        self._shown: dict[str, tuple[Signature, Callable[..., Any]]] = {}
+        weakref.finalize(self, _end, calls).atexit = False
+
+    @classmethod
+    def create(
+        cls,
+        rpc_layer: str,
+        address: WorkerTargets,
+        name: str = "",
+        list_registered_methods: bool = True,
+        timeout_in_ms: float = 0,
+        credentials: ClientCredentials | None = None,
+    ) -> "Client":
+        """Returns a client. It waits for the server, and asks what methods that has.
+
+        Args:
+          rpc_layer: How calls travel: `"grpc"`.
+          address: `host:port` or another address, a server's `target`, the job of a cluster with one task, a channel.
+          name: What to call the client in messages.
+          list_registered_methods: Whether to ask for the methods now. If not, this returns at once, and the first call
+            or `async with` asks.
+          timeout_in_ms: How long to wait, for this and for each call that does not say; 0 for any time.
+          credentials: Certificates and the token.
+
+        Raises:
+          DeadlineExceededError: If the server does not answer in time.
+          AuthenticationError: If it does not let this client in.
+          InvalidValueError: If the layer is another one, or the address is none, or of several servers.
+        """
+        check_layer(rpc_layer)
+        seconds = seconds_of(timeout_in_ms)
+        stubs = make_stubs(address, credentials)
+        if len(stubs) != 1:
+            raise InvalidValueError(
+                f"Expected the address of one server, found {len(stubs)}: {', '.join(stub.address for stub in stubs)}; "
+                "make a client for each"
+            )
+        client = cls(MethodCalls(MethodStub(stubs[0].connection)), str(name), seconds)
+        if list_registered_methods:
+            try:
+                client.refresh()
+            except BaseException:
+                client.close()
+                raise
+        return client
+
+    @property
+    def target(self) -> str:
+        """The server's address."""
+        return self._calls.address
+
+    @property
+    def methods(self) -> Mapping[str, str]:
+        """The methods that are known, as text, by their names."""
+        return {name: str(signature) for name, signature in self._calls.signatures.items()}
+
+    def refresh(self, timeout_in_ms: float = 0) -> None:
+        """Asks the server again what methods it has: some may be new.
+
+        Raises:
+          DeadlineExceededError: If it does not answer in time.
+        """
+        io_loop.run_sync(self._calls.learn(seconds_of(timeout_in_ms, self._seconds)))
+
+    def call(
+        self, method_name: str, args: object = None, output_specs: object = None, timeout_in_ms: float = 0
+    ) -> "StatusOrResult[Any]":
+        """Calls a method and returns its outcome at once; what is wrong with the call is in there too.
+
+        Args:
+          method_name: The name.
+          args: The arguments: a list or tuple of them, a mapping by their names, or the only one, if it is neither.
+          output_specs: What the type of the result is thought to be; it is checked. The server says it in any case.
+          timeout_in_ms: How long it may take, here and at the server; 0 for the client's own, negative for any time.
+
+        Raises:
+          InvalidValueError: If the name is no text, or the timeout no number.
+        """
+        seconds_of(timeout_in_ms)
+        by_name: Mapping[str, object] = {}
+        by_position: tuple[object, ...] = ()
+        if isinstance(args, Mapping):
+            by_name = cast("Mapping[str, object]", args)
+        elif args is not None:
+            by_position = tuple(cast("list[object]", args)) if isinstance(args, (list, tuple)) else (args,)
+        arguments = Arguments(check_method_name(method_name), by_position, by_name, output_specs)
+        try:
+            return self._start(arguments, timeout_in_ms)
+        except FedstackError as error:
+            failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            failed.set_exception(error)
+            return StatusOrResult(failed, f"the call of {method_name!r}")
+
+    def _start(self, arguments: Arguments, timeout_in_ms: float) -> "StatusOrResult[Any]":
+        """Starts a call.
+
+        Raises:
+          TypeMismatchError: If the arguments do not fit.
+        """
+        if self._closed:
+            raise self._closed_error()
+        seconds = seconds_of(timeout_in_ms, self._seconds)
+        signature = self._calls.signatures.get(arguments.name)
+        prepared = None if signature is None else prepare(signature, arguments)
+        outcome = io_loop.submit(self._calls.call(arguments, prepared, seconds))
+        return StatusOrResult(outcome, f"the call of {arguments.name!r} at {self.target}")
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        known = self._calls.signatures
+        signature = known.get(name.removesuffix(BLOCKING))
+        if signature is None:
+            near = difflib.get_close_matches(name, known, 3)
+            advice = f"did you mean {' or '.join(near)}?" if near else "refresh() looks for new ones"
+            raise AttributeError(f"Expected a method of {self!r}, found {name!r}; {advice}")
+        found = self._shown.get(name)
+        if found is None or found[0] is not signature:
+            found = self._shown[name] = signature, self._function(signature, name)
+        return found[1]
+
+    def _function(self, signature: Signature, name: str) -> Callable[..., Any]:
+        """Returns what a client shows as a method of the server's."""
+        is_blocking = name.endswith(BLOCKING)
+
+        def call(*args: object, timeout_in_ms: float = 0, **kwargs: object) -> object:
+            outcome = self._start(Arguments(signature.name, args, kwargs), timeout_in_ms)
+            return outcome.get_value() if is_blocking else outcome
+
+        python = signature.of_python
+        timeout = inspect.Parameter("timeout_in_ms", inspect.Parameter.KEYWORD_ONLY, default=0)
+        returned = python.return_annotation
+        call.__name__ = call.__qualname__ = name
+        vars(call)["__signature__"] = python.replace(
+            parameters=[*python.parameters.values(), timeout],
+            return_annotation=returned if is_blocking else StatusOrResult,
+        )
+        says = "Calls" if not is_blocking else "Calls, and waits for,"
+        call.__doc__ = f"{says} the method {signature} of the server at {self.target}." + (
+            f"\n\n{signature.doc}" if signature.doc else ""
+        )
+        return call
+
+    def __dir__(self) -> list[str]:
+        names = [name for name in self._calls.signatures if name.isidentifier()]
+        return [*super().__dir__(), *names, *(name + BLOCKING for name in names)]
+
+    async def _connected(self) -> None:
+        if not self._calls.signatures:
+            await io_loop.run(self._calls.learn(self._seconds))
+
+    def close(self) -> None:
+        """Ends the calls that run, and closes the connection. Idempotent; never raises."""
+        if not self._closed:
+            self._closed = True
+            io_loop.finish(self._calls.close())
+
+    def __repr__(self) -> str:
+        name = f" {self._name!r}" if self._name else ""
+        return f"<rpc.Client{name} of {self.target}{', closed' if self._closed else ''}>"
+
+
+def _end(calls: MethodCalls) -> None:
+    """Closes the connection of a client that nobody has any more; a finalizer."""
+
+    def end() -> None:
+        start_apart(calls.end())
+
+    io_loop.call_soon(end)

@@ -1,0 +1,274 @@
+"""Makes calls of a server's methods on the transport's loop: finds the server, learns what it has, sends and gets."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Generator, Mapping, Sequence
+
+import attrs
+
+from fedstack.computations.types.language import RetryableError
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.messages.payload_sizes import is_quick
+from fedstack.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    FedstackError,
+    InvalidValueError,
+    RemoteError,
+    WorkerUnavailableError,
+)
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
+from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, ListMethodsRequest, MethodDescription
+from fedstack.service.rpc.deadlines import within
+from fedstack.service.rpc.method_table import unknown_method
+from fedstack.service.rpc.signatures import Signature, is_nothing, read_signature
+from fedstack.transport.peers.method_stub import MethodStub
+from fedstack.transport.wire.connection_errors import never_arrived
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.segments import Segment, joined
+from fedstack.transport.wire.status import Code
+from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
+from fedstack.transport.wire.wholes import WHOLE_BYTES
+
+_logger = logging.getLogger(__name__)
+_READY_SECONDS = 0.25
+_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 0.1
+_TELL_SECONDS = 5.0
+
+
+@attrs.frozen(eq=False)
+class Arguments:
+    """What a method is called with.
+
+    Attributes:
+      name: The name of the method.
+      args: Arguments by position.
+      kwargs: Arguments by name.
+      output_specs: What the caller takes for the type of the result; `None` if nothing is said.
+    """
+
+    name: str
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    output_specs: object = None
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A call that fits a signature.
+
+    Attributes:
+      signature: What the method takes and returns.
+      request: The message.
+      segments: What goes with it.
+    """
+
+    signature: Signature
+    request: InvokeRequest
+    segments: Sequence[Segment]
+
+
+def prepare(signature: Signature, arguments: Arguments) -> Prepared:
+    """Returns a call that is ready to be sent. Arrays of up to a megabyte are copied, larger ones are sent as they are.
+
+    Raises:
+      TypeMismatchError: If the arguments do not fit, or the result is of another type than the caller thinks.
+    """
+    if arguments.output_specs is not None:
+        signature.check_specs(arguments.output_specs)
+    request = InvokeRequest(method=signature.name, signature=signature.digest)
+    packer = Packer(elements=True, sequences=True)
+    payload = signature.payload(arguments.args, arguments.kwargs)
+    if signature.function.parameter is not None:
+        packer.pack(request.argument, payload, signature.function.parameter)
+    segments = packer.segments
+    if segments and packer.segment_bytes <= WHOLE_BYTES:
+        segments = [memoryview(joined(segments))]
+    return Prepared(signature, request, segments)
+
+
+class MethodCalls:
+    """Calls methods of one server.
+
+    Args:
+      stub: The way to it; closed with this.
+
+    Attributes:
+      signatures: The methods that are known.
+    """
+
+    def __init__(self, stub: MethodStub) -> None:
+        self.stub = stub
+        self.signatures: Mapping[str, Signature] = {}
+        self._is_ready = False
+        self._closed = False
+        self._heartbeat_seconds = 0.0
+        self._max_value_bytes = 0
+        self._listing: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[object]] = set()
+
+    @property
+    def address(self) -> str:
+        """The server's address."""
+        return self.stub.address
+
+    async def learn(self, seconds: float) -> None:
+        """Asks what methods there are.
+
+        Raises:
+          DeadlineExceededError: If the server does not say so in time.
+        """
+        await within(seconds, self._learn(), lambda: self._late("a list of its methods", seconds))
+
+    async def call(self, arguments: Arguments, prepared: Prepared | None, seconds: float) -> object:
+        """Calls a method and returns its result.
+
+        Args:
+          arguments: What it is called with.
+          prepared: The same for a signature that is known; `None` if none is.
+          seconds: How long it may take; 0 for any time.
+        """
+        with self._counted():
+            name = arguments.name
+            work = self._call(arguments, prepared, time.monotonic() + seconds if seconds else 0.0)
+            return await within(seconds, work, lambda: self._late(f"an answer of {name!r}", seconds))
+
+    def _late(self, what: str, seconds: float) -> DeadlineExceededError:
+        found = "" if self._is_ready else "; it cannot be reached"
+        return DeadlineExceededError(
+            f"Expected {what} from {self.address} within {seconds:.3g} seconds, found none{found}; allow more time, or "
+            "see what keeps it busy"
+        )
+
+    async def _call(self, arguments: Arguments, prepared: Prepared | None, due: float) -> object:
+        signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
+        if signature is None:
+            await self._learn()  # it may be new
+            signature = self.signatures.get(arguments.name)
+        if signature is None:
+            raise RemoteError(unknown_method(arguments.name, self.signatures), code=Code.NOT_FOUND.name)
+        while True:
+            if prepared is None or prepared.signature is not signature:
+                prepared = await off_loop(functools.partial(prepare, signature, arguments))
+            await self._reach()
+            try:
+                result = await self._invoke(prepared, due)
+            except WorkerUnavailableError as error:
+                self._is_ready = False
+                if not never_arrived(error):
+                    raise
+                continue
+            if not isinstance(result, MethodDescription):
+                return result
+            # The server was started anew, and has another method under the name.
+            signature = read_signature(result)
+            self.signatures = {**self.signatures, arguments.name: signature}
+
+    async def _invoke(self, prepared: Prepared, due: float) -> object:
+        request, result = prepared.request, prepared.signature.function.result
+        if prepared.segments:
+            size = sum(map(len, prepared.segments))
+            check_size(size, self._max_value_bytes, lambda: f"a call of {request.method!r}", self.stub)
+        if due:
+            request.timeout_seconds = max(0.001, due - time.monotonic())
+        unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
+
+        def read(header: InvokeResponse) -> object:
+            return header.other if header.HasField("other") else unpacker.unpack(header.value, result, "result")
+
+        payload = await receive(
+            self.stub.invoke(request, prepared.segments, self._heartbeat_seconds),
+            InvokeResponse,
+            read,
+            unpacker,
+        )
+        if isinstance(payload, MethodDescription):
+            return payload
+        if is_nothing(result):
+            return None
+        make = functools.partial(to_result, payload, result)
+        quick = is_quick(payload, result)
+        del payload  # what nobody else has is handed out as it is
+        return make() if quick else await off_loop(make)
+
+    async def _learn(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+        if self._listing is None or self._listing.done():
+            self._listing = asyncio.ensure_future(self._list())
+        await asyncio.shield(self._listing)
+
+    async def _list(self) -> None:
+        while True:
+            await self._reach()
+            try:
+                response = await self.stub.list(ListMethodsRequest())
+            except (WorkerUnavailableError, DeadlineExceededError):
+                self._is_ready = False
+                continue
+            break
+        self._heartbeat_seconds, self._max_value_bytes = response.heartbeat_seconds, response.max_value_bytes
+        self.signatures = {method.name: read_signature(method) for method in response.method}
+
+    async def _reach(self) -> None:
+        """Returns when the server can be reached, however long that takes."""
+        connection, begun, told = self.stub.connection, time.monotonic(), False
+        while not self._is_ready:
+            if self._closed:
+                raise self._closed_error()
+            try:
+                await connection.wait_ready(_READY_SECONDS)
+                self._is_ready = True
+            except FedstackError as error:
+                if not isinstance(error, RetryableError):
+                    raise
+                if not told and time.monotonic() - begun > _TELL_SECONDS:
+                    told = True
+                    _logger.warning("Waiting for a server: %s", error)
+                if connection.can_look:
+                    await connection.look(_LOOK_SECONDS)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Generator[None, None, None]:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._closed:
+            raise self._closed_error()
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"The client of {self.address} is closed; make a new one")
+
+    async def end(self) -> None:
+        """Closes the connection once the calls that run have ended: nobody has the client any more."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the calls that run, and closes the connection. Idempotent."""
+        self._closed = True
+        if self._listing is not None:
+            self._listing.cancel()
+        await self.stub.close()
+
+
+def check_method_name(name: object) -> str:
+    """Returns the name of a method to call.
+
+    Raises:
+      InvalidValueError: If it is no text.
+    """
+    if not isinstance(name, str):
+        raise InvalidValueError(f"Expected the name of a method as text, found {name!r}")
+    return name

@@ -1,0 +1,177 @@
+"""Serves methods: computations under names, which the stack of an executor service runs for whoever calls."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fedstack._version import __version__
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.declared_types import ParameterTypes
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.language import CLIENTS, ExecutorFactory, FunctionType
+from fedstack.computations.values.federated_values import count_clients
+from fedstack.contexts.invocation import telling_path
+from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
+from fedstack.executors.worker.received import Received, receive
+from fedstack.proto import methods_pb2
+from fedstack.service.executor.requests import beats, control, read_value
+from fedstack.service.executor.sessions import held_values
+from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.rpc.deadlines import within
+from fedstack.service.rpc.method_table import Method, MethodTable
+from fedstack.transport.peers.executor_stub import FEATURES
+from fedstack.transport.peers.method_stub import METHODS
+from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
+from fedstack.transport.peers.methods import Method as PeerMethod
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Incoming, Parcel
+
+
+class MethodService(Service):
+    """Runs registered methods on the executors of a factory.
+
+    Clients can call what is registered and nothing else: no code travels.
+
+    Args:
+      factory: Makes the executors; it is closed with the service.
+      limits: How much clients may have.
+    """
+
+    def __init__(self, factory: ExecutorFactory, *, limits: ServiceLimits | None = None) -> None:
+        self._core = ServiceCore(factory, limits or ServiceLimits(), CarrierPolicy())
+        self._table = MethodTable()
+        self._inline = SyncDriver(allow_loop=False)
+        self._draining = False
+
+    def register(
+        self,
+        name: str,
+        computation: object,
+        inline: bool = False,
+        *,
+        parameter_types: ParameterTypes = None,
+        result_type: object = None,
+    ) -> None:
+        """Registers a method; see `fedstack.service.rpc.Server.register`."""
+        self._table.register(name, computation, inline, parameter_types, result_type)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the methods."""
+        return tuple(method.signature.name for method in self._table)
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, PeerMethod]]:
+        """The methods of the gRPC service."""
+        listed = control(methods_pb2.ListMethodsRequest, self.list)
+        return {METHODS: {"List": listed, "Invoke": ExchangeMethod(self.invoke)}}
+
+    async def list(self, request: methods_pb2.ListMethodsRequest) -> methods_pb2.ListMethodsResponse:
+        """Describes the methods."""
+        limits = self._core.limits
+        response = methods_pb2.ListMethodsResponse(
+            version=__version__,
+            max_value_bytes=limits.max_value_bytes,
+            heartbeat_seconds=limits.heartbeat_seconds,
+            features=FEATURES,
+            uptime_seconds=time.monotonic() - self._core.started,
+        )
+        for method in self._table:
+            described = response.method.add()
+            described.CopyFrom(method.signature.described())
+            if request.with_calls:
+                described.calls.CopyFrom(method.calls.message())
+        return response
+
+    async def invoke(self, incoming: Incoming) -> Answers:
+        """Calls a method."""
+        received = await receive(incoming, methods_pb2.InvokeRequest)
+        request = received.message
+        method = self._table.find(request.method)
+        if self._draining:
+            raise WorkerUnavailableError("Expected a server that takes calls, found one that is stopping; call another")
+        if request.signature and request.signature != method.signature.digest:
+            yield Parcel(methods_pb2.InvokeResponse(other=method.signature.described()).SerializeToString())
+            return
+        with method.calls.counted():
+            payload = await self._argument(method, received)
+            self._core.work_for(current_scope().origin)
+            features = self._core.limits.chunking
+            packer = Packer(features.large_bytes, elements=True, sequences=True)
+            progress, seconds = ProgressCounts(), request.timeout_seconds
+            work = self._computed(method, payload, packer, progress)
+            if method.inline:
+                header = self._inline.run(work, inline=True)
+            else:
+                running = asyncio.ensure_future(within(seconds, work, lambda: _late(seconds)))
+                async for beat in beats(running, progress, self._core.limits):
+                    yield beat
+                header = running.result()
+            yield Parcel(header, packer.segments, features.chunk_bytes)
+
+    async def _argument(self, method: Method, received: Received[methods_pb2.InvokeRequest]) -> object:
+        parameter = method.signature.function.parameter
+        if parameter is None:
+            await received.end()
+            return None
+        payload, _, _ = await read_value(
+            received.message.argument,
+            lambda: parameter,
+            received.size,
+            received,
+            check=lambda size: self._core.admission.check_size(size, ARRAY_SPARE_BYTES),
+            max_bytes=self._core.admission.max_bytes,
+        )
+        await received.end()
+        return payload
+
+    async def _computed(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
+        """Runs a method and returns the message of the answer; its large arrays are in the packer."""
+        function: FunctionType = method.signature.function
+        clients = count_clients(payload, function.parameter) if method.has_clients and function.parameter else None
+        if clients is not None:
+            self._core.admission.check_clients(clients)
+        executor, give_back = self._core.sessions.lend({} if clients is None else {CLIENTS: clients})
+        try:
+            with telling_path(executor):
+                called = await held_values.create_computation(executor, method.computation)
+                argument = None
+                if function.parameter is not None:
+                    argument = await held_values.create_known(executor, payload, function.parameter)
+                value = await held_values.create_call(executor, called, argument)
+                del payload, argument
+                return await held_values.written(
+                    value, await held_values.compute(value, progress), functools.partial(_response, packer)
+                )
+        finally:
+            give_back()
+
+    def drain(self) -> None:
+        """Takes no new calls; those that run go on."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """Ends all calls and closes the factory. Idempotent."""
+        await self._core.close()
+        self._inline.close()
+
+    def __repr__(self) -> str:
+        return f"<MethodService of {len(self._table)} methods>"
+
+
+def _late(seconds: float) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"The call had {seconds:.3g} seconds, and took longer; what it did until then is done; allow more time"
+    )
+
+
+def _response(packer: Packer, payload: object, type_spec: Any) -> bytes:
+    response = methods_pb2.InvokeResponse()
+    packer.pack(response.value, payload, type_spec, "result")
+    return response.SerializeToString()

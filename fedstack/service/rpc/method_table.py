@@ -1,0 +1,212 @@
+"""Keeps the methods of a server by their names, and counts their calls."""
+
+import contextlib
+import difflib
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator
+
+import attrs
+
+from fedstack.computations.leaves.declared_types import ParameterTypes
+from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.error_text import name_text
+from fedstack.computations.types.language import ConcreteComputation, computation_pb2
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import contains_federated, contains_function
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.proto.methods_pb2 import MethodCalls
+from fedstack.service.rpc.signatures import NOTHING, Signature, signature_of
+from fedstack.transport.wire.status import Code, StatusError
+
+# What clients have of their own, and so cannot show as a method.
+RESERVED = frozenset({"call", "close", "create", "methods", "refresh", "target"})
+BLOCKING = "_blocking"
+_MOST_CHARACTERS = 200
+_NEAR_NAMES = 3
+_LAST_TIMES = 1000
+
+
+class CallTimes:
+    """How many calls of a method there were, and how long the last ones took."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.failed = 0
+        self.running = 0
+        self._last: deque[float] = deque(maxlen=_LAST_TIMES)
+
+    @contextlib.contextmanager
+    def counted(self) -> Generator[None, None, None]:
+        """Counts a call, which is the block."""
+        begun = time.perf_counter()
+        self.running += 1
+        self.failed += 1
+        try:
+            yield
+            self.failed -= 1
+        finally:
+            self.running -= 1
+            self.ended += 1
+            self._last.append(time.perf_counter() - begun)
+
+    def message(self) -> MethodCalls:
+        """Returns what to tell of them."""
+        times = sorted(self._last)
+        median, p99 = (times[int(share * (len(times) - 1))] if times else 0.0 for share in (0.5, 0.99))
+        failed = self.failed - self.running
+        return MethodCalls(
+            ended=self.ended, failed=failed, running=self.running, median_seconds=median, p99_seconds=p99
+        )
+
+
+@attrs.frozen(eq=False)
+class Method:
+    """A computation under a name.
+
+    Attributes:
+      signature: What it takes and returns.
+      source: What was registered; it keeps a Python function alive.
+      computation: What runs.
+      inline: Whether it runs on the server's event loop.
+      has_clients: Whether its argument may say how many clients it is for.
+      calls: Its calls.
+    """
+
+    signature: Signature
+    source: ConcreteComputation
+    computation: computation_pb2.Computation
+    inline: bool
+    has_clients: bool
+    calls: CallTimes = attrs.field(factory=CallTimes)
+
+
+class MethodTable:
+    """The methods of a server. Any thread may register; what is there stays."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, Method] = {}
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`."""
+        self._lock = threading.Lock()
+
+    def register(
+        self, name: str, computation: object, inline: bool, parameter_types: ParameterTypes, result_type: object
+    ) -> None:
+        """Adds a method; see `rpc.Server.register`."""
+        check_name(name)
+        found = _computation_of(name, computation, parameter_types, result_type)
+        signature = signature_of(name, found)
+        parameter, result = signature.function.parameter, signature.function.result
+        if any(contains_function(t) for t in (parameter, result) if t is not None):
+            raise InvalidComputationError(
+                f"Expected a method that takes and returns values, found {type_text(signature.function)} for "
+                f"{name!r}; call functions inside of it"
+            )
+        has_clients = parameter is not None and contains_federated(parameter)
+        if inline and (has_clients or contains_federated(result)):
+            raise InvalidComputationError(
+                f"Expected a method without clients to run on the event loop, found {type_text(signature.function)} "
+                f"for {name!r}; leave out inline=True"
+            )
+        method = Method(signature, found, found.to_proto(), inline, has_clients)
+        with self._lock:
+            if name in self._methods:
+                raise InvalidValueError(
+                    f"Expected a new name, found {name!r}, which is registered as {self._methods[name].signature}; "
+                    "choose another name"
+                )
+            self._methods = {**self._methods, name: method}
+
+    def find(self, name: str) -> Method:
+        """Returns a method.
+
+        Raises:
+          StatusError: With NOT_FOUND, if there is none of that name.
+        """
+        found = self._methods.get(name)
+        if found is None:
+            raise StatusError(Code.NOT_FOUND, unknown_method(name, self._methods))
+        return found
+
+    def __iter__(self) -> Iterator[Method]:
+        return iter(self._methods.values())
+
+    def __len__(self) -> int:
+        return len(self._methods)
+
+    def __repr__(self) -> str:
+        return f"<MethodTable {', '.join(self._methods) or 'empty'}>"
+
+
+def unknown_method(name: str, names: Collection[str]) -> str:
+    """Returns the message for a name that no method has."""
+    near = difflib.get_close_matches(name[:_MOST_CHARACTERS], names, _NEAR_NAMES)
+    advice = f"did you mean {' or '.join(repr(one) for one in near)}?"
+    if not near:
+        shown = ", ".join(sorted(names)[:10]) + ", …" * (len(names) > 10)
+        advice = f"there are {shown}" if names else "the server has none"
+    return f"Expected the name of a method, found {name_text(name)!r}; {advice}"
+
+
+def check_name(name: object) -> None:
+    """Checks the name for a new method.
+
+    Raises:
+      InvalidValueError: If a client could not show it beside what it has itself, or it is no text.
+    """
+    if not isinstance(name, str) or not name or len(name) > _MOST_CHARACTERS:
+        raise InvalidValueError(
+            f"Expected a name of 1 to {_MOST_CHARACTERS} characters for a method, found {describe(name)}"
+        )
+    if name in RESERVED or name.endswith(BLOCKING) or name.startswith("_"):
+        raise InvalidValueError(
+            f"Expected a name that clients can show as a method, found {name!r}; they have "
+            f"{', '.join(sorted(RESERVED))}, names that begin with '_' and names that end in '{BLOCKING}' themselves; "
+            "choose another name"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValueError(f"Expected a name that UTF-8 can write, found {name!r}; choose another name") from error
+
+
+def _computation_of(
+    name: str, given: object, parameter_types: ParameterTypes, result_type: object
+) -> ConcreteComputation:
+    if isinstance(given, ConcreteComputation):
+        if parameter_types is not None or result_type is not None:
+            raise InvalidValueError(
+                f"Expected no types for {name!r}, which is a computation and has its own, found parameter_types or "
+                "result_type; leave them out"
+            )
+        return given
+    if not callable(given):
+        raise InvalidComputationError(
+            f"Expected a computation or a Python function for {name!r}, found {describe(given)}; decorate a function "
+            "with @fedstack.python_computation, or give it with parameter_types=[...]"
+        )
+    function = given
+    if result_type is None and getattr(function, "__annotations__", {}).get("return", ...) in (None, "None"):
+        result_type = NOTHING
+    return python_computation(parameter_types, result_type)(_returning(function, result_type))
+
+
+def _returning(function: Callable[..., object], result_type: object) -> Callable[..., object]:
+    """Returns a function that may end without a return statement, if it is to return nothing."""
+    if not (result_type is NOTHING or (isinstance(result_type, (tuple, list)) and not result_type)):
+        return function
+
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> object:
+        found = function(*args, **kwargs)
+        return () if found is None else found
+
+    return run

@@ -1,0 +1,180 @@
+"""Says what a method takes and returns: on both sides of a call the same checks, with the same messages."""
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.error_text import name_text
+from fedstack.computations.types.language import ConcreteComputation, FunctionType, StructType, Type, to_type
+from fedstack.computations.types.type_sizes import type_text
+from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.values.federated_values import normalize_argument
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
+from fedstack.proto.methods_pb2 import MethodDescription
+
+# What a method returns that returns nothing.
+NOTHING = StructType([])
+_NO_STRUCTS = (int, float, complex, str, bytes, np.generic, np.ndarray)
+
+
+@attrs.frozen(eq=False)
+class Signature:
+    """What a method takes and returns.
+
+    Attributes:
+      name: The method's name.
+      function: Its type.
+      parameters: The names of its parameters: one for a whole value of the parameter type, several for its members.
+      doc: What its author says of it.
+      digest: Stands for type and names on the wire.
+    """
+
+    name: str
+    function: FunctionType
+    parameters: tuple[str, ...]
+    doc: str = ""
+    digest: bytes = b""
+
+    @property
+    def parameter_types(self) -> Sequence[tuple[str, Type]]:
+        """The names and types of the parameters."""
+        whole = self.function.parameter
+        if len(self.parameters) > 1:
+            return [(name, member) for name, (_, member) in zip(self.parameters, fields_of(cast(StructType, whole)))]
+        return [(name, cast(Type, whole)) for name in self.parameters]
+
+    @property
+    def of_python(self) -> inspect.Signature:
+        """The same as Python writes it."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind, annotation=t) for name, t in self.parameter_types]
+        result = None if is_nothing(self.function.result) else self.function.result
+        return inspect.Signature(parameters, return_annotation=result)
+
+    def payload(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Returns the payload of the arguments of a call; `None` for a method without parameters.
+
+        Raises:
+          TypeMismatchError: If they do not fit.
+          InvalidValueError: If they have the right types and cannot be sent.
+        """
+        whole = self.function.parameter
+        try:
+            if len(args) == 1 and not kwargs and len(self.parameters) > 1 and not isinstance(args[0], _NO_STRUCTS):
+                return normalize_argument(args[0], cast(Type, whole), "arguments")
+            bound = self._bound(args, kwargs)
+            payloads = [normalize_argument(value, t, name) for value, (name, t) in zip(bound, self.parameter_types)]
+        except FedstackError as error:
+            raise with_place(error, f"in a call of {name_text(self.name)!r}") from error.__cause__
+        if len(payloads) > 1:
+            return tuple(payloads)
+        return payloads[0] if payloads else None
+
+    def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        names = self.parameters[len(args) :]
+        if len(args) <= len(self.parameters) and set(names) == set(kwargs):
+            return [*args, *(kwargs[name] for name in names)]
+        named = f", and by name {', '.join(map(name_text, kwargs))}" if kwargs else ""
+        raise TypeMismatchError(
+            f"Expected {len(self.parameters) or 'no'} argument{'s' * (len(self.parameters) != 1)} "
+            f"{self.shown_parameters}, found {len(args)} by position{named}; give each once"
+        )
+
+    @property
+    def shown_parameters(self) -> str:
+        """The parameters as text."""
+        return f"({', '.join(f'{name}: {type_text(t)}' for name, t in self.parameter_types)})"
+
+    def check_specs(self, output_specs: object) -> None:
+        """Checks what a caller takes for the type of the result.
+
+        Raises:
+          TypeMismatchError: If it is another one, or none.
+        """
+        result = self.function.result
+        try:
+            found = to_type(output_specs)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise TypeMismatchError(
+                f"Expected output_specs that say a type, found {describe(output_specs)}; leave them out, or give "
+                f"{type_text(result)} for {name_text(self.name)!r}"
+            ) from error
+        if not result.is_equivalent_to(found):
+            raise TypeMismatchError(
+                f"Expected {type_text(result)} as output_specs, found {type_text(found)}; that is what "
+                f"{name_text(self.name)!r} returns; leave them out, or correct them"
+            )
+
+    def described(self) -> MethodDescription:
+        """Returns the description for clients."""
+        return MethodDescription(
+            name=self.name,
+            type=self.function.to_proto(),
+            parameter=self.parameters,
+            doc=self.doc,
+            signature=self.digest,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.shown_parameters} -> {type_text(self.function.result)}"
+
+
+def signature_of(name: str, computation: ConcreteComputation) -> Signature:
+    """Returns the signature of a computation under a name.
+
+    Raises:
+      InvalidComputationError: If it is none that values can be given to and come out of.
+    """
+    function = FunctionType(computation.type_signature.parameter, computation.type_signature.result)
+    names = _parameters_of(computation)
+    content = [function.to_proto().SerializeToString(deterministic=True), *map(str.encode, names)]
+    return Signature(
+        name, function, names, inspect.getdoc(computation) or "", hashlib.sha256(b"\0".join(content)).digest()
+    )
+
+
+def read_signature(description: MethodDescription) -> Signature:
+    """Returns the signature that a server describes.
+
+    Raises:
+      InvalidComputationError: If it describes none.
+    """
+    function = type_from_proto(description.type)
+    names = tuple(description.parameter)
+    if not isinstance(function, FunctionType) or not _fits(function.parameter, names):
+        raise InvalidComputationError(
+            f"Expected a function and the names of its parameters for {name_text(description.name)!r}, found "
+            f"{type_text(function)} and {len(names)} names; is the server of another release?"
+        )
+    return Signature(description.name, function, names, description.doc, description.signature)
+
+
+def is_nothing(result: Type) -> bool:
+    """Returns whether a method of this result type returns nothing."""
+    return isinstance(result, StructType) and not fields_of(result)
+
+
+def _parameters_of(computation: ConcreteComputation) -> tuple[str, ...]:
+    parameter = computation.type_signature.parameter
+    if hasattr(computation, "__wrapped__"):
+        names = tuple(inspect.signature(computation).parameters)
+        if _fits(parameter, names):
+            return names
+    if parameter is None:
+        return ()
+    if not isinstance(parameter, StructType) or len(fields_of(parameter)) < 2:
+        return ("arg",)
+    return tuple(name or f"arg{index}" for index, (name, _) in enumerate(fields_of(parameter)))
+
+
+def _fits(parameter: Type | None, names: Sequence[str]) -> bool:
+    """Returns whether a parameter type can be that of parameters of these names."""
+    if len(names) < 2 or len(set(names)) < len(names):
+        return len(names) == (parameter is not None)
+    return isinstance(parameter, StructType) and len(fields_of(parameter)) == len(names)

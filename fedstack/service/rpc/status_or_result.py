@@ -1,0 +1,82 @@
+"""Defines what a call of a method returns at once: its result, or what went wrong, when that is known."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar, cast
+
+from fedstack.computations.types.traceback_filter import without_own_frames
+from fedstack.errors import ClosedError
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.status import Code, code_of
+
+_T = TypeVar("_T")
+
+
+class StatusOrResult(Generic[_T]):
+    """The outcome of a call that may still run. It runs on if this is dropped.
+
+    Await it, or ask it: its methods wait for the end of the call.
+    """
+
+    def __init__(self, outcome: "concurrent.futures.Future[_T]", call: str) -> None:
+        self._outcome = outcome
+        self._call = call
+
+    def is_ok(self) -> bool:
+        """Returns whether there is a result. Never raises for an error of the call."""
+        return self._error() is None
+
+    def get_error(self) -> tuple[Code, str]:
+        """Returns the status code, as in `Code.NOT_FOUND`, and the message; `Code.OK` and "" if there is a result."""
+        error = self._error()
+        if error is None:
+            return Code.OK, ""
+        if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
+            return Code.CANCELLED, f"{self._call} was cancelled"
+        return code_of(cast(Exception, error)), str(error)
+
+    def get_value(self) -> _T:
+        """Returns the result, the same one each time.
+
+        Raises:
+          FedstackError: The error of the call.
+        """
+        error = self._error()
+        if error is None:
+            return self._outcome.result()
+        raise without_own_frames(error).with_traceback(None) from error.__cause__
+
+    def done(self) -> bool:
+        """Returns whether the call has ended."""
+        return self._outcome.done()
+
+    def cancel(self) -> bool:
+        """Asks the call to end, here and at the server; returns whether it had not ended yet."""
+        return self._outcome.cancel()
+
+    def _error(self) -> BaseException | None:
+        if not self._outcome.done() and io_loop.is_current():
+            raise ClosedError(
+                f"Expected {self._call} to be awaited here, found that it is waited for on the event loop on which it "
+                "runs, as in a method with inline=True; register that without inline"
+            )
+        try:
+            return self._outcome.exception()
+        except concurrent.futures.CancelledError as error:
+            return error
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> _T:
+        try:
+            return await asyncio.wrap_future(self._outcome)
+        except Exception as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+
+    def __repr__(self) -> str:
+        state = "running"
+        if self._outcome.done():
+            state = "ok" if self.is_ok() else self.get_error()[0].name
+        return f"<StatusOrResult of {self._call}: {state}>"
