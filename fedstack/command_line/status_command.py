@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstack.command_line.command import SUCCESS, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
-from fedstack.computations.types.error_text import printable, size_text
+from fedstack.computations.types.error_text import counted, printable, size_text
 from fedstack.errors import FedstackError, RemoteError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def show(target: str, status: "GetStatusResponse") -> None:
             f"memory {memory}"
         )
     if status.stalls:
-        print(f"stood still {status.stalls} times, for {status.longest_stall_seconds:.2g} s at most")
+        print(f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most")
     if status.session:
         print()
         _print_table(

@@ -19,6 +19,7 @@ from fedstack.computations.types.language import (
     get_context_stack,
 )
 from fedstack.computations.types.traceback_filter import without_own_frames
+from fedstack.computations.values.number_checks import check_bool
 from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.in_force import InForceInBlocks
 from fedstack.contexts.invocation import Invoker
@@ -59,8 +60,8 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         self._invoker = Invoker(
             _checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress), _installing(self)
         )
+        self._debug = debug = check_bool("debug", debug)
         self._driver = SyncDriver(allow_loop=not debug)
-        self._debug = debug
         self._debugger: Environment = contextlib.nullcontext
         if debug:
             from fedstack.contexts.debugging import hiding_frames  # and Python's debugger with it

@@ -16,13 +16,16 @@ from typing import Any
 _HIDDEN = ("fedstack", "federated_language", "asyncio", "contextlib")
 # What only looks like fedstack's: the example is read as users' code is.
 _SHOWN = "fedstack.demo"
+# What fedstack calls. Users may step into it from a line of theirs.
+_LIBRARIES = ("numpy", "attr", "attrs", "google", "threadpoolctl", *sys.stdlib_module_names)
 
 
 class LeafDebugger(pdb.Pdb):
-    """A debugger in whose stack there are only the frames of users, and which does not step into others."""
+    """A debugger in whose stack there are only the frames of users, and which stops in no others."""
 
-    def __init__(self) -> None:
-        super().__init__(skip=[pattern for name in _HIDDEN for pattern in (name, f"{name}.*")])
+    def stop_here(self, frame: FrameType) -> bool:
+        """Returns whether to stop in a frame. Called at each line, call and return."""
+        return not _is_ours(frame) and super().stop_here(frame)
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
         """Returns the frames that are shown, each with its line, and the index of the current one."""
@@ -35,6 +38,17 @@ class LeafDebugger(pdb.Pdb):
 def _is_hidden(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] in _HIDDEN and not f"{name}.".startswith(f"{_SHOWN}.")
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Returns whether a frame is hidden, or one of a library on behalf of such a frame."""
+    while frame is not None and not _is_hidden(frame):
+        name = str(frame.f_globals.get("__name__", ""))
+        is_made = name.startswith("namedtuple_") or frame.f_code.co_filename.startswith("<attrs generated")
+        if not is_made and name.partition(".")[0] not in _LIBRARIES:
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextlib.contextmanager

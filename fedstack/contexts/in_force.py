@@ -7,7 +7,7 @@ contexts may end only from the newest to the oldest, and tasks of one event loop
 import contextlib
 import inspect
 import threading
-from collections.abc import Generator
+from types import TracebackType
 from typing import TypeVar, cast
 
 import attrs
@@ -55,15 +55,17 @@ def _enter(context: SyncContext | AsyncContext) -> None:
     _thread.blocks.append(_Block(context, installed))
 
 
-def _leave(context: SyncContext | AsyncContext, error: BaseException | None) -> None:
+def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_entered: bool) -> None:
     """Ends the newest block of a context in this thread.
 
     Args:
       context: The context.
       error: What ended the block; it is more interesting than in which order blocks end.
+      is_entered: Whether a block has begun, in any thread, that has not ended.
 
     Raises:
-      ContextError: If a newer block of another context has not ended, or the block has begun in another thread.
+      ContextError: If a newer block of another context has not ended, the block has begun in another thread, or none
+        has begun.
     """
     if error is not None:
         note_fix(error)  # a computation may be built in the block
@@ -80,6 +82,10 @@ def _leave(context: SyncContext | AsyncContext, error: BaseException | None) -> 
     if error is not None:
         return
     where = f"in the thread {threading.current_thread().name!r}"
+    if block is None and not is_entered:
+        raise ContextError(
+            f"The end of a block of {context!r} was called {where}, and none had begun; use it in a `with` block"
+        )
     if block is None:
         raise ContextError(f"A block of {context!r} ended {where}, where it did not begin; end it where it began")
     raise ContextError(
@@ -103,15 +109,36 @@ class InForceInBlocks(ClosesOnExit):
         _enter(cast("SyncContext | AsyncContext", self))
 
     def _left(self, error: BaseException | None) -> None:
-        _leave(cast("SyncContext | AsyncContext", self), error)
+        _leave(cast("SyncContext | AsyncContext", self), error, self.is_entered)
 
 
-@contextlib.contextmanager
-def use_context(context: _C) -> Generator[_C, None, None]:
+class _Use(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
+    """Blocks in which a context is in force: one after the other, inside each other, in several threads."""
+
+    def __init__(self, context: _C) -> None:
+        self._context = context
+        self._blocks: list[None] = []  # an entry for each that has not ended
+
+    def __enter__(self) -> _C:
+        _enter(self._context)
+        self._blocks.append(None)
+        return self._context
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        is_entered = bool(self._blocks)
+        if is_entered:
+            self._blocks.pop()
+        _leave(self._context, error, is_entered)
+
+
+def use_context(context: _C) -> _Use[_C]:
     """Makes `context` the one that computations are run in, for the block and in this thread. It stays open.
 
     The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
-    loop share a thread, so they should share a context.
+    loop share a thread, so they should share a context. What it returns serves any number of blocks, and
+    as a decorator.
 
     >>> import fedstack
     >>> with fedstack.use_context(fedstack.create_sync_local_execution_context()):
@@ -130,10 +157,4 @@ def use_context(context: _C) -> Generator[_C, None, None]:
             f"Expected an execution context, found {describe(context)}; {advice} "
             "fedstack.create_sync_local_execution_context(), for example"
         )
-    _enter(context)
-    try:
-        yield context
-    except BaseException as error:
-        _leave(context, error)
-        raise
-    _leave(context, None)
+    return _Use(context)

@@ -35,8 +35,8 @@ def batches(
     batch_size: int,
     *,
     shuffle_seed: int | None = None,
-    round: int = 0,
-    reshuffle: bool = True,
+    round: int | None = None,
+    reshuffle: bool | None = None,
     drop_remainder: bool = False,
 ) -> Batches:
     """Returns a client's sequence of batches: slices of `arrays` along their first dimension.
@@ -53,9 +53,9 @@ def batches(
         each time that somebody iterates; a batch is then a copy of its rows. If left out, rows come in order and a
         batch is a view. A function of a computation counts passes from 0 in each call, so that results stay
         reproducible; outside of computations each `for` counts on.
-      round: The round of training, so that each has orders of its own. Used with `shuffle_seed` only.
-      reshuffle: Whether each pass has a new order. Plain executor services, which get nothing but the elements, need
-        `False`.
+      round: The round of training, so that each has orders of its own; 0 by default. With `shuffle_seed` only.
+      reshuffle: Whether each pass has a new order, as by default. Plain executor services, which get nothing but the
+        elements, need `False`. With `shuffle_seed` only.
       drop_remainder: Whether a last batch of fewer rows is left out.
 
     Returns:
@@ -64,13 +64,11 @@ def batches(
     Raises:
       TypeMismatchError: If there is a scalar or a masked array among the arrays, or an argument is not an integer.
       InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a nullable column
-        has no value in a row, or an argument is out of range.
+        has no value in a row, an argument is out of range, or there is no `shuffle_seed` for `round` or `reshuffle`.
     """
     size = _positive("batch_size", batch_size)
-    seed = None if shuffle_seed is None else _seed("shuffle_seed", shuffle_seed, MAX_SEED)
-    if not isinstance(cast(object, reshuffle), _BOOLS):
-        raise TypeMismatchError(f"Expected reshuffle to be True or False, found `{type(reshuffle).__name__}`")
-    batching = Batching(size, drop_remainder, seed, _seed("round", round, MAX_ROUND), seed is not None and reshuffle)
+    orders = _orders(shuffle_seed, round, reshuffle)
+    batching = Batching(size, _flag("drop_remainder", drop_remainder), *orders)
     lengths: dict[str, int] = {}
     frozen = _freeze(arrays, "arrays", lengths)
     if len(set(lengths.values())) != 1:
@@ -126,6 +124,26 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     array.flags.writeable = False
     lengths[path] = len(array)
     return array
+
+
+def _orders(seed: int | None, round: int | None, reshuffle: bool | None) -> tuple[int | None, int, bool]:
+    """Returns the seed, the round and whether each pass has a new order, as a `Batching` has them."""
+    for name, value in (("round", round), ("reshuffle", reshuffle)):
+        if seed is None and value is not None:
+            raise InvalidValueError(
+                f"Expected {name} beside a shuffle_seed, found {name}={value!r} without one; rows come in order then: "
+                f"give a shuffle_seed, or leave {name} out"
+            )
+    if seed is None:
+        return None, 0, False
+    number = 0 if round is None else _seed("round", round, MAX_ROUND)
+    return _seed("shuffle_seed", seed, MAX_SEED), number, reshuffle is None or _flag("reshuffle", reshuffle)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, _BOOLS):
+        raise TypeMismatchError(f"Expected {name} to be True or False, found `{type(value).__name__}`")
+    return bool(cast(object, value))
 
 
 def _seed(name: str, value: object, most: int | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.values.tensor_values import DataFrameLike, is_data_frame
 from fedstack.data.client_columns import (
     check_named_once,
@@ -56,7 +57,7 @@ def by_client(
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(
-                f"Expected {len(ids)} rows as in column {client_id!r}, found shape {list(array.shape)}; "
+                f"Expected {counted(len(ids), 'row')} as in column {client_id!r}, found shape {list(array.shape)}; "
                 f"at column {name!r}; give all columns the same rows"
             )
     clients, rows_of = _group(ids, client_id)

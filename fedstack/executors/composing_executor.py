@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fedstack.computations.plan.tasks import Phase
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
@@ -125,7 +126,8 @@ class ComposingExecutor(VerbExecutor):
 
     @property
     def label(self) -> str:
-        return f"{super().label} with {self.known_clients} clients, {self._children} children"
+        clients, children = counted(self.known_clients or 0, "client"), counted(self._children, "child", "children")
+        return f"{super().label} with {clients}, {children}"
 
 
 def _phases_in(child: Executor | PhaseRunner) -> PhaseRunner:

@@ -8,6 +8,7 @@ import numpy as np
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.tasks import Fold, Phase
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import Executor, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.columns import Column, ListColumn
@@ -102,7 +103,7 @@ class FederatingExecutor(VerbExecutor):
 
     @property
     def label(self) -> str:
-        return f"{super().label} with {self.known_clients} clients"
+        return f"{super().label} with {counted(self.known_clients or 0, 'client')}"
 
 
 def _input_column(expression: Expression, phase: Phase, inputs: Sequence[Column]) -> Column | None:

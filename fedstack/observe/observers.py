@@ -20,7 +20,7 @@ from queue import SimpleQueue
 
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.error_text import text_of
-from fedstack.computations.types.traceback_filter import users_lines
+from fedstack.computations.types.traceback_filter import interrupts, users_lines
 from fedstack.errors import ResourceLimitError
 from fedstack.observe.events import Event
 
@@ -51,7 +51,7 @@ class Observer(abc.ABC):
 class Subscription:
     """An observer that is told of events until it is removed, or the `with` block ends."""
 
-    _caught: type[BaseException] = Exception
+    _is_direct = True
 
     def __init__(self, observer: Observer, among: "Observers") -> None:
         self._observer = observer
@@ -69,7 +69,9 @@ class Subscription:
         """Tells the observer of an event."""
         try:
             self._observer.observe(event)
-        except self._caught as error:
+        except BaseException as error:
+            if self._is_direct and interrupts(error):
+                raise
             self._among.drop(self)
             if not self._is_over:
                 self._is_over = True
@@ -111,7 +113,7 @@ class Subscription:
 class _ApartSubscription(Subscription):
     """One whose observer is told on a thread of its own."""
 
-    _caught = BaseException  # what would end the caller ends nothing here
+    _is_direct = False
 
     def __init__(self, observer: Observer, among: "Observers") -> None:
         super().__init__(observer, among)
@@ -191,7 +193,7 @@ class Observers:
             self.present = tuple(other for other in self.present if other is not subscription)
 
     def tell(self, event: Event) -> None:
-        """Tells all of an event. It never raises, nor waits for any that is told apart."""
+        """Tells all of an event. Ctrl-C apart it never raises, nor waits for any that is told apart."""
         for subscription in self.present:
             subscription.tell(event)
 

@@ -205,6 +205,35 @@ def test_a_block_that_ends_in_another_thread_raises_and_closes():
     context.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("enter", [lambda context: context, fedstack.use_context], ids=["with context", "use_context"])
+def test_the_end_of_a_block_that_has_not_begun_says_so(enter):
+    context = fedstack.create_sync_local_execution_context()
+    with pytest.raises(
+        ContextError, match="was called in the thread 'MainThread', and none had begun; use it in a `wi"
+    ):
+        enter(context).__exit__(None, None, None)
+    context.close()
+
+
+def test_what_use_context_returns_serves_many_blocks_inside_each_other_and_in_threads():
+    context = fedstack.create_sync_local_execution_context()
+    use = fedstack.use_context(context)
+
+    @use
+    def quadruple(x):
+        return double(double(x))
+
+    for _ in range(2):
+        with use as outer, use as inner:
+            assert outer is inner is context
+            assert in_force() is context
+            assert quadruple(1) == 4
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(quadruple, range(4))) == [0, 4, 8, 12]
+    assert not is_closed(context)
+    context.close()
+
+
 def test_a_context_of_the_languages_own_may_stand_above(make_context):
     class Other(fl.framework.SyncContext):
         def invoke(self, comp, arg):

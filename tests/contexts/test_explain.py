@@ -75,6 +75,32 @@ def test_a_notebook_gets_a_table_with_the_same_rows():
     assert explanation.signature in cells.texts
 
 
+def test_the_names_of_many_functions_are_in_lines_that_can_be_read():
+    @fl.federated_computation(fl.FederatedType(MODEL, fl.CLIENTS))
+    def chained(models):
+        for number in range(60):
+            models = fl.federated_map(named(f"function_{number}"), models)
+        return fl.federated_mean(models)
+
+    explanation = fedstack.explain(chained, 1)
+    lines = str(explanation).splitlines()
+    assert lines[1] == "1. at 1 client"
+    assert max(map(len, lines)) <= 100
+    first = next(index for index, line in enumerate(lines) if "runs" in line)
+    found = " ".join(lines[first:]).replace(",", "").split()
+    assert [name for name in found if name.startswith("function_")] == [f"function_{number}" for number in range(60)]
+    assert lines[first + 1].startswith(" " * 16 + "function_")
+    assert "white-space: normal; max-width" in explanation._repr_html_()
+
+
+def named(name):
+    def passed(model):
+        return model
+
+    passed.__name__ = passed.__qualname__ = name
+    return fedstack.python_computation([MODEL], MODEL)(passed)
+
+
 def test_the_bytes_are_those_that_a_sizing_factory_counts():
     clients = 7
     factory = fedstack.sizing_executor_factory()
@@ -222,10 +248,10 @@ def test_a_computation_that_cannot_be_planned_raises_what_running_it_would():
         fedstack.explain(broken)
 
 
-@pytest.mark.parametrize(("options", "clients"), [({}, 1), ({"default_num_clients": 10}, 10)])
+@pytest.mark.parametrize(("options", "clients"), [({}, "1 client"), ({"default_num_clients": 10}, "10 clients")])
 def test_a_context_shows_the_stack_for_its_default_number_of_clients(options, clients):
     with fedstack.create_sync_local_execution_context(**options) as context:
-        assert fedstack.explain(context).lines[1][1] == f"FederatingExecutor with {clients} clients"
+        assert fedstack.explain(context).lines[1][1] == "FederatingExecutor with " + clients
 
 
 def test_what_is_known_of_a_struct_counts_though_the_rest_depends_on_the_data():

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import fedstack
+from fedstack.errors import InvalidValueError
 
 MAKERS = {
     getattr(fedstack, f"{what}_{kind}_{where}_execution_context"): options
@@ -42,3 +43,20 @@ def test_an_unknown_option_is_refused_with_the_one_that_was_meant(make):
     known = next(name for name in inspect.signature(make).parameters if name.endswith(("clients", "seconds")))
     with pytest.raises(TypeError, match=f"^Expected options among .*{known}.*, found {known[:-1]}; write {known}$"):
         make(**{known[:-1]: 1})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: fedstack.create_sync_local_execution_context(debug=value),
+        lambda value: fedstack.create_sync_remote_execution_context(["localhost:1"], stream_structs=value),
+        lambda value: fedstack.executors.RemoteExecutor.connect("localhost:1", stream_structs=value),
+    ],
+    ids=["debug", "stream_structs of a context", "stream_structs"],
+)
+@pytest.mark.parametrize("value", [1, 0, "no", None])
+def test_an_option_that_is_yes_or_no_takes_nothing_else(make, value):
+    with pytest.raises(
+        InvalidValueError, match=r"Expected (debug|stream_structs) to be True or False, found (int|str|N)"
+    ):
+        make(value)

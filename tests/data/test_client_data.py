@@ -159,8 +159,8 @@ def test_the_order_of_shuffled_batches_is_what_it_was():
     assert found == [[4, 5, 1, 6, 7, 0, 2, 3]]
 
 
-def test_rounds_and_passes_change_nothing_where_rows_are_not_shuffled():
-    sequence = batches(np.arange(3), 2, round=5)
+def test_passes_change_nothing_where_rows_are_not_shuffled():
+    sequence = batches(np.arange(3), 2)
     assert [[batch.tolist() for batch in sequence] for _ in range(2)] == [[[0, 1], [2]]] * 2
     assert not sequence.reshuffles
 
@@ -184,9 +184,17 @@ def test_rounds_and_passes_change_nothing_where_rows_are_not_shuffled():
             InvalidValueError,
             r"shuffle_seed below 2\*\*1024, found one",
         ),
-        (np.zeros(3), {"round": -1}, InvalidValueError, "round to be zero or more, found -1"),
-        (np.zeros(3), {"round": 2**64}, InvalidValueError, r"round below 2\*\*64"),
-        (np.zeros(3), {"reshuffle": 0}, TypeMismatchError, "reshuffle to be True or False, found `int`"),
+        (np.zeros(3), {"shuffle_seed": 1, "round": -1}, InvalidValueError, "round to be zero or more, found -1"),
+        (np.zeros(3), {"shuffle_seed": 1, "round": 2**64}, InvalidValueError, r"round below 2\*\*64"),
+        (
+            np.zeros(3),
+            {"shuffle_seed": 1, "reshuffle": 0},
+            TypeMismatchError,
+            "reshuffle to be True or False, found `int`",
+        ),
+        (np.zeros(3), {"drop_remainder": 1}, TypeMismatchError, "drop_remainder to be True or False, found `int`"),
+        (np.zeros(3), {"round": 0}, InvalidValueError, "round beside a shuffle_seed, found round=0 without one; rows"),
+        (np.zeros(3), {"reshuffle": False}, InvalidValueError, "give a shuffle_seed, or leave reshuffle out"),
     ],
 )
 def test_batches_refuse_what_makes_no_batches(arrays, arguments, error, message):

@@ -1,8 +1,10 @@
 """Observers: how they are told, and what becomes of those that raise, block, leave or are forked."""
 
+import asyncio
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -132,6 +134,44 @@ def test_an_observer_on_a_thread_of_its_own_cannot_end_that_without_a_word(
         happens("a", "b")
     (record,) = caplog.records
     assert f"The observer Ending raised {kind.__name__}" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_a_direct_observer_cannot_end_the_work_that_it_watches(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ending(Observer):
+        def observe(self, event: Event) -> None:
+            raise kind
+
+    with add_observer(Ending(), direct=True):
+        happens("a", "b")
+    (record,) = caplog.records
+    assert f"The observer Ending raised {kind.__name__}" in record.getMessage()
+
+
+def test_what_comes_over_a_direct_observer_goes_on() -> None:
+    def stop(*_: object) -> None:
+        raise SystemExit("stopped")
+
+    class Waiting(Diary):
+        def observe(self, event: Event) -> None:
+            super().observe(event)
+            signal.raise_signal(signal.SIGINT if self.workers == ["a"] else signal.SIGTERM)
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: stop}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    waiting = Waiting()
+    try:
+        with add_observer(waiting, direct=True):
+            with pytest.raises(KeyboardInterrupt):
+                happens("a")
+            with pytest.raises(SystemExit, match="stopped"):
+                happens("b")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert waiting.workers == ["a", "b"]
 
 
 def test_an_observer_that_blocks_costs_only_events_of_its_own(

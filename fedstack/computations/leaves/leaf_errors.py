@@ -1,10 +1,5 @@
 """Words what a leaf function raised, with the computation, the client and the user's own lines."""
 
-import asyncio
-import inspect
-import signal
-import traceback
-from bdb import BdbQuit
 from typing import NoReturn
 
 from fedstack.computations.leaves.work_scope import current_scope
@@ -12,24 +7,8 @@ from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.language_mistakes import advice_on
-from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
+from fedstack.computations.types.traceback_filter import interrupts, users_lines, without_calling_frames
 from fedstack.errors import FedstackError, LeafError
-
-
-def _interrupts(error: BaseException) -> bool:
-    """Tells whether an exception came over a function, and not out of it.
-
-    That is Ctrl-C, the end of a debugger's session, or what the handler of a signal raised.
-
-    A cancellation that comes out of a function is its own (of a loop inside it): that of a caller never goes in.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        return False
-    if isinstance(error, (KeyboardInterrupt, BdbQuit)):
-        return True
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(inspect.unwrap(handler), "__code__", None) for handler in handlers if callable(handler)}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
@@ -44,7 +23,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         if isinstance(placed, LeafError):
             placed.client_index = client_index  # the caller knows the clients of the outer computation
         raise placed from error.__cause__
-    if not current_scope().is_for_others and _interrupts(error):
+    if not current_scope().is_for_others and interrupts(error):
         raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)
     where = "" if client_index is None else f"; at client {client_index}"

@@ -5,6 +5,7 @@ It is read from the schedule that executors run, so what it says is what happens
 
 import html
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -29,6 +30,8 @@ from fedstack.computations.types.language import FederatedType, StructType, Tens
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, least_bytes
 
+# Of what one line says of functions: there may be any number.
+_WIDTH = 84
 _NOTHING = "Nothing runs: the result is there from the beginning."
 
 
@@ -105,8 +108,12 @@ class Explanation:
             lines.append(f"{number}. {self._place(step)}")
             widths = [max((len(row[column]) for row in rows if row[2]), default=0) for column in range(3)]
             for verb, name, type_name, size in rows:
-                cells = (name.ljust(widths[1]), type_name.ljust(widths[2]), size) if type_name else (name,)
-                lines.append("   " + "  ".join((verb.ljust(11), *cells)).rstrip())
+                if type_name:
+                    cells = (verb.ljust(11), name.ljust(widths[1]), type_name.ljust(widths[2]), size)
+                    lines.append(f"   {'  '.join(cells)}".rstrip())
+                else:  # the names of functions
+                    first, *more = textwrap.wrap(name, _WIDTH, break_long_words=False, break_on_hyphens=False)
+                    lines += [f"   {verb:11}  {first}", *(" " * 16 + line for line in more)]
             if self._counts(step):
                 lines.append(f"   {'in all':11}  {step.traffic(cast(int, self.num_clients))}")
         return "\n".join(lines if self.steps else [*lines, _NOTHING])
@@ -128,7 +135,9 @@ class Explanation:
     def _place(self, step: ExplainedStep) -> str:
         if step.place == "server":
             return "at the server"
-        return "at each client" if self.num_clients is None else f"at each of {self.num_clients:,} clients"
+        if self.num_clients is None:
+            return "at each client"
+        return "at 1 client" if self.num_clients == 1 else f"at each of {self.num_clients:,} clients"
 
     def _counts(self, step: ExplainedStep) -> bool:
         return step.place == "clients" and self.num_clients is not None
@@ -273,5 +282,5 @@ def _total(items: Sequence[Item], clients: int) -> str:
 
 
 def _html_row(cell: str, *texts: str) -> str:
-    style = 'style="text-align: left"'
+    style = f'style="text-align: left; white-space: normal; max-width: {_WIDTH}ex"'
     return f"<tr>{''.join(f'<{cell} {style}>{html.escape(text)}</{cell}>' for text in texts)}</tr>"

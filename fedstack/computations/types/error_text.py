@@ -72,6 +72,17 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], carried)
 
 
+def counted(number: int, what: str, several: str = "") -> str:
+    """Writes a number of things: `1 client`, `2 clients`.
+
+    Args:
+      number: How many there are.
+      what: What one of them is called.
+      several: What several are called; by default that with an s.
+    """
+    return f"{number} {what if number == 1 else several or f'{what}s'}"
+
+
 def size_text(number: float) -> str:
     """Writes a number of bytes for people: `31.4 KiB`."""
     for unit in ("B", "KiB", "MiB"):

@@ -46,6 +46,12 @@ MISTAKES = tuple(
         r"`federated_language\.Value`, found <class '(builtin_)?(function|method)": (
             "decorate the function with fedstack.python_computation"
         ),
+        r"`federated_language\.Value`, found <class '(numpy\.ufunc|functools\.partial|type)'": (
+            "call it in a function of your own, and decorate that with fedstack.python_computation"
+        ),
+        "has no attribute 'default_all_equal'|^Unsupported placement |missing .* argument: 'placement'": (
+            "give the placement itself, fl.CLIENTS or fl.SERVER"
+        ),
         r"'Value'|of type Value which|do not support boolean|^Operator \w+\(\) is only|of non-structural type": (
             "a federated value has no data before the computation runs: do the work in a function that is decorated "
             "with fedstack.python_computation, and map it with fl.federated_map"

@@ -5,10 +5,13 @@ what it does for the user's function stays. Cutting them out of the errors thems
 """
 
 import concurrent.futures
+import inspect
 import os
-from asyncio import Future
+import signal
+from asyncio import CancelledError, Future
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list
+from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list, walk_tb
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -114,6 +117,22 @@ def _clear_callers(frame: FrameType) -> None:
             except RuntimeError:  # it runs
                 return
         caller = caller.f_back
+
+
+def interrupts(error: BaseException) -> bool:
+    """Returns whether an exception came over a function of the user's, and not out of it.
+
+    That is Ctrl-C, the end of a debugger's session, or what the handler of a signal raised.
+
+    A cancellation that comes out of a function is its own (of a loop inside it): that of a caller never goes in.
+    """
+    if isinstance(error, CancelledError):
+        return False
+    if isinstance(error, (KeyboardInterrupt, BdbQuit)):
+        return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(inspect.unwrap(handler), "__code__", None) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def users_lines(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from typing import cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, tensor_leaves
 from fedstack.computations.values.columns import (
@@ -115,7 +116,7 @@ class ColumnSequence(HasPasses, Sequence[object]):
         return ColumnSequence(_kept(self.column, keep), self.batching)
 
     def __repr__(self) -> str:
-        return f"<ColumnSequence of {len(self)} elements>"
+        return f"<ColumnSequence of {counted(len(self), 'element')}>"
 
 
 def _items(column: Column, start: int, stop: int) -> Sequence[Payload]:

@@ -9,6 +9,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
     contains_federated,
@@ -50,7 +51,7 @@ class Column:
         return iter(self.items())
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {len(self)} clients>"
+        return f"<{type(self).__name__} of {counted(len(self), 'client')}>"
 
 
 class RowsColumn(Column):

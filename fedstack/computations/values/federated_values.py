@@ -11,6 +11,7 @@ from typing import TypeGuard, cast
 
 import numpy as np
 
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
     contains_federated,
@@ -105,8 +106,8 @@ def check_clients(payload: Payload, type_spec: Type, clients: int | None) -> Non
 def wrong_number_of_clients(clients: int, found: int) -> CardinalityError:
     """Returns the error for values of another number of clients than an executor has."""
     return CardinalityError(
-        f"Expected one value for each of the {clients} clients of this executor, found {found}; create the executor "
-        "for as many clients as the values are for (`create_executor`, `set_cardinalities`)"
+        f"Expected one value for each of the {counted(clients, 'client')} of this executor, found {found}; create the "
+        "executor for as many clients as the values are for (`create_executor`, `set_cardinalities`)"
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, SupportsIndex, TypeGuard, cast, overload
 import attrs
 
 from fedstack.computations.types.bounded_cache import SharedCache
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import Struct, StructType, struct_elements
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.tensor_values import describe, is_data_frame, mismatch
@@ -240,7 +241,7 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
             # What was meant as a list of clients: `federated_computation` takes types as they are.
             one = len(fields) == 1 and fields[0][0] is None
             advice = "a type in a list, [type], declares a struct with one member; write it without the list"
-            mismatch(f"{len(fields)} members of {struct}", f"{len(members)}", path, advice if one else "")
+            mismatch(f"{counted(len(fields), 'member')} of {struct}", f"{len(members)}", path, advice if one else "")
         return members
     advice = "give a dictionary, a tuple or a list"
     if is_data_frame(value):
@@ -254,7 +255,7 @@ def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType,
     declared = [name for name, _ in fields_of(struct)]
     if names == declared or all(name is None for name in names) or all(name is None for name in declared):
         if len(names) != len(declared):
-            mismatch(f"{len(declared)} members of {struct}", f"{len(names)}", path)
+            mismatch(f"{counted(len(declared), 'member')} of {struct}", f"{len(names)}", path)
         return [value for _, value in pairs]
     if len(set(names)) == len(names) and None not in names:
         return _split_named(cast("dict[str, object]", dict(pairs)), struct, path)

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.types.error_text import counted
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
@@ -182,7 +183,9 @@ class Batching:
 
     def __repr__(self) -> str:
         order = "" if self.seed is None else f", shuffle_seed={self.seed}, round={self.round}"
-        return f"{self.size} rows each{order}" + ", reshuffle=False" * (self.seed is not None and not self.reshuffles)
+        return f"{counted(self.size, 'row')} each{order}" + ", reshuffle=False" * (
+            self.seed is not None and not self.reshuffles
+        )
 
 
 class Batches(HasPasses):
@@ -221,7 +224,7 @@ class Batches(HasPasses):
         return Batches(_mapped(self.arrays, replace), self.num_rows, self.batching)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.num_rows} rows, {self.batching})"
+        return f"{type(self).__name__}({counted(self.num_rows, 'row')}, {self.batching})"
 
 
 def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:

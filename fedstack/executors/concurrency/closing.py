@@ -81,15 +81,20 @@ class ClosesOnExit:
         )
 
     @property
+    def is_entered(self) -> bool:
+        """Whether a block has begun that has not ended."""
+        return bool(self._blocks)
+
+    @property
     def _blocks(self) -> list[None]:
         """An entry for each block that has not ended; threads need no lock to add and take one."""
         return vars(self).setdefault("_open_blocks", [])
 
     def _was_last(self) -> bool:
         """Counts a block no longer; returns whether there is none now."""
-        if self._blocks:
+        if self.is_entered:
             self._blocks.pop()
-        return not self._blocks
+        return not self.is_entered
 
     async def _close_off_loop(self) -> None:
         try:

@@ -12,6 +12,7 @@ from fedstack.computations.plan.program_ir import program_to_ir
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import unshared
@@ -106,7 +107,7 @@ class FleetPhases(PhaseEngine):
                 except LeafError as error:
                     client = error.client_index
                     ended = some.losses if client is None else losses.ended_with(phase, client)
-                    found = f"it ended {ended} workers before it was found; mend the function"
+                    found = f"it ended {counted(ended, 'worker')} before it was found; mend the function"
                     raise with_place(error, found) from error.__cause__
             losses.forget(phase)
             ready = await self._fleet.ready()
@@ -219,7 +220,7 @@ class WorkersExecutor(VerbExecutor):
     @property
     def label(self) -> str:
         workers = ", ".join(f"{worker.address} ({worker.state.value})" for worker in self._fleet.workers)
-        return f"{super().label} with {self.known_clients} clients, workers: {workers}"
+        return f"{super().label} with {counted(self.known_clients or 0, 'client')}, workers: {workers}"
 
 
 def _even(clients: int, parts: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.types.options import takes_options
-from fedstack.computations.values.number_checks import MOST_CLIENTS, check_number, check_whole_number
+from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -114,7 +114,7 @@ def remote_executor_factory(
         default_num_clients,
         max_fanout=max_fanout,
         dispose_batch_size=dispose_batch_size,
-        stream_structs=stream_structs,
+        stream_structs=check_bool("stream_structs", stream_structs),
         data_backend=data_backend,
         source=targets,
     )

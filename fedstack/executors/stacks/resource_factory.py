@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
 from fedstack.computations.values.number_checks import check_whole_number, checked_cardinalities
 from fedstack.errors import ClosedError
@@ -156,4 +157,6 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         """Called when this is closed, and all executors are: for what they share. Perhaps more than once."""
 
     def __repr__(self) -> str:
-        return f"<ResourceManagingExecutorFactory {len(self._entries)} executors, {len(self._leased)} leased>"
+        return (
+            f"<ResourceManagingExecutorFactory {counted(len(self._entries), 'executor')}, {len(self._leased)} leased>"
+        )

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.values.number_checks import check_bool, check_whole_number
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -103,7 +104,7 @@ class WorkerPool(ClosesOnExit):
         alive = sum(worker.is_alive for worker in self._workers)
         away = sum(worker.comes_back and worker.loss() is not None for worker in self._workers)
         anew = f", {away} being started anew" if away else ""
-        return f"<WorkerPool of {len(self._workers)} processes, {alive} of them alive{anew}>"
+        return f"<WorkerPool of {counted(len(self._workers), 'process', 'processes')}, {alive} of them alive{anew}>"
 
 
 def local_worker_pool(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.values.number_checks import check_bool, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.service.limits.fair_shares import NOBODY, caller_at, caller_with
@@ -198,7 +199,7 @@ class GrpcServer:
         try:
             await asyncio.wait_for(self._router.end_calls(), _LAST_SECONDS)
         except asyncio.TimeoutError:
-            _logger.warning("Stopping while %d calls do not end", self._router.running)
+            _logger.warning("Stopping before the end of %s", counted(self._router.running, "call"))
         if self._server is not None:
             await self._server.stop(_LAST_SECONDS)
         for service in self._services:
@@ -267,7 +268,7 @@ class GrpcServer:
         elif self._server is None:
             state = "not started"
         else:
-            state = f"at {self._facts.target}, {self._router.running} calls running"
+            state = f"at {self._facts.target}, {counted(self._router.running, 'call')} running"
         return f"<GrpcServer {state}>"
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -272,4 +273,4 @@ def _members(payload: object, struct: StructType, path: str) -> tuple[object, ..
 def check_count(found: int, wanted: int, type_spec: Type, path: str) -> None:
     """Checks how many members a struct has."""
     if found != wanted:
-        mismatch(f"{wanted} members of {type_text(type_spec)}", f"{found}", path)
+        mismatch(f"{counted(wanted, 'member')} of {type_text(type_spec)}", f"{found}", path)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import federated_language as fl
@@ -56,6 +57,12 @@ MADE = {
     "a value is used outside": (lambda: fl.to_value(half, None)(1.0), "in the body"),
     "a function is not decorated": (of(AT_CLIENTS, lambda x: fl.federated_map(lambda v: v, x)), "decorate"),
     "a built-in function is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(abs, x)), "decorate"),
+    "a function of NumPy is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(np.sqrt, x)), "of your own"),
+    "a type is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(np.float32, x)), "of your own"),
+    "a partial function is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(partial(add, 1), x)), "of your own"),
+    "a placement is a name": (lambda: fl.FederatedType(VALUE, "clients"), "fl.CLIENTS"),
+    "a placement is missing": (lambda: fl.FederatedType(VALUE), "fl.CLIENTS"),
+    "a placement of a constant is a name": (lambda: fl.federated_value(1.0, "clients"), "fl.CLIENTS"),
     "a value is multiplied": (of(AT_CLIENTS, lambda x: fl.federated_map(half, x) * 2.0), DATA),
     "a value is a factor": (of(AT_CLIENTS, lambda x: np.float32(2) * x), DATA),
     "a value is negated": (of(AT_CLIENTS, lambda x: -x), DATA),

@@ -322,7 +322,7 @@ def test_a_method_that_does_not_end_when_cancelled_does_not_hold_up_the_stop(
 
     on_loop(work)
     assert echo.closed == 1
-    assert "Stopping while 1 calls do not end" in caplog.text
+    assert "Stopping before the end of 1 call" in caplog.text
 
 
 def test_a_second_stop_with_less_grace_hurries_the_first(echo: EchoService) -> None:

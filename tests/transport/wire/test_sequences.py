@@ -55,13 +55,15 @@ def xy(rows, batch_size=4, **options):
 floats = st.lists(st.floats(width=32, allow_nan=False), max_size=6)
 pairs = st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.integers(-5, 5)), max_size=6)
 points = st.lists(st.integers(0, 5).map(lambda k: np.full(2, k, np.float32)), max_size=6)
+orders = st.just({}) | st.fixed_dictionaries(
+    {"shuffle_seed": st.integers(0, 2**1024 - 1), "round": st.integers(0, 2**64 - 1)}
+)
 batched = st.builds(
-    xy,
+    lambda rows, size, order, drop: xy(rows, size, drop_remainder=drop, **order),
     st.integers(0, 20),
     st.integers(1, 9),
-    shuffle_seed=st.none() | st.integers(0, 2**1024 - 1),
-    round=st.integers(0, 2**64 - 1),
-    drop_remainder=st.booleans(),
+    orders,
+    st.booleans(),
 )
 lists_of_batches = batched.map(list)
 KINDS = {FLOATS: floats, PAIRS: pairs, POINTS: points, BATCHES: batched | lists_of_batches}

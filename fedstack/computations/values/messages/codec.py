@@ -20,7 +20,7 @@ from typing import cast
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from fedstack.computations.types.error_text import name_text
+from fedstack.computations.types.error_text import counted, name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -162,7 +162,7 @@ def _members(payload: object, struct: StructType, path: str) -> Iterator[tuple[s
         mismatch(struct, _kind(payload), path, "give a tuple of the members in the type's order")
     members = cast("tuple[object, ...]", payload)
     if len(members) != len(fields):
-        mismatch(f"{len(fields)} members of {type_text(struct)}", f"{len(members)}", path)
+        mismatch(f"{counted(len(fields), 'member')} of {type_text(struct)}", f"{len(members)}", path)
     for index, (member, (name, member_type)) in enumerate(zip(members, fields, strict=True)):
         yield name, member_type, member, join_path(path, name, index)
 
@@ -207,7 +207,7 @@ def _elements(
         mismatch(type_spec, "a struct", path)
     fields = fields_of(type_spec)
     if len(proto.element) != len(fields):
-        mismatch(f"{len(fields)} members of {type_text(type_spec)}", f"{len(proto.element)}", path)
+        mismatch(f"{counted(len(fields), 'member')} of {type_text(type_spec)}", f"{len(proto.element)}", path)
     for index, (element, (name, member_type)) in enumerate(zip(proto.element, fields, strict=True)):
         if element.name and element.name != name:
             found = f"the name {name_text(element.name)!r} at position {index}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.base.verb_executor import known_clients_of
@@ -281,8 +282,8 @@ class SessionTable:
             yield session.executor
         else:
             raise CardinalityError(
-                f"Expected a phase for the {session.clients} clients of the session, found one for {clients}; open a "
-                "session without a number of clients for phases of any number"
+                f"Expected a phase for the {counted(session.clients, 'client')} of the session, found one for "
+                f"{clients}; open a session without a number of clients for phases of any number"
             )
 
     def find(self, session_id: str) -> Session:
@@ -325,7 +326,9 @@ class SessionTable:
         for session_id in self._leases.expired():
             session = self._sessions.pop(session_id, None)
             if session is not None:
-                _logger.info("Session %s ended: its lease ran out with %d values", session_id[:8], len(session))
+                _logger.info(
+                    "Session %s ended: its lease ran out with %s", session_id[:8], counted(len(session), "value")
+                )
                 session.end("its lease ran out")
         return self._leases.next_expiry()
 
