@@ -26,11 +26,17 @@ class FedstackError(Exception):
     """The root of all errors that fedstack raises on purpose. A long message lacks its middle.
 
     Attributes:
+      computation_name: The name of the function in which it came up, or that returned what does not fit; empty if it
+        was in none.
+      client_index: The zero-based index of the client at which the function ran, or `None` for work at the server.
+        Where a function at a client called a computation in which it ran, that is the client of the outer one.
       executor_path: The executors that it went through, outermost first: at the worker, if one has sent it. It is empty
         for what was wrong before anything ran.
       causes: For an error of workers that cannot be reached or used, the address of each, and why, in a few words.
     """
 
+    computation_name: str = ""
+    client_index: int | None = None
     executor_path: tuple[str, ...] = ()
     causes: Mapping[str, str] = MappingProxyType({})
 
@@ -59,11 +65,6 @@ class LeafError(FedstackError, RuntimeError):
     The message carries the exception's class and text, the user's own lines of its traceback, the name of the
     computation and, for work at clients, the index of the client. The same class is raised wherever the
     function ran.
-
-    Attributes:
-      computation_name: The name of the function that raised.
-      client_index: The zero-based index of the client at which it ran, or `None` for work at the server. Where a
-        function at a client called a computation in which it ran, that is the client of the outer one.
     """
 
     def __init__(self, message: str, *, computation_name: str = "", client_index: int | None = None) -> None:

@@ -79,12 +79,13 @@ class GuardedProgress(ToldCounts):
         self._is_over = False
         self._knows_more = isinstance(cast(object, shown), ProgressCounts)  # others only count
 
-    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0) -> None:
+    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
         if self._is_over:
             return
-        super()._change(total, done, running, failures)
+        super()._change(total, done, running, failures, given_up)
         if (shown := self._shown) is not None:
-            self._call(lambda: _count(shown, total, done, running, failures))
+            more = [given_up] if self._knows_more else []
+            self._call(lambda: _count(shown, total, done, running, failures, *more))
 
     def watch(self, worker: Worker) -> None:
         if (shown := self._shown) is not None and self._knows_more and not self._is_over:
@@ -98,12 +99,12 @@ class GuardedProgress(ToldCounts):
         return GuardedProgress(self.span, self._shown, self._call)
 
 
-def _count(shown: ProgressCounts, total: int, done: int, running: int, failures: int) -> None:
+def _count(shown: ProgressCounts, total: int, done: int, running: int, failures: int, *given_up: int) -> None:
     if total:
         shown.expect(total)
     if running > 0:
         shown.started(running)
     if done:
         shown.finished(done)
-    if failures:
-        shown.failed(failures)
+    if failures or any(given_up):
+        shown.failed(failures, *given_up)

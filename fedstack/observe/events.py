@@ -127,13 +127,16 @@ class ClientsChanged(Event):
       expected: How many clients a phase has that has begun.
       started: How many clients have begun.
       done: How many of those are done.
-      failed: How many of those have failed, or were given up.
+      failed: How many of those have failed.
+      given_up: How many of those ended otherwise: another one failed beside which they ran, or their worker was lost.
+        Some of them may be done, of which the process that tells has not heard.
     """
 
     expected: int = 0
     started: int = 0
     done: int = 0
     failed: int = 0
+    given_up: int = 0
 
 
 @attrs.frozen(kw_only=True)

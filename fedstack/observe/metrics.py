@@ -61,7 +61,7 @@ class Metrics(Observer):
         self._calls_running = meter.create_up_down_counter("fedstack.calls.running", "{call}", "Calls that run.")
         self._call_seconds = self._seconds("fedstack.call.duration", "How long calls of computations took.")
         self._retries = meter.create_counter("fedstack.retries", "{attempt}", "Attempts that failed and were repeated.")
-        self._clients = meter.create_counter("fedstack.clients", "{client}", "Clients that are done or have failed.")
+        self._clients = meter.create_counter("fedstack.clients", "{client}", "Clients that have ended.")
         self._phase_seconds = self._seconds("fedstack.phase.duration", "How long phases took here.")
         self._part_seconds = self._seconds("fedstack.worker.phase.duration", "How long phases took at workers.")
         self._sent = meter.create_counter("fedstack.worker.sent", "By", "What phases sent to workers.")
@@ -107,7 +107,7 @@ class Metrics(Observer):
         self._call_seconds.record(event.seconds, computation)
 
     def _clients_changed(self, event: ClientsChanged) -> None:
-        for outcome, clients in (("done", event.done), ("failed", event.failed)):
+        for outcome, clients in (("done", event.done), ("failed", event.failed), ("given_up", event.given_up)):
             if clients:
                 self._clients.add(clients, {"outcome": outcome})
 

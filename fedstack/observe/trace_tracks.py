@@ -135,7 +135,7 @@ class TraceTracks:
         counts = self._clients.setdefault(event.call if track is not None else "", Counter())
         counts["done"] += event.done
         counts["failed"] += event.failed
-        counts["running"] += event.started - event.done - event.failed
+        counts["running"] += event.started - event.done - event.failed - event.given_up
         self._count(event.time, track, counts)
 
     def _count(self, seconds: float, track: _Track | None, counts: Counter[str]) -> None:

@@ -54,6 +54,45 @@ def totals(changes: list[ClientsChanged]) -> tuple[int, int, int, int]:
     return tuple(map(sum, zip(*numbers)))  # pyright: ignore[reportReturnType]
 
 
+def test_of_a_block_in_which_one_client_fails_each_client_is_counted_as_what_became_of_it() -> None:
+    for _ in range(3):
+        double_all(list(range(64)))  # it is known to be quick: later calls run it in large blocks
+    with watched() as diary, pytest.raises(fedstack.errors.LeafError):
+        double_all([-1 if client == 40 else client for client in range(64)])
+    changes = diary.of(ClientsChanged)
+    expected, started, done, failed = totals(changes)
+    assert (expected, done, failed) == (64, 40, 1)
+    assert sum(change.given_up for change in changes) == started - 41
+
+
+def test_where_several_functions_run_for_a_block_none_of_its_clients_is_done_before_the_last_function() -> None:
+    @fl.federated_computation(INTS)
+    def quadruple_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(double, fl.federated_map(double, values))
+
+    for _ in range(3):
+        quadruple_all(list(range(64)))
+    with watched() as diary, pytest.raises(fedstack.errors.LeafError):
+        quadruple_all([-1 if client == 63 else client for client in range(64)])
+    changes = diary.of(ClientsChanged)
+    _, started, done, failed = totals(changes)
+    assert failed == 1
+    assert done + failed + sum(change.given_up for change in changes) == started
+
+
+def test_clients_over_which_ctrl_c_comes_have_not_failed() -> None:
+    @fedstack.python_computation([np.int32], np.int32)
+    def interrupted(x: np.int32) -> np.int32:
+        raise KeyboardInterrupt
+
+    call = fl.federated_computation(lambda values: fl.federated_map(interrupted, values), INTS)
+    with watched() as diary, pytest.raises(KeyboardInterrupt):
+        call([1])
+    changes = diary.of(ClientsChanged)
+    assert totals(changes) == (1, 1, 0, 0)
+    assert sum(change.given_up for change in changes) == 1
+
+
 def test_a_call_is_told_of_with_its_phase_and_its_clients_in_order() -> None:
     with watched() as diary:
         assert double_all(list(range(10))) == 90

@@ -175,9 +175,9 @@ def wrong_width(x):
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (no_result, TypeMismatchError, r"found None; at the result of 'no_result'\[client 0\]; .*return statement"),
-        (wrong_type, TypeMismatchError, r"Expected int32, found str 'text'; at the result of 'wrong_type'\[client 0\]"),
-        (wrong_width, TypeMismatchError, r"Expected int32, found int64 1; at the result of 'wrong_width'\[client 0\]"),
+        (no_result, TypeMismatchError, r"found None; at the result of 'no_result' at client 0; .*return statement"),
+        (wrong_type, TypeMismatchError, r"Expected int32, found str 'text'; at the result of 'wrong_type' at client 0"),
+        (wrong_width, TypeMismatchError, r"Expected int32, found int64 1; at the result of 'wrong_width' at client 0"),
     ],
 )
 def test_a_function_that_returns_something_else_is_named(function, error, message):

@@ -68,6 +68,11 @@ def returns_half_a_struct(x):
     return {"a": x}
 
 
+@fedstack.python_computation([np.int32], [PAIR, np.int32])
+def returns_text_in_a_struct(x):
+    return {"a": x, "b": "three" if x == 3 else 1.0}, x
+
+
 @fedstack.python_computation([np.int32], np.int32)
 def returns_nothing(x):
     if x != 3:
@@ -88,6 +93,7 @@ LEAVES = {
     "returns fractions": returns_fractions,
     "returns too much": returns_too_much,
     "returns half a struct": returns_half_a_struct,
+    "returns text in a struct": returns_text_in_a_struct,
     "returns nothing": returns_nothing,
     "raises a type error": raises_a_type_error,
 }
@@ -124,6 +130,31 @@ def over_sequences(reduces):
     @fl.federated_computation(FederatedType(fl.SequenceType(np.int32), CLIENTS))
     def at_clients(xs):
         return fl.federated_map(of_elements, xs)
+
+    return at_clients
+
+
+@fedstack.python_computation([fl.SequenceType(np.int32)], np.int32)
+def total(xs):
+    return sum(xs, np.int32(0))
+
+
+@fedstack.python_computation([fl.SequenceType(np.int32)], np.int32)
+def count(xs):
+    return len(xs)
+
+
+@fedstack.python_computation([fl.SequenceType(np.int32)], np.int32)
+def count_and_last(xs):
+    return 100 * len(xs) + xs[-1] + 0 * len(list(xs)) if xs else -1
+
+
+def of_sequences(leaf):
+    """Returns the computation that maps a function over the clients' sequences."""
+
+    @fl.federated_computation(FederatedType(fl.SequenceType(np.int32), CLIENTS))
+    def at_clients(xs):
+        return fl.federated_map(leaf, xs)
 
     return at_clients
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import failing_leaves as failing
@@ -57,6 +58,40 @@ def test_an_error_of_clients_is_the_same_here_and_at_workers(fleet: Fleet, name:
         there = error_of(lambda: computation(*arguments))
     assert what_it_says(there) == what_it_says(here)
     assert isinstance(there.__cause__, RemoteTraceback) or not there.executor_path
+
+
+def ends_early() -> Iterator[int]:
+    yield 1
+    raise OSError("no such file")
+
+
+def has_text() -> Iterator[object]:
+    yield from (1, "two")
+
+
+# Whether a sequence is looked at while functions run or before they go to a worker.
+@pytest.mark.parametrize("elements", [ends_early, has_text, lambda: 3])
+@pytest.mark.parametrize("leaf", [failing.total, failing.count])
+def test_an_error_of_a_stream_says_the_same_here_and_at_workers(fleet: Fleet, leaf: Any, elements: Any) -> None:
+    computation = failing.of_sequences(leaf)
+    data = [[1], fedstack.from_generator(lambda: iter([1])), fedstack.from_generator(elements)]
+    here = error_of(lambda: locally(computation, data))
+    with context_over([fleet.start().target]):
+        there = error_of(lambda: computation(data))
+    ignored = {"executor_path": ()}
+    assert what_it_says(there) | ignored == what_it_says(here) | ignored
+    assert "; at arg[client 2]" in str(here)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_length_of_a_stream_is_the_number_of_its_elements(fleet: Fleet, workers: int) -> None:
+    computation, data = failing.of_sequences(failing.count_and_last), [fedstack.from_generator(lambda: range(4)), [7]]
+    if workers:
+        with context_over([fleet.start().target for _ in range(workers)]):
+            found = computation(data)
+    else:
+        found = locally(computation, data)
+    assert found == [403, 107]
 
 
 @pytest.mark.parametrize("reduces", [False, True])

@@ -6,7 +6,7 @@ from typing import cast, overload
 
 from fedstack.computations.types.language import SequenceType, StructType, Type
 from fedstack.computations.types.type_structure import fields_of
-from fedstack.computations.values.column_sequence import ShownSequence
+from fedstack.computations.values.column_sequence import ColumnSequence, ShownSequence, column_of
 from fedstack.computations.values.containers import Maker
 from fedstack.computations.values.sequences import in_pass
 from fedstack.computations.values.values import in_lists
@@ -22,6 +22,7 @@ class SequenceArgument(ShownSequence):
     """
 
     __slots__ = ("_convert", "_passes")
+    payload: Iterable[object]
 
     def __init__(self, payload: Iterable[object], element: Type, convert: Convert | None) -> None:
         super().__init__(payload, element)
@@ -31,7 +32,11 @@ class SequenceArgument(ShownSequence):
     def __iter__(self) -> Iterator[object]:
         number = self._passes
         self._passes += 1
-        return self.in_pass(number)
+        return self.in_pass(number) if type(self.payload) is ColumnSequence else self._later(number)
+
+    def _later(self, number: int) -> Iterator[object]:
+        """Begins when the first element is asked for: `list` asks for the length between that and the iterator."""
+        yield from self.in_pass(number)
 
     def in_pass(self, number: int) -> Iterator[object]:
         convert = self._convert
@@ -43,21 +48,26 @@ class SequenceArgument(ShownSequence):
         return itertools.chain.from_iterable([convert(element) for element in some] for some in lists)
 
     def __len__(self) -> int:
-        return len(cast("Sized", self.payload))
+        try:
+            return len(cast("Sized", self.payload))
+        except TypeError:  # A stream: its elements are made once and kept, as those that a worker gets are.
+            held = column_of(self.payload, self.element)
+            self.payload = held
+            return len(held)
 
     @overload
     def __getitem__(self, index: int) -> object: ...
     @overload
     def __getitem__(self, index: slice) -> "SequenceArgument": ...
     def __getitem__(self, index: int | slice) -> object:
-        source = self.payload
+        size, source = len(self), self.payload
         if isinstance(index, slice):
-            held = source if isinstance(source, Sequence) else list(itertools.islice(source, len(self)))
+            held = source if isinstance(source, Sequence) else list(itertools.islice(source, size))
             return SequenceArgument(held[index], self.element, self._convert)
         if isinstance(source, Sequence):
             item = source[index]
         else:
-            item = next(itertools.islice(source, range(len(self))[index], None))
+            item = next(itertools.islice(source, range(size)[index], None))
         return item if self._convert is None else self._convert(item)
 
     def __repr__(self) -> str:

@@ -10,6 +10,8 @@
 | arguments cannot be changed | payloads are read-only; sequences are `SequenceArgument`s |
 """
 
+import re
+
 from fedstack.computations.leaves.arguments import argument_converter
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.leaf_errors import raise_leaf_error
@@ -20,7 +22,10 @@ from fedstack.computations.values.federated_values import column_from_values
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import normalize_result
 from fedstack.computations.values.values import normalize, quick_reader
-from fedstack.errors import TypeMismatchError
+from fedstack.errors import FedstackError, TypeMismatchError
+
+# What follows the name of a function in the place of a misfit: the client, and the path inside of the result.
+_INSIDE = re.compile(r"(?:\[client (\d+)\])?([^;\n]*)")
 
 
 class Leaf(BoundOperation):
@@ -43,6 +48,7 @@ class Leaf(BoundOperation):
         self.parameter = parameter
         self.result = result
         self._convert = None if parameter is None else argument_converter(parameter)
+        self._place = f"the result of {name!r}"
         self._quick = quick_reader(result)
         self._snapshot = snapshot_of(result)
 
@@ -76,11 +82,28 @@ class Leaf(BoundOperation):
         return payload
 
     def _checked(self, value: object, client: int | None) -> object:
-        place = f"the result of {self.name!r}" + ("" if client is None else f"[client {client}]")
+        place = self._place + ("" if client is None else f"[client {client}]")
         try:
             return normalize(value, self.result, place, normalize_result)
-        except TypeMismatchError as error:
-            raise with_place(error, self.result_advice) from error.__cause__
+        except FedstackError as error:
+            raise self._misfit(error) from error.__cause__
+
+    def _misfit(self, error: FedstackError) -> FedstackError:
+        """Returns the error for a result that does not fit, in whose place the path in the result comes first."""
+        before, found, rest = str(error).rpartition(f"; at {self._place}")
+        inside = _INSIDE.match(rest)
+        placed = with_place(error, self.result_advice) if isinstance(error, TypeMismatchError) else error
+        placed.computation_name = self.name
+        if not found or inside is None:
+            return placed
+        client, path = inside[1], inside[2]
+        where = f"result{path} of {self.name!r}" if path else self._place
+        if client is not None:
+            placed.client_index = int(client)
+            where += f" at client {client}"
+        text = str(placed).replace(f"{before}; at {self._place}{inside[0]}", f"{before}; at {where}", 1)
+        placed.args = (text, *placed.args[1:])
+        return placed
 
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         if self._snapshot is not None:
@@ -99,11 +122,11 @@ class Leaf(BoundOperation):
             return column_from_values(
                 values,
                 self.result,
-                lambda i: f"the result of {self.name!r}[client {first_client + i}]",
+                lambda i: f"{self._place}[client {first_client + i}]",
                 normalize_result,
             )
-        except TypeMismatchError as error:
-            raise with_place(error, self.result_advice) from error.__cause__
+        except FedstackError as error:
+            raise self._misfit(error) from error.__cause__
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

@@ -1,5 +1,6 @@
 """Words what a leaf function raised, with the computation, the client and the user's own lines."""
 
+from traceback import walk_tb
 from typing import NoReturn
 
 from fedstack.computations.leaves.work_scope import current_scope
@@ -8,7 +9,16 @@ from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.language_mistakes import advice_on
 from fedstack.computations.types.traceback_filter import interrupts, users_lines, without_calling_frames
+from fedstack.computations.values.values import SequenceView
 from fedstack.errors import FedstackError, LeafError
+
+
+def _is_of_argument(error: FedstackError) -> bool:
+    """Returns whether an error came up while a function iterated over its argument.
+
+    Errors of computations that the function called come without the frames in which they came up.
+    """
+    return any(frame.f_code is SequenceView.in_pass.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
@@ -16,12 +26,13 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
     if isinstance(error, RetryableError):
         raise error  # who asks for another attempt gets one
     if isinstance(error, FedstackError):
-        # A computation called inside the function already says what went wrong, and where in its own run.
-        if client_index is None:
+        # A computation called inside the function already says what went wrong, and where in its own run; an element
+        # of the argument says where it is, as where it is looked at before it goes to a worker.
+        if client_index is None or _is_of_argument(error):
             raise error
         placed = with_place(error, f"in the computation {name!r} at client {client_index}")
-        if isinstance(placed, LeafError):
-            placed.client_index = client_index  # the caller knows the clients of the outer computation
+        placed.computation_name = error.computation_name or name
+        placed.client_index = client_index  # the caller knows the clients of the outer computation
         raise placed from error.__cause__
     if not current_scope().is_for_others and interrupts(error):
         raise error  # the caller's process is the one that is meant

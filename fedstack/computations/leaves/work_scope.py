@@ -41,8 +41,8 @@ class ClientCounter(Protocol):
         """Notes that clients are done."""
         ...
 
-    def failed(self, clients: int) -> None:
-        """Notes that a block of clients failed."""
+    def failed(self, clients: int, given_up: int = 0) -> None:
+        """Notes that clients failed, and that others which had begun were given up."""
         ...
 
     def watch(self, worker: Any) -> None:

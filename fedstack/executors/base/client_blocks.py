@@ -13,6 +13,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
+from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
@@ -326,8 +327,7 @@ class ClientBlocks:
                     self.measured.result_bytes = sum(map(_bytes_per_client, results))
                 self.sink.feed(first, results)
         except BaseException as error:
-            if self.progress is not None:
-                self.progress.failed(size)
+            self._count_failure(block, first, error)
             with self._room:
                 del self._working[block.start]
                 # Ctrl-C counts wherever it struck.
@@ -345,6 +345,20 @@ class ClientBlocks:
         if self.progress is not None:
             self.progress.finished(size)
         return seconds
+
+    def _count_failure(self, block: _Block, first: int, error: BaseException) -> None:
+        """Counts the clients of a block that has failed, as exactly as it is known which of them did."""
+        if self.progress is None:
+            return
+        found = error.client_index if isinstance(error, FedstackError) else None
+        # Several functions run one after the other for all of the block: then nobody is through when one fails.
+        if not block.is_counted and found is not None and len(self.program.steps) == 1:
+            first = min(max(found, block.start), block.stop)
+        done, left = first - block.start, block.stop - first
+        if done:
+            self.progress.finished(done)
+        failed = min(left, 1) if isinstance(error, Exception) else 0
+        self.progress.failed(failed, left - failed)
 
 
 def _bytes_per_client(column: Column) -> int:

@@ -6,6 +6,7 @@ from types import TracebackType
 import attrs
 
 from fedstack.computations.leaves.work_scope import ClientCounter
+from fedstack.errors import FedstackError
 from fedstack.transport.wire.frames import Heartbeat, Work
 
 # Of a heartbeat as many clients are remembered.
@@ -46,7 +47,10 @@ class PhaseReport:
         if kind is None:
             self._reach(self._clients, self._clients - self._failed, self._failed)
         else:
-            self._reach(self._begun, self._done, self._begun - self._done)
+            # What the worker has told of last may be some time ago.
+            failed = max(self._failed, int(isinstance(error, FedstackError) and error.client_index is not None))
+            begun = max(self._begun, self._done + failed)
+            self._reach(begun, self._done, failed, begun - self._done - failed)
 
     def heard(self, beat: Heartbeat) -> None:
         """Takes note of a heartbeat."""
@@ -63,13 +67,17 @@ class PhaseReport:
         since = time.monotonic() - self._heard
         return [attrs.evolve(work, seconds=work.seconds + since) for work in self._work]
 
-    def _reach(self, begun: int, done: int, failed: int) -> None:
-        new = begun - self._begun, done - self._done, failed - self._failed
+    def _reach(self, begun: int, done: int, failed: int, given_up: int = 0) -> None:
+        started, finished, lost = begun - self._begun, done - self._done, failed - self._failed
         self._begun, self._done, self._failed = begun, done, failed
-        if self._progress is not None:
-            for change, clients in zip((self._progress.started, self._progress.finished, self._progress.failed), new):
-                if clients:
-                    change(clients)
+        if self._progress is None:
+            return
+        if started:
+            self._progress.started(started)
+        if finished:
+            self._progress.finished(finished)
+        if lost or given_up:
+            self._progress.failed(lost, given_up)
 
     def __repr__(self) -> str:
         return f"<PhaseReport {self._done} of {self._clients} done, {self._begun} begun, {self._failed} failed>"

@@ -67,9 +67,9 @@ class ProgressCounts:
         """Notes that clients are done."""
         self._change(running=-clients, done=clients)
 
-    def failed(self, clients: int) -> None:
-        """Notes that a block of clients failed."""
-        self._change(running=-clients, failures=clients)
+    def failed(self, clients: int, given_up: int = 0) -> None:
+        """Notes that clients failed, and that others which had begun were given up."""
+        self._change(running=-clients - given_up, failures=clients, given_up=given_up)
 
     def restart(self) -> None:
         """Forgets an attempt that failed: all of it is done again."""
@@ -91,7 +91,7 @@ class ProgressCounts:
         found = [work for worker in workers for work in worker.work()]
         return heapq.nlargest(_MOST_WORK, found, key=lambda work: work.seconds)
 
-    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0) -> None:
+    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
         with self._lock:
             self.total += total
             self.done += done
@@ -115,12 +115,19 @@ class ToldCounts(ProgressCounts):
         super().__init__()
         self.span = span
 
-    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0) -> None:
-        super()._change(total, done, running, failures)
+    def _change(self, total: int = 0, done: int = 0, running: int = 0, failures: int = 0, given_up: int = 0) -> None:
+        super()._change(total, done, running, failures, given_up)
         if observers.present:
-            begun = max(running, 0)
-            change = ClientsChanged(**self.span.ids, expected=total, started=begun, done=done, failed=failures)
-            observers.tell(change)
+            observers.tell(
+                ClientsChanged(
+                    **self.span.ids,
+                    expected=total,
+                    started=max(running, 0),
+                    done=done,
+                    failed=failures,
+                    given_up=given_up,
+                )
+            )
 
 
 @made_once

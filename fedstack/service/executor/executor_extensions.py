@@ -245,6 +245,7 @@ class ExecutorExtensions:
         work = asyncio.ensure_future(receive_and_run())
         async for beat in beats(work, progress, self._core.limits):
             yield beat
+        set_scope(attrs.evolve(current_scope(), span=progress.span))  # for what is logged if it has failed
         yield work.result()
 
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:

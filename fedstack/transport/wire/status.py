@@ -194,7 +194,7 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
         error=shortened(_name_of(error), _MAX_NAME_BYTES),
         path=[shortened(_clean(step), _MAX_NAME_BYTES) for step in path[:_MAX_PATH_STEPS]],
     )
-    if isinstance(error, errors.LeafError):
+    if isinstance(error, errors.FedstackError):
         detail.computation_name = shortened(_clean(error.computation_name), _MAX_NAME_BYTES)
         if error.client_index is not None and error.client_index >= 0:
             detail.client_index = error.client_index
@@ -231,15 +231,14 @@ def error_from_status(code: int, message: str, details: bytes | None, address: s
         error = _plain_error(known, f"{detail.error}: {detail.message}", address)
     if isinstance(error, errors.FedstackError):
         error.executor_path = tuple(detail.path)
+        error.computation_name = detail.computation_name
+        error.client_index = detail.client_index if detail.HasField("client_index") else None
     error.__cause__ = RemoteTraceback(address, tuple(detail.path), detail.traceback)
     return error
 
 
 def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
     """Returns the error that the details name, unless its class is one that fedstack does not have."""
-    if detail.error == "LeafError":
-        client_index = detail.client_index if detail.HasField("client_index") else None
-        return errors.LeafError(detail.message, computation_name=detail.computation_name, client_index=client_index)
     found = _CLASSES.get(detail.error)
     if not detail.error:  # a `StatusError`
         found = _MEANINGS[code].error if code in _MEANINGS else errors.RemoteError

@@ -129,7 +129,7 @@ ADD_SMALL = computation(
     ("value", "error", "text"),
     [
         (101, LeafError, "'accumulate_small' raised ValueError: too large; at client {}\n"),
-        (51, TypeMismatchError, "found str 'none'; at the result of 'accumulate_small'[client {}];"),
+        (51, TypeMismatchError, "found str 'none'; at the result of 'accumulate_small' at client {};"),
     ],
 )
 async def test_a_failing_accumulation_names_the_client(client, children, value, error, text) -> None:

@@ -17,7 +17,7 @@ from fedstack.computations.values.containers import argument_maker
 class PythonLeaf(Leaf):
     """A Python function with its declared types, ready to run."""
 
-    result_advice = "if the function is right, state another result_type=; left out, it is what a call on zeros gives"
+    result_advice = "if the function is right, state another result_type= (left out, it is that of a call on zeros)"
 
     def __init__(self, function: Callable[..., object], name: str, parameter: Type | None, result: Type) -> None:
         super().__init__(name, parameter, result)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.error_text import name_text, printable, shortened
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import CarrierError, FedstackError, LeafError, ResourceLimitError
@@ -141,19 +142,22 @@ class FailureLog:
 
 def _told(error: FedstackError) -> str:
     """Returns what failed, in one line: the function, its client and the class of what it raised."""
-    if isinstance(error, LeafError):
-        raised = "" if error.__cause__ is None else f" raised {_in_a_line(type(error.__cause__).__name__)}"
-        client = "" if error.client_index is None else f" at client {error.client_index}"
-        return f"{name_text(error.computation_name)!r}{raised or ' failed'}{client}"
     kind = _in_a_line(type(error).__name__)
-    return f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _TOLD) else kind
+    told = f"{kind}: {_in_a_line(str(error))}" if isinstance(error, _TOLD) else kind
+    if not (error.computation_name or isinstance(error, LeafError)):
+        return told
+    failed = f" failed with {told}"
+    if isinstance(error, LeafError):
+        raised = error.__cause__
+        failed = " failed" if raised is None else f" raised {_in_a_line(type(raised).__name__)}"
+    client = "" if error.client_index is None else f" at client {error.client_index}"
+    return f"{name_text(error.computation_name)!r}{failed}{client}"
 
 
 def _fields(error: FedstackError) -> dict[str, object]:
-    """Returns what a log of JSON lines says apart from the message."""
-    if not isinstance(error, LeafError):
-        return {}
-    return {"function": name_text(error.computation_name), "client": error.client_index}
+    """Returns what a log of JSON lines says apart from the message: the id of the call is that of its events."""
+    function = name_text(error.computation_name) or None
+    return {"call": current_scope().span.call or None, "function": function, "client": error.client_index}
 
 
 def _in_a_line(text: str) -> str:

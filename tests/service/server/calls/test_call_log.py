@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from calling import WALL
 from serving import served
+from watching import watched
 
 import fedstack
 from fedstack.errors import (
@@ -19,8 +20,10 @@ from fedstack.errors import (
     InvalidValueError,
     LeafError,
     ResourceLimitError,
+    TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.observe import CallStarted
 from fedstack.service.server.calls.call_log import FailureLog
 from fedstack.transport.wire.status import Code, StatusError
 
@@ -79,6 +82,30 @@ def test_a_failed_call_is_one_line_with_function_and_client_in_the_log_of_a_work
         "'picky' raised ValueError at client 1; called from ipv4:127.0.0.1"
     ] * 2
     assert str(SECRET) not in log.read_text()
+
+
+def test_a_line_of_json_has_function_and_client_of_a_result_that_does_not_fit_and_the_id_of_the_call(
+    tmp_path: Path,
+) -> None:
+    def widened(x: Any) -> Any:
+        return np.int64(x) if x == 2 else x
+
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        served("--allow-python-code", "--log-format", "json", stderr=stderr) as server,
+        fedstack.create_sync_remote_execution_context(server.target),
+    ):
+        computation = at_clients(widened)
+        with watched() as diary, pytest.raises(TypeMismatchError) as caught:
+            computation([1, 2, 3])
+        with pytest.raises(TypeMismatchError):
+            computation([1, 2, 3])  # which nobody watches
+    assert (caught.value.computation_name, caught.value.client_index) == ("widened", 1)
+    first, second = [json.loads(line) for line in log.read_text().splitlines() if "call_log" in line]
+    assert first["message"].startswith("RunPhase failed: 'widened' failed with TypeMismatchError at client 1; called")
+    assert (first["function"], first["client"], first["call"]) == ("widened", 1, diary.the(CallStarted).call)
+    assert "call" not in second
 
 
 def test_a_call_that_its_client_cancels_is_none_that_failed(tmp_path: Path) -> None:
