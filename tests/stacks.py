@@ -22,8 +22,9 @@ from fedstack.executors import (
 from fedstack.testing import FaultInjectingExecutor, FaultPlan, TracingExecutor
 from fedstack.testing.conformance import ALL_TAGS
 
-# For stacks that pass values on as another stack of this list does: a wrapper with nothing to do, another number of
-# threads for the same blocks, a socket in place of memory. They cannot change what comes out, only when, or an error.
+# For stacks that pass values on as other stacks of these lists do: a wrapper with nothing to do, another number of
+# threads for the same blocks, a socket in place of memory, workers whose executor alone runs all rows in that form.
+# They cannot change what comes out, only when, or an error.
 PASSES_ON = ("errors", "timing")
 
 
@@ -159,13 +160,15 @@ FACTORIES = {
     "one function at a time": FactoryStack(
         "local", lambda: fedstack.local_executor_factory(max_concurrent_clients=1), ["concurrency"], tags=PASSES_ON
     ),
-    "thread per client": FactoryStack("local", lambda: fedstack.local_executor_factory(clients_per_thread=1)),
+    "thread per client": FactoryStack(
+        "local", lambda: fedstack.local_executor_factory(clients_per_thread=1), tags=PASSES_ON
+    ),
     "sized": FactoryStack("wrapped", fedstack.sizing_executor_factory),
     "with data": FactoryStack(
         "wrapped", lambda: fedstack.local_executor_factory(data_backend=NoData()), tags=PASSES_ON
     ),
     "composed of 2": FactoryStack("composed", lambda: composing_factory(2)),
-    "composed of 5": FactoryStack("composed", lambda: composing_factory(5)),
+    "composed of 5": FactoryStack("composed", lambda: composing_factory(5), tags=PASSES_ON),
     "faults and retries": FactoryStack(
         "wrapped",
         faulty_factory,
@@ -175,9 +178,9 @@ FACTORIES = {
     "1 worker": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()]), PASSES_ON),
     "2 workers": remote_factory(lambda: fedstack.remote_executor_factory(remote_stacks.cluster())),
     "5 workers": remote_factory(lambda: remote_stacks.in_memory_workers(5)),
-    "2 workers over mTLS": remote_factory(lambda: remote_stacks.workers([remote_stacks.mtls_target()] * 2)),
+    "2 workers over mTLS": remote_factory(lambda: remote_stacks.workers([remote_stacks.mtls_target()] * 2), PASSES_ON),
     "2 workers in chunks": remote_factory(
-        lambda: remote_stacks.in_memory_workers(2, {"chunking": remote_stacks.CHUNKED})
+        lambda: remote_stacks.in_memory_workers(2, {"chunking": remote_stacks.CHUNKED}), PASSES_ON
     ),
     "1 worker process": FactoryStack(
         "remote",
@@ -189,7 +192,9 @@ FACTORIES = {
         lambda: fedstack.remote_executor_factory(remote_stacks.pool()),
         without=["lazy arguments", "same process"],
     ),
-    "2 workers, plain verbs": remote_factory(lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN)),
+    "2 workers, plain verbs": remote_factory(
+        lambda: remote_stacks.in_memory_workers(2, remote_stacks.PLAIN), PASSES_ON
+    ),
     "2 workers with faults and retries": FactoryStack(
         "remote",
         remote_stacks.faulty_workers,

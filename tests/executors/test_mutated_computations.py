@@ -131,7 +131,7 @@ def check(seed, mutations, program, other):
         assert_same(bare(found), bare(Reference(LEAVES, clients).run(proto, meaning)))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=150, deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(seed=st.integers(0, 2**32), mutations=st.integers(1, 3), program=programs(), other=programs())
 def test_a_mutated_computation_gives_a_typed_error_or_the_right_result(seed, mutations, program, other):
     check(seed, mutations, program, other)

@@ -33,7 +33,7 @@ from fedstack.errors import LeafError, NoWorkersError
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")]
-CLIENTS = list(range(40))
+CLIENTS = list(range(16))
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def check_two_ended(caplog: pytest.LogCaptureFixture, how: str) -> None:
     assert all(f"ended with {how}" in text for text in endings(caplog))
 
 
-@pytest.mark.parametrize("workers", [8, 2, 1])
+@pytest.mark.parametrize("workers", [4, 2, 1])
 def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, caplog) -> None:
     total = total_of(crash)
     with pool_of(workers) as pool:
@@ -89,14 +89,14 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
 
 
 def test_a_function_by_value_is_found_too(caplog) -> None:
-    with pool_of(4):
+    with pool_of(2):
         found = failure_of(of_a_function_by_value())
         assert (found.client_index, found.computation_name) == (KILLER, "crash")
         check_two_ended(caplog, "signal 11 (SIGSEGV)")
 
 
 def test_a_client_that_leaves_is_named_with_the_exit_status(caplog) -> None:
-    with pool_of(3):
+    with pool_of(2):
         found = failure_of(total_of(leave))
         assert found.client_index == KILLER
         assert "'leave' ended its process with exit status 3; at client 13; " in str(found)
@@ -112,13 +112,13 @@ def test_a_function_that_always_crashes_is_named_with_one_of_the_clients() -> No
     with pool_of(2) as pool:
         found = failure_of(total_of(crash_always))
         # The first of a range that has ended two workers: which range that is, depends on which worker was quicker.
-        assert (found.client_index in (0, 20), found.computation_name) == (True, "crash_always")
+        assert (found.client_index in (0, 8), found.computation_name) == (True, "crash_always")
         eventually(lambda: repr(pool) == "<WorkerPool of 2 processes, 2 of them alive>")
         assert total_of(crash)([1, 2]) == 3
 
 
 def test_a_client_that_crashes_in_a_later_phase_is_named(caplog) -> None:
-    with pool_of(3):
+    with pool_of(2):
         found = failure_of(two_phases)
         assert (found.client_index, found.computation_name) == (KILLER, "crash_of_both")
         check_two_ended(caplog, "signal 11 (SIGSEGV)")
@@ -134,9 +134,9 @@ def test_clients_that_end_a_process_only_together_are_named_together() -> None:
 
 
 def test_workers_that_are_not_started_anew_are_two_fewer() -> None:
-    with pool_of(8, respawn=False) as pool:
+    with pool_of(4, respawn=False) as pool:
         assert failure_of(total_of(crash)).client_index == KILLER
-        assert repr(pool) == "<WorkerPool of 8 processes, 6 of them alive>"
+        assert repr(pool) == "<WorkerPool of 4 processes, 2 of them alive>"
         assert total_of(crash)(CLIENTS[:10]) == sum(CLIENTS[:10])
 
 
@@ -144,7 +144,7 @@ def test_without_a_worker_to_search_with_the_clients_that_may_have_been_are_name
     with pool_of(2, respawn=False) as pool:
         with pytest.raises(NoWorkersError) as caught:
             Background(lambda: total_of(crash)(CLIENTS)).result(60.0)
-        assert str(caught.value).splitlines()[-1] == "  these ran where two workers ended: clients 0 to 19"
+        assert str(caught.value).splitlines()[-1] == "  these ran where two workers ended: clients 0 to 7"
         assert caught.value.is_final
         assert repr(pool) == "<WorkerPool of 2 processes, 0 of them alive>"
 

@@ -19,16 +19,17 @@ NUMBERS = [0.1 * number for number in range(9)]
 
 
 @pytest.mark.slow
-async def test_ten_thousand_calls_at_once_through_one_executor_are_all_right(fleet: Fleet) -> None:
+@pytest.mark.parametrize("times", [20, pytest.param(100, marks=pytest.mark.soak)])
+async def test_thousands_of_calls_at_once_through_one_executor_are_all_right(fleet: Fleet, times: int) -> None:
     worker = fleet.start()
     with executor_at(worker.target, control_seconds=60.0) as executor:
         values = [await executor.create_value(np.int32(number), np.int32) for number in range(100)]
-        calls = [value.compute() for _ in range(100) for value in values]
+        calls = [value.compute() for _ in range(times) for value in values]
         results = await asyncio.wait_for(asyncio.gather(*calls), 100)
-        assert results == [*range(100)] * 100
+        assert results == [*range(100)] * times
         ends = Counter({calls.method: calls.count for calls in status_of(worker.target).calls if calls.code == "OK"})
         others = [calls.code for calls in status_of(worker.target).calls if calls.code != "OK"]
-    assert ends["fedstack.v1.ExecutorExtensions/Evaluate"] == 10_000
+    assert ends["fedstack.v1.ExecutorExtensions/Evaluate"] == 100 * times
     assert others == []
 
 
