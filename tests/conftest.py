@@ -4,9 +4,6 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 (`reference_interpreter`).
 """
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import settings
 from thread_starts import ThreadStarts
@@ -19,18 +16,6 @@ settings.load_profile("fedstack")
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("fedstack_leak_check") is None:
         item.add_marker(pytest.mark.fedstack_leak_check)
-
-
-@pytest.fixture(autouse=True)
-def the_collector_looks_at_one_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keeps thousands of collected tests out of each `gc.collect()`, as the check for leaks does where it is on."""
-    mark = request.node.get_closest_marker("fedstack_leak_check")
-    if mark is None or mark.args != (False,):
-        yield
-        return
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

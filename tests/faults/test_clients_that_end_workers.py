@@ -144,7 +144,7 @@ def test_without_a_worker_to_search_with_the_clients_that_may_have_been_are_name
     with pool_of(2, respawn=False) as pool:
         with pytest.raises(NoWorkersError) as caught:
             Background(lambda: total_of(crash)(CLIENTS)).result(60.0)
-        assert str(caught.value).splitlines()[-1] == "  these ran where two workers ended: clients 0 to 7"
+        assert str(caught.value).splitlines()[-1] == "  these ran where two workers ended: clients 8 to 15"
         assert caught.value.is_final
         assert repr(pool) == "<WorkerPool of 2 processes, 0 of them alive>"
 

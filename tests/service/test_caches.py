@@ -9,6 +9,7 @@ import os
 import pkgutil
 import weakref
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -156,9 +157,13 @@ _CACHED: type = type(functools.cache(len))
 _KEEPERS = (MutableMapping, MutableSequence, MutableSet, collections.deque, _CACHED)
 
 
+# The packages of the demo are not installed for every Python.
+NOT_SEARCHED = ("fedstack.proto", "fedstack.testing") + (("fedstack.demo",) if find_spec("matplotlib") is None else ())
+
+
 def modules() -> Iterator[ModuleType]:
     for info in pkgutil.walk_packages(fedstack.__path__, "fedstack."):
-        if not info.name.startswith(("fedstack.proto", "fedstack.testing")) and not info.name.endswith("__main__"):
+        if not info.name.startswith(NOT_SEARCHED) and not info.name.endswith("__main__"):
             yield importlib.import_module(info.name)
 
 
