@@ -22,7 +22,7 @@ WAITING := tests/command_line tests/faults tests/service
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-waiting test-others check lint bench soak protos matrix clean
+.PHONY: help demo test test-waiting test-others check lint bench soak simulate protos matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -56,6 +56,13 @@ bench: .venv/.installed-dev ## run the benchmarks
 
 soak: .venv/.installed-dev ## run the tests that take minutes
 	$(BIN)/python -m pytest -m soak
+
+# How many seeds, and which is the first.
+SEEDS ?= 1000
+FIRST ?= 0
+
+simulate: .venv/.installed-dev ## run the simulations: make simulate SEEDS=100000
+	$(BIN)/python tests/testing/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)
 
 protos: .venv/.installed-dev ## compile the .proto files and the stubs
 	$(BIN)/python scripts/generate_protos.py

@@ -16,7 +16,6 @@ from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.peers.io_loop import io_loop
 
 if TYPE_CHECKING:
     from typing import Unpack  # for type checkers only: Python 3.10 has none
@@ -43,7 +42,7 @@ class _OwnStub:
     stub: ExecutorStub
 
     def close(self) -> None:
-        io_loop.finish(self.stub.close())
+        self.stub.io.finish(self.stub.close())
 
 
 class RemoteExecutor(VerbExecutor):

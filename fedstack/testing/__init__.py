@@ -1,7 +1,8 @@
 """What users test their computations and executors with.
 
 `check_executor` and `check_stack` are conformance suites with a row per promise; the executors trace, raise and inject
-faults. Importing this package imports none of it, because pytest loads it with the plugin when it starts.
+faults; `SimulatedCluster` runs a program over workers on simulated time. Importing this package imports none of it,
+because pytest loads it with the plugin when it starts.
 """
 
 import importlib
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     )
     from fedstack.testing.fault_injection import Fault, FaultInjectingExecutor, FaultPlan
     from fedstack.testing.raising_executor import RaisingExecutor
+    from fedstack.testing.simulation.simulated_cluster import SimulatedCluster, SimulationError
+    from fedstack.testing.simulation.simulated_network import SimulatedFaults
     from fedstack.testing.tracing_executor import TraceEvent, TracingExecutor
 
 __all__ = [
@@ -28,6 +31,9 @@ __all__ = [
     "FaultInjectingExecutor",
     "FaultPlan",
     "RaisingExecutor",
+    "SimulatedCluster",
+    "SimulatedFaults",
+    "SimulationError",
     "StackRow",
     "TraceEvent",
     "TracingExecutor",
@@ -44,6 +50,9 @@ _MODULES = {
     "FaultInjectingExecutor": "fault_injection",
     "FaultPlan": "fault_injection",
     "RaisingExecutor": "raising_executor",
+    "SimulatedCluster": "simulation.simulated_cluster",
+    "SimulatedFaults": "simulation.simulated_network",
+    "SimulationError": "simulation.simulated_cluster",
     "StackRow": "conformance",
     "TraceEvent": "tracing_executor",
     "TracingExecutor": "tracing_executor",

@@ -50,7 +50,8 @@ class Fault:
     outcome: Literal["ok", "error", "drop"]
 
 
-def _rate(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+def rate_validator(_: object, attribute: "attrs.Attribute[float]", value: float) -> None:
+    """Checks a field of attrs that says how often something happens, from 0 to 1."""
     check_number(attribute.name, value)
     if value > 1:
         raise InvalidValueError(f"Expected {attribute.name} from 0 to 1, found {value}")
@@ -95,8 +96,8 @@ class FaultPlan:
 
     seed: int = attrs.field(default=0, validator=whole_number_validator(0))
     latency: float = attrs.field(default=0.0, validator=number_validator())
-    error_rate: float = attrs.field(default=0.0, validator=_rate)
-    drop_rate: float = attrs.field(default=0.0, validator=_rate)
+    error_rate: float = attrs.field(default=0.0, validator=rate_validator)
+    drop_rate: float = attrs.field(default=0.0, validator=rate_validator)
     failures_in_a_row: int = attrs.field(default=3, validator=whole_number_validator(0))
     error: Callable[[str], Exception] = attrs.field(default=WorkerUnavailableError, validator=_makes_errors)
     injected: list[Fault] = attrs.field(factory=list[Fault], init=False, eq=False, repr=False)

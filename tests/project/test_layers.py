@@ -61,6 +61,7 @@ ROOMS = (
     "demo",
     "command_line",
     "testing",
+    "testing/simulation",
     "testing/rows",
     "testing/rows/federated",
     "testing/conformance",

@@ -35,6 +35,7 @@ PAGES = (
     "docs/leaf_runtimes.md",
     "docs/metrics.md",
     "docs/recipes.md",
+    "docs/simulation.md",
 )
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 ALL_TEXT = "".join(TEXTS.values())

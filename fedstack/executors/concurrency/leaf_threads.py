@@ -40,6 +40,21 @@ def runs_inline() -> bool:
     return getattr(_inline, "enabled", False)
 
 
+@contextlib.contextmanager
+def without_threads() -> Generator[None, None, None]:
+    """Lets work for threads run on this one for the duration of the block, right when it is handed in.
+
+    Unlike `run_inline` this is for a thread with an event loop, which stands still meanwhile: that of a simulation,
+    where nothing may depend on the order in which threads get their turns.
+    """
+    before = getattr(_inline, "has_no_threads", False)
+    _inline.has_no_threads = True
+    try:
+        yield
+    finally:
+        _inline.has_no_threads = before
+
+
 class LeafThreads:
     """A bounded pool of daemon threads for leaf work.
 
@@ -81,7 +96,10 @@ class LeafThreads:
           ClosedError: If the pool is closed.
         """
         job = Job(work)
-        self._pool.add(job)
+        if getattr(_inline, "has_no_threads", False):
+            job.run()
+        else:
+            self._pool.add(job)
         return job
 
     async def run(self, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:

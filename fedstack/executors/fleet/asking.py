@@ -11,7 +11,7 @@ from fedstack.errors import FedstackError
 from fedstack.executors.fleet.fleet import FIRST_PAUSE, LONGEST_PAUSE, Fleet
 from fedstack.executors.fleet.worker import Features, State, Worker
 from fedstack.transport.peers.executor_stub import ISOLATE, ExecutorStub
-from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.peers.io_loop import IoLoop, start_apart
 
 # How long it may take to find out whether a worker that was away listens now.
 _LOOK_SECONDS = 0.5
@@ -37,16 +37,17 @@ class Asker:
 
     Args:
       fleet: The workers. It hears what they answer.
+      io: The transport's loop.
       go_on: A method to call when it has heard something, or it is time to look or to ask again. Asking
         ends once the object of that method is gone.
     """
 
-    def __init__(self, fleet: Fleet, go_on: Callable[[], None]) -> None:
+    def __init__(self, fleet: Fleet, io: IoLoop, go_on: Callable[[], None]) -> None:
         self._fleet = fleet
         self._go_on = weakref.WeakMethod(go_on)
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        weakref.finalize(self, _abandon, self._tasks).atexit = False
+        weakref.finalize(self, _abandon, self._tasks, io).atexit = False
 
     def step(self, *, watches: bool = False) -> None:
         """Asks the workers that are due, and stops asking those that need not be asked any more.
@@ -116,14 +117,14 @@ def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
         found()
 
 
-def _abandon(tasks: dict[Worker, "asyncio.Task[None]"]) -> None:
+def _abandon(tasks: dict[Worker, "asyncio.Task[None]"], io: IoLoop) -> None:
     """Asks no more for a fleet that is gone; a finalizer."""
 
     def end() -> None:
         for task in tasks.values():
             task.cancel()
 
-    io_loop.call_soon(end)
+    io.call_soon(end)
 
 
 def worker_of(stub: ExecutorStub, capacity: int, *, supervised: bool) -> Worker:

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from fedstack.computations.values.number_checks import check_number, check_whole_number
@@ -15,7 +14,7 @@ from fedstack.executors.fleet.tickets import Lease, Ticket, TicketQueue
 from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
 from fedstack.executors.fleet.worker import State, Worker
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.peers.io_loop import IoLoop, io_loop, start_apart
 from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ class FleetDriver:
       stubs: Calls each of them. They are closed with this.
       connect_seconds: How long to wait for the first that is ready.
       capacity: How many callers of `acquire` have one worker at the same time.
-      clock: Returns the time in seconds.
+      clock: Returns the time in seconds; by default that of the loop.
     """
 
     def __init__(
@@ -41,17 +40,18 @@ class FleetDriver:
         connect_seconds: float = 10.0,
         *,
         capacity: int = 1,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         check_number("connect_seconds", connect_seconds, endless=True)
         check_whole_number("capacity", capacity, 1)
-        self._fleet = Fleet(connect_seconds, clock)
+        self._io: IoLoop = stubs[0].io if stubs else io_loop
+        self._fleet = Fleet(connect_seconds, clock or self._io.time)
         self._queue = TicketQueue(self._fleet)
         self._capacity = capacity
-        self._asker = Asker(self._fleet, self._look)
+        self._asker = Asker(self._fleet, self._io, self._look)
         self._granted: dict[Ticket, asyncio.Future[None]] = {}
         self._serving: asyncio.Task[None] | None = None
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
         self._observers = FleetObservers()
         self._has_announced = False
         self._closed = False
@@ -72,7 +72,7 @@ class FleetDriver:
           NoWorkersError: If none is, within the time to connect; the message has all addresses and causes.
           FedstackError: If none will be, however long one waits: a wrong token will not become right.
         """
-        return await io_loop.run(self._ready())
+        return await self._io.run(self._ready())
 
     async def acquire(self, preferred: Collection[Worker] = ()) -> Lease:
         """Returns the next free worker: the least loaded one that is ready, to callers in the order of their calls.
@@ -88,7 +88,7 @@ class FleetDriver:
         """
         ticket = Ticket(preferred)
         try:
-            await io_loop.run(self._turn(ticket))
+            await self._io.run(self._turn(ticket))
         except BaseException:
             self._release(ticket)  # it may have been granted while the caller was cancelled
             raise
@@ -164,7 +164,7 @@ class FleetDriver:
         """
         if not self._closed:
             self._closed = True
-            io_loop.finish(self._close(users))
+            self._io.finish(self._close(users))
 
     def _release(self, ticket: Ticket) -> None:
         self._post(lambda: self._queue.release(ticket))
@@ -176,7 +176,7 @@ class FleetDriver:
             event()
             self._step()
 
-        io_loop.loop.call_soon_threadsafe(happen, context=contextvars.Context())
+        self._io.loop.call_soon_threadsafe(happen, context=contextvars.Context())
 
     # On the transport's loop, from here on.
 
@@ -242,11 +242,11 @@ class FleetDriver:
                         self._fleet.returned(worker)
                 case Pause(seconds):
                     waiter = asyncio.get_running_loop().create_future()
-                    self._waiters.add(waiter)
+                    self._waiters[waiter] = None
                     try:
                         await asyncio.wait([waiter], timeout=seconds)
                     finally:
-                        self._waiters.discard(waiter)
+                        del self._waiters[waiter]
             self._look()
 
     def _look(self) -> None:

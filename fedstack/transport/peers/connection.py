@@ -4,15 +4,21 @@ import abc
 from collections.abc import AsyncGenerator, Collection
 
 from fedstack.errors import FedstackError
+from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.parcels import Parcel, Piece
 
 
 class Connection(abc.ABC):
-    """A way to one peer. Its coroutines run on the transport's loop (`io_loop`).
+    """A way to one peer. Its coroutines run on one loop, that of `io`; so does all that looks after the peer.
 
     All of them raise fedstack's errors: the one that the peer raised, `WorkerUnavailableError` if it cannot be reached,
     `DeadlineExceededError` if it does not answer in time.
     """
+
+    @property
+    def io(self) -> IoLoop:
+        """The loop: the transport's, but for connections that have nothing to do with the world outside."""
+        return io_loop
 
     @property
     @abc.abstractmethod

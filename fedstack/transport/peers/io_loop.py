@@ -9,11 +9,13 @@ import concurrent.futures
 import contextlib
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.traceback_filter import drop_outcome
+from fedstack.errors import ClosedError
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.loop_calls import calls_on
@@ -25,10 +27,15 @@ _CANCEL_SECONDS = 1.0
 
 
 class IoLoop:
-    """An event loop on a daemon thread. It is never stopped: it costs nothing while it has nothing to do."""
+    """An event loop on a daemon thread. It is never stopped: it costs nothing while it has nothing to do.
 
-    def __init__(self) -> None:
+    Args:
+      loop: A loop that somebody else runs; by default one that is made, with its thread, when it is first needed.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.renew()
+        self._loop = loop
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -36,18 +43,24 @@ class IoLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def time(self) -> float:
+        """Returns the time in seconds, as the loop counts it. Safe in finalizers: it takes no lock."""
+        return time.monotonic() if self._loop is None else self._loop.time()
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop.
 
         Raises:
-          ClosedError: If this process was forked from one that uses gRPC.
+          ClosedError: If this process was forked from one that uses gRPC, or whoever runs the loop has closed it.
           ResourceLimitError: If its thread cannot be started.
         """
         fork_guard.check()
         with self._lock:
             if self._loop is None:
                 self._loop = start_loop(lambda loop: loop.run_forever(), name=THREAD_NAME)
+            elif self._loop.is_closed():
+                raise ClosedError("The loop of this connection is closed: the simulation that it belongs to has ended")
             return self._loop
 
     def is_current(self) -> bool:
@@ -102,7 +115,7 @@ class IoLoop:
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Calls something on the loop, if there is one; it must not raise. Safe in finalizers: it takes no lock."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, context=contextvars.Context())
 
     def finish(self, coroutine: Coroutine[Any, Any, object], timeout: float = 2.0) -> None:

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.peers.connection import Connection
+from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.heartbeat import watch
 from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
@@ -55,6 +56,11 @@ class ServiceStub:
     def address(self) -> str:
         """The peer's address."""
         return self.connection.address
+
+    @property
+    def io(self) -> IoLoop:
+        """The loop on which its coroutines run."""
+        return self.connection.io
 
     def loss(self) -> FedstackError | None:
         """Returns the error to raise for a peer that is known to have ended, and `None` for one that may be there."""

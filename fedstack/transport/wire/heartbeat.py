@@ -1,7 +1,6 @@
 """Notices when a peer that should give signs of life has been silent for too long."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator
 from typing import Final, Protocol, TypeVar, cast
 
@@ -29,7 +28,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
     Raises:
       DeadlineExceededError: If it yielded nothing for that long.
     """
-    iterator = aiter(stream)
+    iterator, loop = aiter(stream), asyncio.get_running_loop()
     while True:
         # A task for each item, and not `asyncio.wait_for`: that cannot be told from a TimeoutError of the stream's own,
         # and may lose a cancellation before Python 3.12.
@@ -38,9 +37,9 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
         task.add_done_callback(consume_exception)
         try:
             while not task.done():
-                due = time.monotonic() + limit
+                due = loop.time() + limit
                 await asyncio.wait([task], timeout=limit)
-                if not _held_up(time.monotonic() - due, limit):
+                if not _held_up(loop.time() - due, limit):
                     break
                 # What came while this process was held up itself is still to be looked at.
             is_silent = not task.done()

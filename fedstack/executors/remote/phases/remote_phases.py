@@ -21,7 +21,6 @@ from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.executors.remote.sessions.remote_transfers import check_size, packer_for, receive
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.proto import extensions_pb2 as messages
-from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
@@ -145,7 +144,7 @@ async def _run_told(
 
     with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
         try:
-            received = await io_loop.run(call(report))
+            received = await session.stub.io.run(call(report))
         except (WorkerUnavailableError, DeadlineExceededError, asyncio.CancelledError) as error:
             copies.give_up()  # the answer may have been on its way
             losses = current_scope().losses
@@ -170,7 +169,7 @@ async def _search(
         answer = session.stub.run_phase(request, packer.segments, peer.heartbeat_seconds)
         await receive(answer, messages.PhaseResponse, lambda response: None, unpacker)
 
-    await io_loop.run(call())
+    await session.stub.io.run(call())
 
 
 def _written(

@@ -21,7 +21,6 @@ from fedstack.executors.remote.sessions.extended_session import open_session
 from fedstack.executors.remote.sessions.remote_sessions import checked_stub, naming_the_worker
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.peers.io_loop import io_loop
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class SessionOpener:
           AuthenticationError: If it does not let us in.
         """
         await need_event_loop()
-        await io_loop.run(self._shake_hands())
+        await self.stub.io.run(self._shake_hands())
 
     async def _shake_hands(self) -> None:
         await self._reach()
@@ -109,7 +108,7 @@ class SessionOpener:
     async def get(self) -> SessionKeeper:
         """Returns the session, opened if there is none."""
         await need_event_loop()
-        return self.current or await io_loop.run(self._open())
+        return self.current or await self.stub.io.run(self._open())
 
     async def _open(self) -> SessionKeeper:
         """Opens a session, once for all who ask at the same time; runs on the transport's loop."""
@@ -126,7 +125,7 @@ class SessionOpener:
             await self._reach()
             with naming_the_worker(self.stub):
                 session = await open_session(self.stub, cardinalities or {})
-            keeper = SessionKeeper(session, self._dispose_batch_size)
+            keeper = SessionKeeper(session, self._dispose_batch_size, self.stub.io.time)
             keeper.start()
             self._keeper = keeper
             if not self._closed and cardinalities is self.cardinalities:
@@ -143,7 +142,7 @@ class SessionOpener:
         """Runs a call in a session, on the transport's loop."""
         # The inner one goes to the loop as it is: inside of another it would never be awaited if that were cancelled
         # before its first step.
-        return await self.watched(keeper, io_loop.run(work))
+        return await self.watched(keeper, self.stub.io.run(work))
 
     async def watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
@@ -170,7 +169,7 @@ class SessionOpener:
     def _leave(self) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
-            io_loop.finish(keeper.end())
+            self.stub.io.finish(keeper.end())
 
     async def end(self) -> None:
         """Does what `close` does, on the transport's loop: several can be ended at the same time."""

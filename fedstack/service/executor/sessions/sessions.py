@@ -78,7 +78,7 @@ class Session:
         self._limits = limits
         self._close = close
         self._values: dict[str, tuple[ExecutorValue, int]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, unlike a set
         self._pulls: dict[str, SharedComputation] = {}
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class Session:
           StaleSessionError: If the session ended.
         """
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         try:
             return await task
         except asyncio.CancelledError:
@@ -169,7 +169,7 @@ class Session:
                 await task
             raise
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
 
     @property
     def running(self) -> int:

@@ -1,0 +1,1 @@
+"""A cluster in one thread: simulated time, a simulated network, and everything else as it is."""

@@ -1,0 +1,237 @@
+"""Runs a program over workers of a simulation, and checks what must hold whatever happens to them."""
+
+import asyncio
+import contextlib
+import random
+import traceback
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, TypeVar
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.values.number_checks import check_number, check_whole_number
+from fedstack.errors import FedstackError
+from fedstack.executors.concurrency.leaf_threads import without_threads
+from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.testing.simulation.simulated_connection import SimulatedConnection
+from fedstack.testing.simulation.simulated_network import SimulatedFaults, SimulatedNetwork
+from fedstack.testing.simulation.simulated_worker import SimulatedWorker
+from fedstack.testing.simulation.virtual_loop import VirtualLoop
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.methods import Service
+
+_T = TypeVar("_T")
+_LAST_LINES = 40
+# How long after the end of its lease a session may still be there.
+_SWEEP_SECONDS = 2.0
+# Longer than any lease that a service gives.
+_SETTLE_SECONDS = 200.0
+
+
+class SimulationError(FedstackError, AssertionError):
+    """A program over a simulated cluster failed, or something was not as it must be.
+
+    The message has the seed, with which it happens again exactly so, and the last lines of what happened.
+    """
+
+
+class SimulatedCluster:
+    """Workers in this process, without threads, sockets or waiting: the same code as ever on simulated time.
+
+    cluster = SimulatedCluster(workers=3, seed=7, faults=SimulatedFaults.rough())
+
+    async def program(cluster):
+        context = fedstack.contexts.AsyncExecutionContext(fedstack.remote_executor_factory(cluster.stubs()))
+        ...
+
+    cluster.run(program)
+
+    Two runs with the same seed are the same. All that is awaited in the program must belong to the simulation:
+    asyncio's own timers and tasks, and executors, contexts and coordinators over the stubs. Leaf functions run at once.
+
+    Args:
+      workers: How many workers there are.
+      seed: Decides all that is left to chance.
+      faults: What goes wrong; by default nothing but that messages take a while.
+      seconds: How long the program may take, in simulated seconds.
+      make_services: Makes what each worker serves, each time that it starts; by default an executor service. It gets
+        what tells the time.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        seed: int = 0,
+        faults: SimulatedFaults | None = None,
+        *,
+        seconds: float = 3600.0,
+        make_services: "Callable[[Callable[[], float]], Sequence[Service]] | None" = None,
+    ) -> None:
+        check_whole_number("workers", workers, 1)
+        check_whole_number("seed", seed, 0)
+        check_number("seconds", seconds, positive=True)
+        self.seed = seed
+        self._faults = SimulatedFaults() if faults is None else faults
+        self._seconds = seconds
+        self._loop = VirtualLoop()
+        self._network = SimulatedNetwork(self._loop, seed, self._faults)
+        make = make_services or _executor_service
+        self.workers: tuple[SimulatedWorker, ...] = tuple(
+            SimulatedWorker(self._network, f"worker-{index}", lambda: make(self._network.io.time))
+            for index in range(workers)
+        )
+        self._failures: list[str] = []
+        self._has_run = False
+
+    @property
+    def time(self) -> float:
+        """The simulated seconds so far."""
+        return self._network.io.time()
+
+    @property
+    def trace(self) -> str:
+        """What has happened: the simulated second, the call or the worker, and what became of it, a line each."""
+        return "\n".join(self._network.lines)
+
+    def stubs(self) -> list[ExecutorStub]:
+        """Returns a new stub for each worker, for all that takes targets."""
+        return [ExecutorStub(SimulatedConnection(worker, self._network)) for worker in self.workers]
+
+    def say(self, text: str) -> None:
+        """Adds a line to the trace."""
+        self._network.say(text)
+
+    def run(self, program: "Callable[[SimulatedCluster], Coroutine[Any, Any, _T]]") -> _T:
+        """Runs a program to its end, once, and returns its result.
+
+        Raises:
+          SimulationError: If it fails or takes too long, an error is lost on the way, or something is left of it.
+        """
+        if self._has_run:
+            raise SimulationError("Expected a cluster that has not run yet, found one that has; make a new one")
+        self._has_run = True
+        try:
+            with without_threads(), _seeded(self.seed):
+                self._loop.set_exception_handler(self._lost_error)
+                try:
+                    result = self._loop.run_until_complete(self._whole(program))
+                finally:
+                    self._end()
+        except Exception as error:
+            self.say(f"failed: {error}")
+            raise self._failed("".join(traceback.format_exception(error)).strip()) from error
+        if self._failures:
+            raise self._failed("; ".join(self._failures))
+        return result
+
+    async def _whole(self, program: "Callable[[SimulatedCluster], Coroutine[Any, Any, _T]]") -> _T:
+        for worker in self.workers:
+            worker.start()
+        chaos = [asyncio.ensure_future(happening) for worker in self.workers for happening in self._chaos(worker)]
+        checks = asyncio.ensure_future(self._check())
+        running = asyncio.ensure_future(program(self))
+        try:
+            await asyncio.wait([running, checks], timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            if checks.done():
+                checks.result()
+            if not running.done():
+                raise SimulationError(f"The program did not end within {self._seconds:g} simulated seconds")
+            result = running.result()
+            self.say("the program has ended")
+            for task in chaos:
+                task.cancel()
+            for worker in self.workers:
+                worker.heal()
+                worker.resume()
+            await asyncio.wait([checks], timeout=_SETTLE_SECONDS)
+            if checks.done():
+                checks.result()
+            for worker in self.workers:
+                self._check_empty(worker)
+            return result
+        finally:
+            for task in (*chaos, checks, running):
+                task.cancel()
+
+    def _chaos(self, worker: SimulatedWorker) -> list[Coroutine[Any, Any, None]]:
+        """Returns what happens to a worker, kind by kind."""
+        network, faults, later = self._network, self._faults, self._loop.call_later
+
+        def crash() -> None:
+            worker.crash()
+            later(network.chance.uniform(*faults.restart_seconds), worker.start)
+
+        def part() -> None:
+            worker.part()
+            later(network.chance.uniform(*faults.heal_seconds), worker.heal)
+
+        def stall() -> None:
+            worker.stall()
+            later(network.chance.uniform(*faults.resume_seconds), worker.resume)
+
+        kinds = ((faults.crash_seconds, crash), (faults.part_seconds, part), (faults.stall_seconds, stall))
+        return [network.now_and_then(seconds, happen) for seconds, happen in kinds]
+
+    async def _check(self) -> None:
+        """Raises when a session outlives its lease."""
+        due: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(1.0)
+            for worker in self.workers:
+                for session in _sessions_of(worker):
+                    if session.lease_seconds_left > 0:
+                        due[session.id] = self.time + session.lease_seconds_left + _SWEEP_SECONDS
+                    elif self.time > due.get(session.id, self.time):
+                        raise SimulationError(f"Session {session.id} at {worker.address} outlived its lease")
+
+    def _check_empty(self, worker: SimulatedWorker) -> None:
+        left = [f"session {session.id} with {session.values} values" for session in _sessions_of(worker)]
+        if left:
+            raise SimulationError(
+                f"Expected nothing left at {worker.address} after all leases, found {', '.join(left)}; close what the "
+                "program opens"
+            )
+
+    def _lost_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        said = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
+        self._failures.append(f"{context.get('message')} {said}".strip())
+
+    def _failed(self, why: str) -> SimulationError:
+        lines = "\n".join(self._network.lines[-_LAST_LINES:])
+        return SimulationError(
+            f"The simulation with seed {self.seed} failed after {self.time:.4f} simulated seconds: {why}\n"
+            f"The last of what happened (all of it is in `trace`; the same seed does it again):\n{lines}"
+        )
+
+    def _end(self) -> None:
+        """Ends what still runs, and the loop."""
+        tasks = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
+        for task in sorted(tasks, key=lambda task: task.get_name()):
+            task.cancel()
+        with contextlib.suppress(Exception):
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=60) if tasks else asyncio.sleep(0))
+        self._loop.close()
+
+
+def _executor_service(clock: Callable[[], float]) -> Sequence[Service]:
+    return [ExecutorService(local_executor_factory(max_concurrent_clients=1), policy=CarrierPolicy(), clock=clock)]
+
+
+def _sessions_of(worker: SimulatedWorker) -> Sequence[Any]:
+    """Returns what the executor service of a worker says of its sessions."""
+    if worker.incarnation is None:
+        return ()
+    services = [s for s in worker.incarnation.service.services if isinstance(s, ExecutorService)]
+    return [session for service in services for session in service.status().session]
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Generator[None, None, None]:
+    """Lets pauses that are drawn at random follow from the seed for the block."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)

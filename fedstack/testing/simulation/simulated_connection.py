@@ -1,0 +1,101 @@
+"""A connection to a worker of a simulation."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from fedstack.errors import ClosedError, DeadlineExceededError
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.testing.simulation.simulated_network import SimulatedNetwork
+from fedstack.testing.simulation.simulated_worker import SimulatedWorker
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.peers.io_loop import IoLoop
+from fedstack.transport.wire.connection_errors import NOT_LISTENING
+from fedstack.transport.wire.parcels import Parcel, Piece
+from fedstack.transport.wire.segments import joined
+
+
+class SimulatedConnection(Connection):
+    """Calls a worker of a simulation, over its network.
+
+    Args:
+      worker: The worker.
+      network: The network.
+    """
+
+    def __init__(self, worker: SimulatedWorker, network: SimulatedNetwork) -> None:
+        self._worker = worker
+        self._network = network
+        self._closed = False
+
+    @property
+    def io(self) -> IoLoop:
+        """The loop of the simulation."""
+        return self._network.io
+
+    @property
+    def address(self) -> str:
+        """What the worker is called."""
+        return self._worker.address
+
+    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
+        return await self._call(path, lambda memory: memory.unary(path, request, None), timeout)
+
+    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
+        sent = _copy_of(parcel)
+        return await self._call(path, lambda memory: memory.upload(path, sent, None), timeout)
+
+    async def _call(
+        self, path: str, handle: Callable[[InMemoryConnection], Awaitable[bytes]], timeout: float | None
+    ) -> bytes:
+        self._check_open()
+        # Not `wait_for`: that cannot be told from a TimeoutError of the call's own.
+        call = asyncio.ensure_future(self._worker.call(_name(path), handle))
+        try:
+            await asyncio.wait([call], timeout=timeout)
+            if call.done():
+                return call.result()
+            raise DeadlineExceededError(f"{self.address} did not answer {_name(path)} within {timeout} seconds")
+        finally:
+            call.cancel()
+
+    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
+        self._check_open()
+        return self._worker.stream(_name(path), lambda memory: memory.download(path, request))
+
+    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
+        self._check_open()
+        sent = _copy_of(parcel)
+        return self._worker.stream(_name(path), lambda memory: memory.exchange(path, sent))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"The connection to {self.address} is closed; make a new context")
+
+    async def wait_ready(self, seconds: float) -> None:
+        self._check_open()
+        waiting = asyncio.ensure_future(self._worker.reachable())
+        try:
+            await asyncio.wait([waiting], timeout=seconds)
+            if not waiting.done():
+                raise NOT_LISTENING.error_at(self.address)
+        finally:
+            waiting.cancel()
+
+    async def check_alive(self, seconds: float) -> bool:
+        async def nothing(_: InMemoryConnection) -> bytes:
+            return b""
+
+        await self._call("/health/Check", nothing, seconds)
+        return True
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _copy_of(parcel: Parcel) -> Parcel:
+    """Returns a parcel with memory of its own: what is on its way does not care what its sender does meanwhile."""
+    return Parcel(parcel.header, [memoryview(joined([segment])) for segment in parcel.segments], parcel.chunk_bytes)

@@ -1,0 +1,41 @@
+"""An event loop whose clock runs only while there is nothing to do: hours of waiting take no time."""
+
+import asyncio
+import selectors
+
+from fedstack.errors import FedstackError
+
+
+class StuckError(FedstackError, RuntimeError):
+    """Nothing is left to do, no timer runs, and yet something is waited for: outside it would be for ever."""
+
+
+class _Clock(selectors.SelectSelector):
+    """In place of waiting for sockets or for a timer it sets the clock forward."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise StuckError(f"Nothing is left to wait for after {self.now:.3f} simulated seconds")
+        self.now += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop with a clock of its own, which begins at zero. It has no sockets, and serves one thread.
+
+    What is due at the same time runs in the order in which it was asked for, so that two runs of the same program are
+    the same.
+
+    Raises:
+      StuckError: From `run_until_complete`, if what it runs waits for something that nobody does.
+    """
+
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        """Returns the simulated time in seconds."""
+        return self._clock.now

@@ -1,0 +1,109 @@
+"""Programs for simulated clusters, each of which checks every result that it gets."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+
+import fedstack
+from fedstack.computations.types.language import RetryableError
+from fedstack.executors import RemoteExecutor
+from fedstack.testing import SimulatedCluster
+
+Program = Callable[[SimulatedCluster], Coroutine[Any, Any, None]]
+# A call waits for a worker to be there, then for one that does not answer, and the session that a phase needs is opened
+# anew once: 10 s each, and a bit for what is on its way.
+LONGEST_CALL = 45.0
+ROUNDS = 12
+CLIENTS = 37
+
+
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def scaled(value, factor):
+    return value * factor
+
+
+@fedstack.python_computation(np.float32, np.float32)
+def third(value):
+    return value / np.float32(3)
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS), fl.FederatedType(np.float32, fl.SERVER))
+def mean_of_scaled(values, factor):
+    here = fl.federated_broadcast(factor)
+    return fl.federated_mean(fl.federated_map(scaled, fl.federated_zip((values, here))))
+
+
+def arguments(number: int) -> tuple[list[np.float32], np.float32]:
+    """Returns the argument of the round of a number: its mean depends on the order in which it is summed."""
+    return [np.float32(0.1 * (client + number)) for client in range(CLIENTS)], np.float32(1 + number)
+
+
+def expected_means() -> list[np.float32]:
+    """Returns what the rounds are to bring, computed here."""
+    with fedstack.create_sync_local_execution_context():
+        return [mean_of_scaled(*arguments(number)) for number in range(ROUNDS)]
+
+
+MEANS = expected_means()
+
+
+async def call(context: fedstack.contexts.AsyncExecutionContext, number: int) -> np.float32:
+    """Plays the round of a number."""
+    with fedstack.use_context(context):
+        return await mean_of_scaled(*arguments(number))
+
+
+async def rounds(cluster: SimulatedCluster) -> None:
+    """Rounds over all workers, two at a time: each result has the bits of a local run, or its error is retryable."""
+    factory = fedstack.remote_executor_factory(cluster.stubs())
+    context = fedstack.contexts.AsyncExecutionContext(factory, retry_policy=fedstack.RetryPolicy.none())
+
+    async def play(numbers: range) -> None:
+        for number in numbers:
+            begun = cluster.time
+            try:
+                mean = await call(context, number)
+            except RetryableError as error:
+                cluster.say(f"round {number}: {type(error).__name__}")
+            else:
+                assert mean.tobytes() == MEANS[number].tobytes(), f"round {number}: {mean!r} is not {MEANS[number]!r}"
+            assert cluster.time - begun < LONGEST_CALL, f"round {number} took {cluster.time - begun} s"
+            await asyncio.sleep(1.0)
+
+    await asyncio.gather(play(range(0, ROUNDS, 2)), play(range(1, ROUNDS, 2)))
+    context.close()
+
+
+async def kept_values(cluster: SimulatedCluster) -> None:
+    """Values that stay in a worker from call to call: each is the third of the one before, or its session is lost."""
+
+    async def play(executor: RemoteExecutor, number: int) -> None:
+        executor.set_cardinalities({})
+        function = value = None
+        known = np.float32(0)
+        for step in range(ROUNDS):
+            begun = cluster.time
+            try:
+                function = function or await executor.create_value(third)
+                if value is None:
+                    known = np.float32(1000 * number + step)
+                    value = await executor.create_value(known, np.float32)
+                value = await executor.create_call(function, value)
+                known = np.float32(known / np.float32(3))
+                found = await value.compute()
+            except RetryableError as error:
+                cluster.say(f"values {number}: {type(error).__name__}")
+                function = value = None
+            else:
+                assert found.tobytes() == known.tobytes(), f"values {number}: {found!r} is not {known!r}"
+            assert cluster.time - begun < LONGEST_CALL, f"step {step} took {cluster.time - begun} s"
+            await asyncio.sleep(0.5)
+        executor.close()
+
+    await asyncio.gather(*(play(RemoteExecutor(stub), number) for number, stub in enumerate(cluster.stubs(), 1)))
+
+
+PROGRAMS: dict[str, Program] = {program.__name__: program for program in (rounds, kept_values)}

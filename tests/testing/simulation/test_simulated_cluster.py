@@ -1,0 +1,204 @@
+"""Simulated clusters: programs over many seeds, the same run again, and what they find in programs that are wrong."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from programs import PROGRAMS, rounds, third
+
+import fedstack
+from fedstack.errors import DeadlineExceededError, InvalidValueError, WorkerUnavailableError
+from fedstack.executors import RemoteExecutor
+from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
+
+SEEDS = range(40)  # each with every program
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """Lost workers are what these tests are about."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("tens", range(len(SEEDS) // 10))
+def test_every_result_is_right_whatever_happens_to_workers(name, tens):
+    for seed in SEEDS[10 * tens : 10 * tens + 10]:
+        SimulatedCluster(3, seed, SimulatedFaults.rough()).run(PROGRAMS[name])
+
+
+def test_a_calm_cluster_answers_every_call():
+    cluster = SimulatedCluster(2, seed=1)
+    cluster.run(rounds)
+    assert "Error" not in cluster.trace
+
+
+def test_rough_clusters_see_faults_of_all_kinds():
+    clusters = [SimulatedCluster(3, seed, SimulatedFaults.rough()) for seed in range(8)]
+    for cluster in clusters:
+        cluster.run(rounds)
+    told = "".join(cluster.trace for cluster in clusters)
+    for kind in ("crash", "start 2", "parted", "healed", "stalled", "resumed", "doubled", "WorkerUnavailableError"):
+        assert kind in told, kind
+
+
+def test_a_seed_does_the_same_again_in_another_process_too():
+    cluster = SimulatedCluster(3, 5, SimulatedFaults.rough())
+    cluster.run(rounds)
+    program = (
+        "import logging; logging.disable(logging.WARNING)\n"
+        "from programs import rounds\n"
+        "from fedstack.testing import SimulatedCluster, SimulatedFaults\n"
+        "cluster = SimulatedCluster(3, 5, SimulatedFaults.rough())\n"
+        "cluster.run(rounds); print(cluster.trace)"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "17"}
+    folder = Path(__file__).parent
+    again = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    assert again.stdout.splitlines() == cluster.trace.splitlines()
+
+
+def test_other_seeds_do_other_things():
+    traces = set()
+    for seed in range(3):
+        cluster = SimulatedCluster(2, seed)
+        cluster.run(rounds)
+        traces.add(cluster.trace)
+    assert len(traces) == 3
+
+
+def test_a_program_that_fails_names_seed_time_and_what_happened_last():
+    async def program(cluster):
+        await asyncio.sleep(1.5)
+        cluster.workers[1].crash()
+        raise ValueError("no luck")
+
+    with pytest.raises(SimulationError) as caught:
+        SimulatedCluster(2, seed=9).run(program)
+    message = str(caught.value)
+    assert "seed 9 failed after 1.5" in message
+    assert "ValueError: no luck" in message
+    assert "== worker-1 crash" in message
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_program_that_waits_too_long_is_an_error():
+    async def program(cluster):
+        await asyncio.sleep(100)
+
+    with pytest.raises(SimulationError, match="did not end within 50 simulated seconds"):
+        SimulatedCluster(1, seconds=50).run(program)
+
+
+def test_an_error_that_nobody_hears_of_is_an_error():
+    async def program(cluster):
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(1)
+
+    with pytest.raises(SimulationError, match="ZeroDivisionError"):
+        SimulatedCluster(1).run(program)
+
+
+def sessions_at(cluster, index):
+    return len(cluster.workers[index].incarnation.service.services[0].status().session)
+
+
+def test_a_session_whose_client_is_cut_off_ends_with_its_lease():
+    async def program(cluster):
+        executor = RemoteExecutor(cluster.stubs()[0])
+        executor.set_cardinalities({})
+        value = await executor.create_value(np.float32(1), np.float32)
+        await (await executor.create_call(await executor.create_value(third), value)).compute()
+        assert sessions_at(cluster, 0) == 1
+        cluster.workers[0].part()
+        await asyncio.sleep(200)
+        assert sessions_at(cluster, 0) == 0
+        executor.close()
+
+    SimulatedCluster(1).run(program)
+
+
+def test_an_executor_that_is_left_open_is_an_error():
+    left = []
+
+    async def program(cluster):
+        executor = RemoteExecutor(cluster.stubs()[0])
+        executor.set_cardinalities({})
+        await (await executor.create_value(np.float32(1), np.float32)).compute()
+        left.append(executor)
+
+    with pytest.raises(SimulationError, match="Expected nothing left at worker-0 after all leases, found session"):
+        SimulatedCluster(1).run(program)
+    left.pop().close()
+
+
+def test_a_worker_without_power_loses_what_it_kept():
+    async def program(cluster):
+        executor = RemoteExecutor(cluster.stubs()[0])
+        executor.set_cardinalities({})
+        value = await executor.create_value(np.float32(9), np.float32)
+        value = await executor.create_call(await executor.create_value(third), value)
+        assert await value.compute() == 3
+        cluster.workers[0].crash()
+        cluster.workers[0].start()
+        with pytest.raises(fedstack.FedstackError) as caught:
+            await value.compute()
+        executor.close()
+        return type(caught.value).__name__
+
+    assert SimulatedCluster(1).run(program) in ("StaleSessionError", "WorkerUnavailableError")
+
+
+def test_a_way_that_is_cut_is_found_out_within_a_stated_time():
+    async def program(cluster):
+        executor = RemoteExecutor(cluster.stubs()[0])
+        executor.set_cardinalities({})
+        value = await executor.create_value(np.float32(9), np.float32)
+        await value.compute()
+        cluster.workers[0].part()
+        begun = cluster.time
+        with pytest.raises((WorkerUnavailableError, DeadlineExceededError)):
+            await (await executor.create_call(await executor.create_value(third), value)).compute()
+        executor.close()
+        return cluster.time - begun
+
+    # A creation is tried three times, each until the connection is known to lead nowhere.
+    assert 0 < SimulatedCluster(1).run(program) < 31
+
+
+def test_a_cluster_runs_once():
+    async def program(cluster):
+        return 7
+
+    cluster = SimulatedCluster(1)
+    assert cluster.run(program) == 7
+    with pytest.raises(SimulationError, match="found one that has; make a new one"):
+        cluster.run(program)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delay": (2.0, 1.0)}, "Expected delay as the least and the most seconds, found"),
+        ({"lost_rate": 1.5}, "Expected lost_rate from 0 to 1, found 1.5"),
+        ({"crash_seconds": -1}, "crash_seconds"),
+    ],
+)
+def test_faults_that_cannot_be_are_refused(options, message):
+    with pytest.raises(InvalidValueError, match=message.replace("(", r"\(")):
+        SimulatedFaults(**options)
+
+
+def test_a_cluster_without_workers_is_refused():
+    with pytest.raises(InvalidValueError, match="workers"):
+        SimulatedCluster(0)
