@@ -25,8 +25,9 @@ class Server:
 def served(
     *arguments: object, environment: dict[str, str] | None = None, stderr: Any = subprocess.PIPE
 ) -> Iterator[Server]:
-    """Runs `fedstack serve` until the block is left."""
-    command = [sys.executable, "-m", "fedstack", "serve", "--port", "0", *map(str, arguments)]
+    """Runs `fedstack serve` until the block is left: at any port, if it is no task of a cluster."""
+    listen = [] if "--cluster" in arguments else ["--port", "0"]
+    command = [sys.executable, "-m", "fedstack", "serve", *listen, *map(str, arguments)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -18,6 +18,7 @@ import attrs
 import click
 
 from fedstack._version import __version__
+from fedstack.command_line.cluster_options import CLUSTER_OPTIONS, listen_as_task
 from fedstack.command_line.command import LOGS_JSON, SUCCESS, seconds, subcommand, whole_number
 from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption, Switch, options_of
 from fedstack.command_line.forgiving_output import all_output_to_standard_error
@@ -28,6 +29,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits, option_of
 
 if TYPE_CHECKING:
+    from fedstack.service.cluster.task import Task
     from fedstack.service.server.grpc_server import GrpcServer
     from fedstack.transport.grpc.credentials import ServerCredentials
 
@@ -94,19 +96,24 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
         requests.from_parent(standard_input)
     with requests.from_signals():
         sys.setswitchinterval(_SWITCH_SECONDS)
+        task = listen_as_task(options)
         server = make_server(options)
         thread = ServerThread(server)
         with _telemetry(options), _metrics_page(options) as metrics:
             thread.start()
-            _say_ready(dialled_address(server.target, options), metrics, options, waiting)
+            if task is not None and options.addresses is not None:
+                task.announce(options.addresses, server.target)
+            _say_ready(dialled_address(server.target, options), metrics, options, waiting, task)
             who = requests.wait()
             _logger.info("Asked to stop by %s", who)
             thread.stop(0.0 if who == PARENT_GONE else None)
     return SUCCESS
 
 
-def _say_ready(target: str, metrics: str, options: SimpleNamespace, waiting: TextIO) -> None:
-    line = ready_line(target, options) + (f"; metrics at {metrics}" if metrics else "")
+def _say_ready(
+    target: str, metrics: str, options: SimpleNamespace, waiting: TextIO, task: "Task | None" = None
+) -> None:
+    line = ready_line(target, options, task) + (f"; metrics at {metrics}" if metrics else "")
     if options.log_format == "json":
         line = json_line("info", __name__, line, target=target, metrics=metrics or None)
     print(line, file=waiting, flush=True)
@@ -182,7 +189,7 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
         raise click.UsageError(str(error)) from error
 
 
-def ready_line(target: str, options: SimpleNamespace) -> str:
+def ready_line(target: str, options: SimpleNamespace, task: "Task | None" = None) -> str:
     """Returns what tells that the server can be dialled: where, by whom, and what it runs for them."""
     from fedstack.service.server.listening import TcpListener
 
@@ -197,6 +204,8 @@ def ready_line(target: str, options: SimpleNamespace) -> str:
         traits.append("loopback only")
     elif TcpListener(options.host, options.port).is_everywhere:
         traits.append("every network of this machine")
+    if task is not None:
+        traits.append(str(task))
     code = "allowed" if options.allow_python_code else "refused"
     modules = f"; modules {', '.join(options.allow_module)}" if options.allow_module else ""
     runtimes = f"; runtimes {', '.join(options.allow_runtime)}" if options.allow_runtime else ""
@@ -214,17 +223,18 @@ def dialled_address(target: str, options: SimpleNamespace) -> str:
 
 def _check_address(options: SimpleNamespace) -> None:
     """Checks that there is one way to listen; of variables, only those clash that no option overrides."""
-    if options.unix_socket is None:
-        return
     given: Mapping[str, str] = options.given
-    socket_is = given["unix_socket"]
-    others = [given[name] for name in ("host", "port") if name in given]
-    if socket_is.startswith("--"):
+    ways = [way for way in ("cluster", "unix_socket") if way in given]
+    if not ways:
+        return
+    chosen = given[ways[0]]
+    others = [given[name] for name in (*ways[1:], "host", "port") if name in given]
+    if chosen.startswith("--"):
         others = [name for name in others if name.startswith("--")]
     if others:
+        what = "a cluster, a socket, or host and port" if ways[0] == "cluster" else "a socket or host and port"
         raise click.UsageError(
-            f"Expected a socket or host and port to listen at, found {' and '.join([socket_is, *others])}; leave one "
-            "or the other out"
+            f"Expected {what} to listen at, found {' and '.join([chosen, *others])}; leave one or the other out"
         )
 
 
@@ -311,6 +321,7 @@ COMMAND = subcommand(
             "--port", "PORT", "port to listen at, 0 for any free one", type=whole_number(0, 65_535), default=8000
         ),
         EnvironmentOption("--unix-socket", "PATH", "socket to listen at, instead of host and port", type=Path),
+        *CLUSTER_OPTIONS,
         EnvironmentOption(
             "--clients", "N", "number of clients where a request does not say", type=whole_number(0), default=0
         ),

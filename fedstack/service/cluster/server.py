@@ -5,24 +5,21 @@ import weakref
 from pathlib import Path
 from typing import TypeVar
 
-import attrs
-
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import AddressError, ClosedError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.service.cluster.addresses_file import append_address
-from fedstack.service.cluster.membership import task_of
 from fedstack.service.cluster.server_config import ServerConfig
+from fedstack.service.cluster.task import Task, task_of
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.listening import TcpListener
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop, start_apart
-from fedstack.transport.wire.addresses import Target, parse_target
-from fedstack.transport.wire.cluster_spec import Cluster, ClusterDef, ServerDef
+from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
 
 _S = TypeVar("_S", bound="Server")
 
@@ -61,11 +58,11 @@ class Server(ClosesOnExit):
         config: ServerConfig | None = None,
         start: bool = True,
     ) -> None:
-        self._task = task_of(server_or_cluster_def, job_name, task_index, protocol)
+        definition = task_of(server_or_cluster_def, job_name, task_index, protocol)
         self._config = config = config or ServerConfig()
-        self._listens = listens = parse_target(self._address, any_port=True)
         credentials = config.all_credentials()
-        self._scheme = _scheme(listens, credentials)
+        self._task = Task(definition, credentials.uses_tls)
+        listens = self._task.listens
         _check_exposure(listens, credentials, config)
         self._executors = executors = ExecutorService(
             local_executor_factory(), limits=config.limits, policy=config.policy
@@ -95,17 +92,12 @@ class Server(ClosesOnExit):
         Raises:
           ClosedError: If it listens at any port that is free, and has not been started.
         """
-        address = self._server.target if self._listens.has_any_port else self._listens.address
-        return address if self._listens.socket_path else f"{self._scheme}://{address}"
+        return self._task.target(self._server.target if self._task.listens.has_any_port else "")
 
     @property
     def server_def(self) -> ServerDef:
         """The task and its cluster; once the server has been started, with the real port."""
-        if not (self._started and self._listens.has_any_port):
-            return self._task
-        jobs = {job: dict(tasks) for job, tasks in self._task.cluster.jobs.items()}
-        jobs[self._job][self._index] = self.target
-        return attrs.evolve(self._task, cluster=ClusterDef(jobs))
+        return self._task.bound_at(self._server.target) if self._started else self._task.definition
 
     def start(self) -> None:
         """Returns when the server can be dialled. Idempotent.
@@ -120,9 +112,8 @@ class Server(ClosesOnExit):
             return
         self._thread.start()
         if self._config.addresses_file is not None:
-            address = self.target if self._listens.has_any_port else self._address
             try:
-                append_address(self._config.addresses_file, self._job, self._index, address)
+                self._task.announce(self._config.addresses_file, self._server.target)
             except AddressError:
                 self.stop(0)
                 raise
@@ -181,21 +172,9 @@ class Server(ClosesOnExit):
         if not (self._started or self._closed):
             raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
 
-    @property
-    def _job(self) -> str:
-        return self._task.job_name or ""
-
-    @property
-    def _index(self) -> int:
-        return self._task.task_index or 0
-
-    @property
-    def _address(self) -> str:
-        return self._task.cluster.jobs[self._job][self._index]
-
     def __repr__(self) -> str:
         state = "stopped" if self._closed else f"at {self.target}" if self._started else "not started"
-        return f"<Server of task {self._index} of job {self._job!r}, {state}>"
+        return f"<Server of {self._task}, {state}>"
 
 
 def create_local_server(config: ServerConfig | None = None, start: bool = True) -> Server:
@@ -206,17 +185,6 @@ def create_local_server(config: ServerConfig | None = None, start: bool = True) 
       start: Whether to start it at once.
     """
     return Server({"localhost": ["localhost:0"]}, config=config, start=start)
-
-
-def _scheme(listens: Target, credentials: ServerCredentials) -> str:
-    """Returns what stands before the address of a server; clients learn from it whether to use TLS."""
-    if listens.secure not in (None, credentials.uses_tls):
-        wanted, found, scheme = ("a", "none", "grpcs") if listens.secure else ("no", "one", "grpc")
-        raise InvalidValueError(
-            f"Expected {wanted} certificate for a server at {scheme}://{listens}, found {found}; leave the scheme out, "
-            "or change ServerConfig.credentials"
-        )
-    return "grpcs" if credentials.uses_tls else "grpc"
 
 
 def _check_exposure(listens: Target, credentials: ServerCredentials, config: ServerConfig) -> None:

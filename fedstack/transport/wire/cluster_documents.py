@@ -52,19 +52,24 @@ def cluster_in_file(path: str | os.PathLike[str]) -> Document:
     return _document(text, str(path))
 
 
-def cluster_in(text: str, where: str) -> Document:
+def cluster_in(text: str, where: str = "") -> Document:
     """Returns the cluster that a text describes: TOML that begins with `[`, JSON, or the path of a file of such.
+
+    Args:
+      text: The text.
+      where: What it was in, for messages.
 
     Raises:
       InvalidValueError: If it does not.
     """
     if text.lstrip().startswith(("[", "{")):
-        return _document(text, where)
+        return _document(text, where or "the text")
+    named = f", named by {where}" if where else ""
     try:
         found = cluster_in_file(text.strip())
     except InvalidValueError as error:
-        raise InvalidValueError(f"{error}; named by {where}") from error.__cause__
-    return attrs.evolve(found, where=f"{found.where}, named by {where}")
+        raise InvalidValueError(f"{error}{named}") from error.__cause__
+    return attrs.evolve(found, where=f"{found.where}{named}")
 
 
 def cluster_in_environment(variables: Mapping[str, str]) -> Document:

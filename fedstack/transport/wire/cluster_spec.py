@@ -17,6 +17,7 @@ from fedstack.errors import FedstackError, InvalidValueError, MembershipError, T
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.cluster_documents import (
     Document,
+    cluster_in,
     cluster_in_environment,
     cluster_in_file,
     task_in_environment,
@@ -213,6 +214,15 @@ class ClusterSpec:
           InvalidValueError: If it cannot be read; the message names it.
         """
         return cls._from_document(cluster_in_file(path))
+
+    @classmethod
+    def from_text(cls, text: str) -> "ClusterSpec":
+        """Reads a cluster from the path of a file, or from what would be in it: TOML that begins with `[`, or JSON.
+
+        Raises:
+          InvalidValueError: If it cannot be read.
+        """
+        return cls._from_document(cluster_in(text))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClusterSpec":

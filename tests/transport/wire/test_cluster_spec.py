@@ -242,6 +242,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_the_environment_has_a_file_or_what_would_be_in_it(toml):
     inline = json.dumps({"cluster": DENSE})
+    assert ClusterSpec.from_text(inline) == ClusterSpec.from_text(TOML) == ClusterSpec.from_text(str(toml)) == DENSE
     for text in (str(toml), f" {toml}\n", TOML, inline):
         assert ClusterSpec.from_environment({"FEDSTACK_CLUSTER": text, "TF_CONFIG": "not read"}) == DENSE
 
@@ -259,7 +260,7 @@ def test_without_a_variable_of_ours_that_of_tensorflow_counts(monkeypatch):
     ("variables", "message"),
     [
         ({}, "or TF_CONFIG, found neither variable set"),
-        ({"FEDSTACK_CLUSTER": "/none.toml"}, "cannot be read: No such file or directory; named by FEDSTACK_CLUSTER"),
+        ({"FEDSTACK_CLUSTER": "/none.toml"}, "cannot be read: No such file or directory, named by FEDSTACK_CLUSTER"),
         (
             {"FEDSTACK_CLUSTER": "{}"},
             "Expected one table, [cluster], with a list of addresses for each job, found none",

@@ -3,7 +3,7 @@
 import pytest
 
 from fedstack.errors import InvalidValueError, MembershipError, TypeMismatchError
-from fedstack.service.cluster.membership import task_of
+from fedstack.service.cluster.task import task_of
 from fedstack.transport.wire.cluster_spec import ClusterDef, ClusterSpec, ServerDef
 
 TWO_JOBS = {"worker": ["w0:1", "w1:1"], "ps": {5: "p5:1"}}

@@ -1,0 +1,66 @@
+"""The options of `fedstack serve` that make it a task of a cluster."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import click
+
+from fedstack.command_line.command import whole_number
+from fedstack.command_line.environment_options import EnvironmentOption
+from fedstack.errors import FedstackError, InvalidValueError
+
+if TYPE_CHECKING:
+    from fedstack.service.cluster.task import Task
+    from fedstack.transport.wire.cluster_spec import ClusterSpec
+
+_ONLY_WITH_CLUSTER = "job", "task", "addresses"
+
+
+def _cluster(text: str) -> "ClusterSpec":
+    from fedstack.transport.wire.cluster_spec import ClusterSpec
+
+    try:
+        return ClusterSpec.from_text(text)
+    except FedstackError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+CLUSTER_OPTIONS = (
+    EnvironmentOption(
+        "--cluster",
+        "FILE",
+        "TOML file with the cluster that this is a task of, which says where it listens; or what would be in it",
+        type=_cluster,
+    ),
+    EnvironmentOption("--job", "NAME", "job of the cluster that this is a task of; by default the only one"),
+    EnvironmentOption(
+        "--task", "INDEX", "index of the task in its job; by default that of the only one", type=whole_number(0)
+    ),
+    EnvironmentOption(
+        "--addresses", "FILE", "file to which this adds the address that it listens at, for tasks with port 0"
+    ),
+)
+
+
+def listen_as_task(options: SimpleNamespace) -> "Task | None":
+    """Makes host and port those of a task, if the options name a cluster; returns the task.
+
+    Raises:
+      click.UsageError: If there is no such task, or options are missing.
+    """
+    if options.cluster is None:
+        alone = [options.given[name] for name in _ONLY_WITH_CLUSTER if options.given.get(name, "").startswith("--")]
+        if alone:
+            raise click.UsageError(f"Expected --cluster beside {' and '.join(alone)}, found none; give it too")
+        return None
+    from fedstack.service.cluster.task import Task, task_of
+
+    try:
+        task = Task(task_of(options.cluster, options.job, options.task), uses_tls=bool(options.tls_cert))
+    except InvalidValueError as error:
+        raise click.UsageError(str(error).replace("job_name", "--job").replace("task_index", "--task")) from error
+    listens = task.listens
+    options.unix_socket = Path(listens.socket_path) if listens.socket_path else None
+    options.host, options.port = listens.host or options.host, listens.port
+    return task
