@@ -373,8 +373,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Any:
-        answer = await self._connection.ask(path, parcel, timeout)
+    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Any:
+        answer = await self._connection.ask(path, parcel, timeout, who)
         return answer if isinstance(answer, Parcel) else self._watched(answer)
 
     async def _watched(self, pieces: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

@@ -80,18 +80,18 @@ class ChannelConnection(Connection):
             finally:
                 answers.close()
 
-    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
+    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         if self._takes_wholes and fits_whole(parcel):
-            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout))
+            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout, who))
         return self.exchange(path, parcel)
 
-    async def _soon(self, path: str, request: bytes, seconds: float) -> bytes:
+    async def _soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
         """Does what `unary` does, without a deadline of gRPC's; see `GrpcConnection`."""
         with self._errors():
             return await answered(
                 asyncio.ensure_future(_result(cast(Any, self._channel.unary_unary(path)).future(request))),
                 seconds,
-                who=f"the worker at {self._address}",
+                who=who,
             )
 
     def learn(self, features: Collection[str]) -> None:

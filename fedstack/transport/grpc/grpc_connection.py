@@ -159,12 +159,12 @@ class GrpcConnection(Connection):
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
 
-    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
+    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         if self._takes_wholes and fits_whole(parcel):
-            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout))
+            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout, who))
         return self.exchange(path, parcel)
 
-    async def _soon(self, path: str, request: bytes, seconds: float) -> bytes:
+    async def _soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
         """Does what `unary` does, without a deadline of gRPC's.
 
         That passes where this process was held up itself, with the answer already here.
@@ -172,7 +172,7 @@ class GrpcConnection(Connection):
         async with self._streams:
             with self._errors():
                 call = self._method("unary_unary", path)(request, metadata=self._metadata.get())
-                answer = await answered(call, seconds, who=f"the worker at {self.address}")
+                answer = await answered(call, seconds, who=who)
                 self._turns.answered()
                 return answer
 

@@ -53,7 +53,7 @@ class Connection(abc.ABC):
         Closing the generator ends the call.
         """
 
-    async def ask(self, path: str, parcel: Parcel, timeout: float) -> Parcel | AsyncGenerator[Piece, None]:
+    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         """Sends a parcel, and returns the one that comes back; or where it will come from, as `exchange` does.
 
         What is small and quick is the business of one message each way, where a transport has such a thing and the
@@ -63,6 +63,7 @@ class Connection(abc.ABC):
           path: The method.
           parcel: What to send.
           timeout: How long it may take until the peer answers, or says that it will, in seconds.
+          who: What the error calls the peer.
         """
         return self.exchange(path, parcel)
 

@@ -62,6 +62,10 @@ class ServiceStub:
         """The loop on which its coroutines run."""
         return self.connection.io
 
+    @property
+    def _who(self) -> str:
+        return f"{self._PEER} at {self.address}"
+
     def loss(self) -> FedstackError | None:
         """Returns the error to raise for a peer that is known to have ended, and `None` for one that may be there."""
         return self.connection.loss()
@@ -166,7 +170,7 @@ class ServiceStub:
           soon_seconds: How long it may take until it has first done so; by default as long as later.
         """
         soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
-        answer = await self.connection.ask(path, self._parcel(request, segments), soon)
+        answer = await self.connection.ask(path, self._parcel(request, segments), soon, self._who)
         if isinstance(answer, Parcel):
             yield incoming_of(answer)
             return
@@ -184,7 +188,7 @@ class ServiceStub:
         spare_seconds: float,
         on_heartbeat: Callable[[Heartbeat], None],
     ) -> AsyncGenerator[Incoming, None]:
-        watched = watch(pieces, spare_seconds + _silence(heartbeat_seconds), who=f"{self._PEER} at {self.address}")
+        watched = watch(pieces, spare_seconds + _silence(heartbeat_seconds), who=self._who)
         try:
             yield Incoming(watched, on_heartbeat=on_heartbeat)
         finally:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from google.protobuf.empty_pb2 import Empty
 
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
 from fedstack.proto.extensions_pb2 import JoinRequest, Whole
@@ -13,6 +14,7 @@ from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.methods import ExchangeMethod, Service
+from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel, incoming_of
@@ -42,7 +44,14 @@ class Echo(Service):
 
     @property
     def methods(self):
-        return {NAME: {"Echo": ExchangeMethod(self.echo)}}
+        return {NAME: {"Echo": ExchangeMethod(self.echo), "Hang": ExchangeMethod(self.hang)}}
+
+    async def hang(self, incoming):
+        try:
+            await asyncio.Event().wait()
+            yield Parcel(b"")
+        finally:
+            self.ended.set()
 
     async def echo(self, incoming):
         try:
@@ -102,7 +111,8 @@ async def asked(connection, what, size=10, timeout=WALL, heard=None):
         if heard is not None:
             heard.set()
 
-    answer = await connection.ask(f"/{NAME}/Echo", Parcel(b"%s %d" % (what, size), [memoryview(bytes(size))]), timeout)
+    parcel = Parcel(b"%s %d" % (what, size), [memoryview(bytes(size))])
+    answer = await connection.ask(f"/{NAME}/Echo", parcel, timeout, "the peer")
     is_whole = isinstance(answer, Parcel)
     incoming = incoming_of(answer) if isinstance(answer, Parcel) else Incoming(answer, on_heartbeat=note)
     header = await incoming.header()
@@ -134,7 +144,7 @@ def test_a_peer_that_does_not_know_wholes_any_more_gets_streams(way):
     _, _, connection = way
 
     async def work():
-        answer = await connection.ask(f"/{NAME}/Gone", Parcel(b"quick 0"), WALL)
+        answer = await connection.ask(f"/{NAME}/Gone", Parcel(b"quick 0"), WALL, "the peer")
         assert not isinstance(answer, Parcel)
         await answer.aclose()
         return await asked(connection, b"quick")
@@ -191,6 +201,20 @@ def test_a_peer_that_says_nothing_is_found_out_in_time(way):
     service, _, connection = way
     with pytest.raises(DeadlineExceededError):
         run(asked(connection, b"hang", timeout=0.2))
+    run(service.ended.wait())
+
+
+@pytest.mark.parametrize("features", [{WHOLE}, ()])
+def test_silence_is_said_of_the_peer_as_the_stub_calls_it(way, features):
+    service, _, connection = way
+
+    async def work():
+        connection.learn(features)
+        async with ServiceStub(connection).exchange(f"/{NAME}/Hang", Empty(), [], 0.1) as incoming:
+            await incoming.header()
+
+    with pytest.raises(DeadlineExceededError, match="the server at .* gave no sign of life within 0.4 seconds"):
+        run(work())
     run(service.ended.wait())
 
 
