@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedstack.command_line.command import SUCCESS, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
-from fedstack.computations.types.error_text import counted, printable, size_text
 from fedstack.errors import FedstackError, RemoteError
+from fedstack.foundations.error_text import counted, printable, size_text
 
 if TYPE_CHECKING:
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work

@@ -10,6 +10,7 @@ from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.verb_executor import VerbExecutor
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 
 
 @runtime_checkable
@@ -90,9 +91,10 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
         num_clients = check_whole_number("num_clients", num_clients, 0)
     if isinstance(computation, OverFactory):
         factory = computation.executor_factory
-        # Without clients the stack is another one.
-        clients = max(1, getattr(factory, "default_num_clients", 0)) if num_clients is None else num_clients
-        return StackExplanation(type(computation).__name__, factory.create_executor({CLIENTS: clients}))
+        if num_clients is None:
+            known = factory.default_num_clients if isinstance(factory, ResourceManagingExecutorFactory) else 0
+            num_clients = max(1, known)  # without clients the stack is another one
+        return StackExplanation(type(computation).__name__, factory.create_executor({CLIENTS: num_clients}))
     if not isinstance(computation, ConcreteComputation):
         advice = "; decorate it, and state the types of its parameters" if callable(computation) else ""
         raise InvalidComputationError(

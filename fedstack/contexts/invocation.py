@@ -22,7 +22,6 @@ from fedstack.computations.types.language import (
     Type,
     struct_elements,
 )
-from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
@@ -42,6 +41,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.phases.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import listed

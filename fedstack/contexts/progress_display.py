@@ -15,12 +15,12 @@ from typing import Protocol, TextIO
 
 import attrs
 
-from fedstack.computations.types.error_text import printable
 from fedstack.computations.types.language import ConcreteComputation
 from fedstack.contexts.observed_call import name_of_computation
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.foundations.error_text import printable
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.wire.frames import Work
 

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.contexts.progress_display import ProgressSnapshot
+from fedstack.foundations.after_fork import renew_after_fork
 
 
 class _LiveBars:

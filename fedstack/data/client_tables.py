@@ -7,7 +7,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.values.tensor_values import DataFrameLike, is_data_frame
 from fedstack.data.client_columns import (
     check_named_once,
@@ -15,6 +14,7 @@ from fedstack.data.client_columns import (
     column_array,
 )
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import counted
 
 
 def by_client(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fedstack.computations.plan.tasks import Phase
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import concatenate, empty_column
 from fedstack.errors import DeadlineExceededError, InvalidValueError, StaleSessionError, WorkerUnavailableError
@@ -20,6 +19,7 @@ from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.foundations.error_text import counted
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
 _LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)

@@ -8,7 +8,6 @@ import numpy as np
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.tasks import Fold, Phase
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import Executor, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.columns import Column, ListColumn
@@ -23,6 +22,7 @@ from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseSink
 from fedstack.executors.folds.resident_fold import fold_resident_columns
+from fedstack.foundations.error_text import counted
 
 
 class LocalPhases(PhaseEngine):

@@ -8,7 +8,6 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.plan.program import Program
-from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.language import Executor, Type
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ConstantColumn, RowsColumn, StructColumn
@@ -17,6 +16,7 @@ from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.folds.sinks import Sink, Stream
+from fedstack.foundations.after_fork import renew_after_fork
 
 
 class SizeInfo:

@@ -18,10 +18,10 @@ import threading
 import time
 from queue import SimpleQueue
 
-from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.error_text import text_of
-from fedstack.computations.types.traceback_filter import interrupts, users_lines
 from fedstack.errors import ResourceLimitError
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import interrupts, users_lines
 from fedstack.observe.events import Event
 
 _logger = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 
-from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import ClosedError, RemoteError
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.methods import (
     Answers,

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from random_computations import SLOW_IS_FINE, programs
 
 import fedstack
-from fedstack.computations.plan.explanation import bytes_of
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import ClosedError, InvalidComputationError, InvalidValueError
 
@@ -175,24 +174,6 @@ def test_every_computation_that_runs_can_be_explained(program):
     assert explanation._repr_html_().count("<table>") <= 1
     for step in explanation.steps:
         assert step.place == "clients" or not (step.receives or step.gives)
-
-
-@pytest.mark.parametrize(
-    ("type_spec", "size"),
-    [
-        (np.float64, 8),
-        ((np.int16, [2, 3]), 12),
-        ((np.float32, [None]), None),
-        (np.str_, None),
-        ([np.int8, (np.float32, [4])], 17),
-        ([np.int8, np.str_], None),
-        (fl.SequenceType(np.int32), None),
-        ([], 0),
-        ((np.float32, [0]), 0),
-    ],
-)
-def test_bytes_of_a_type_are_those_of_its_arrays_unless_they_depend_on_the_data(type_spec, size):
-    assert bytes_of(fl.to_type(type_spec)) == size
 
 
 def test_a_context_shows_its_executors():

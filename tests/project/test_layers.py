@@ -17,10 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
 ROOMS = (
     "errors",
     "_version",
-    # What errors look like, and forks: observers need it too.
-    "computations/types/after_fork",
-    "computations/types/error_text",
-    "computations/types/traceback_filter",
+    "foundations",
     "observe",
     "proto",
     "computations/types",

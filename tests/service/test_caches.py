@@ -44,7 +44,7 @@ CONSTANT = None
 # What keeps things, and the most of them. Where there is none, they end with what they are for.
 TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
-    "computations.types.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
+    "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
@@ -85,7 +85,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.types.type_sizes._known._items": (None, "a type's, and ends with it"),
     "computations.types.type_structure._fields._items": (None, "a type's, and ends with it"),
     "computations.types.type_structure._kinds._items": (None, "a type's, and ends with it"),
-    "computations.types.type_structure._least_bytes._items": (None, "a type's, and ends with it"),
+    "computations.types.type_structure._bytes._items": (None, "a type's, and ends with it"),
     "computations.types.type_structure._types_by_bytes": (10_000, "and 64 MiB of messages"),
     "executors.base.arithmetic._OPERATIONS": (CONSTANT, "intrinsics"),
     "executors.concurrency.blas_threads._controller": (1, "takes no argument"),

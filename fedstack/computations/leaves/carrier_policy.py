@@ -5,8 +5,8 @@ from collections.abc import Collection
 import attrs
 
 from fedstack.computations.leaves.code_modules import is_as_good_as_code, is_inside, is_internal
-from fedstack.computations.types.error_text import name_text
 from fedstack.errors import CarrierError
+from fedstack.foundations.error_text import name_text
 
 # What to do about a function that can go by value only, where the worker is one of ours.
 ALLOW_CODE = "start the worker with --allow-python-code"

@@ -5,12 +5,12 @@ from typing import NoReturn
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.language_mistakes import advice_on
-from fedstack.computations.types.traceback_filter import interrupts, users_lines, without_calling_frames
 from fedstack.computations.values.values import SequenceView
 from fedstack.errors import FedstackError, LeafError
+from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import interrupts, users_lines, without_calling_frames
 
 
 def _is_of_argument(error: FedstackError) -> bool:

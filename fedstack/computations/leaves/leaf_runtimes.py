@@ -25,13 +25,13 @@ from google.protobuf.message import DecodeError
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.computations.types.bounded_cache import SharedCache
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import computation_pb2
-from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.error_text import name_text
+from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.observe.events import LeafLoaded
 from fedstack.observe.observers import observers
 

@@ -4,7 +4,6 @@ It is read from the schedule that executors run, so what it says is what happens
 """
 
 import html
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -25,10 +24,16 @@ from fedstack.computations.plan.program import (
 )
 from fedstack.computations.plan.schedule import schedule, slots_read
 from fedstack.computations.plan.tasks import Fold, PhaseTask, Schedule, SelectTask, ServerTask
-from fedstack.computations.types.error_text import size_text
-from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
+from fedstack.computations.types.language import FederatedType, StructType, Type
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, least_bytes
+from fedstack.computations.types.type_structure import (
+    exact_bytes,
+    fields_of,
+    is_client_valued,
+    join_path,
+    least_bytes,
+)
+from fedstack.foundations.error_text import size_text
 
 # Of what one line says of functions: there may be any number.
 _WIDTH = 84
@@ -50,7 +55,7 @@ class Item:
     @property
     def bytes(self) -> int | None:
         """The bytes of its arrays at one client; `None` if that depends on the data."""
-        return bytes_of(self.type)
+        return exact_bytes(self.type)
 
 
 @attrs.frozen(kw_only=True)
@@ -234,19 +239,6 @@ def _readers(plan: Schedule) -> dict[int, str]:
     for slot in slots_read([plan.result]):
         readers.setdefault(slot, []).append("the result")
     return {slot: " and ".join(names) for slot, names in readers.items()}
-
-
-def bytes_of(type_spec: Type) -> int | None:
-    """Returns the bytes of a value's arrays; `None` if they depend on the data: open sizes, strings, sequences."""
-    if isinstance(type_spec, TensorType):
-        shape = type_spec.shape
-        if is_string(type_spec) or shape is None or None in shape:
-            return None
-        return type_spec.dtype.itemsize * math.prod(cast("Sequence[int]", shape))
-    if isinstance(type_spec, StructType):
-        sizes = [bytes_of(member) for _, member in fields_of(type_spec)]
-        return None if None in sizes else sum(cast("list[int]", sizes))
-    return None
 
 
 def _given(fold: Fold) -> Type:

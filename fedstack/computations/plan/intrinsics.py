@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -25,6 +24,7 @@ from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import contains_federated, fields_of, tensor_leaves
 from fedstack.computations.values.tensor_values import kind_of_dtype
 from fedstack.errors import InvalidComputationError, TypeMismatchError, UnsupportedIntrinsicError
+from fedstack.foundations.error_text import name_text
 
 Rule = Callable[[Sequence[Type]], Type]
 

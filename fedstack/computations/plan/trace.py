@@ -44,7 +44,6 @@ from fedstack.computations.plan.symbol_checks import (
     check_takes_values,
     checked_index,
 )
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     FederatedType,
@@ -62,6 +61,7 @@ from fedstack.computations.types.type_structure import (
 from fedstack.computations.values.messages.arrays import array_from_proto
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.error_text import name_text
 
 MAX_MEMBERS = 50_000
 

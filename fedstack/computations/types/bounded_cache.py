@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.foundations.after_fork import renew_after_fork
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

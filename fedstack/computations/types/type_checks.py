@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, join_path
 from fedstack.errors import TypeMismatchError
+from fedstack.foundations.error_text import name_text
 
 
 def check_assignable(expected: Type, found: Type, path: str) -> None:

@@ -1,6 +1,5 @@
 """Measures types: a struct may name the same type many times, so a few bytes can stand for any number of tensors."""
 
-from fedstack.computations.types.error_text import shortened
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -12,6 +11,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import fields_of
+from fedstack.foundations.error_text import shortened
 
 _known: TypeMemo[tuple[int, int]] = TypeMemo()
 _SHOWN_TENSORS = 100

@@ -33,7 +33,7 @@ recent_types.on_clear.append(_types_by_bytes.clear)
 _SMALL_BYTES = 64 << 10
 _kinds: TypeMemo[frozenset[type[Type]]] = TypeMemo()
 _fields: TypeMemo[tuple[tuple[str | None, Type], ...]] = TypeMemo()
-_least_bytes: TypeMemo[int] = TypeMemo()
+_bytes: TypeMemo[tuple[int, bool]] = TypeMemo()
 
 
 def type_from_proto(proto: computation_pb2.Type) -> Type:
@@ -142,16 +142,28 @@ def least_bytes(type_spec: Type) -> int:
 
     Unknown dimensions, sequences, strings and values that differ from client to client count as nothing.
     """
+    return _known_bytes(type_spec)[0]
+
+
+def exact_bytes(type_spec: Type) -> int | None:
+    """Returns how many bytes a value has; `None` if that depends on the data: open sizes, strings, sequences."""
+    least, is_all = _known_bytes(type_spec)
+    return least if is_all else None
+
+
+def _known_bytes(type_spec: Type) -> tuple[int, bool]:
+    """Returns how many bytes a value has at least, and whether that is all."""
     if isinstance(type_spec, FederatedType) and not is_client_valued(type_spec):
-        return least_bytes(type_spec.member)
+        return _known_bytes(type_spec.member)
     if isinstance(type_spec, StructType):
-        found = _least_bytes.get(type_spec)
+        found = _bytes.get(type_spec)
         if found is None:  # a struct may have one member, and that another, any number of times
-            found = _least_bytes.put(type_spec, sum(least_bytes(member) for _, member in fields_of(type_spec)))
+            members = [_known_bytes(member) for _, member in fields_of(type_spec)]
+            found = _bytes.put(type_spec, (sum(least for least, _ in members), all(is_all for _, is_all in members)))
         return found
     if not isinstance(type_spec, TensorType) or type_spec.shape is None or is_string(type_spec):
-        return 0
-    return math.prod(size or 0 for size in type_spec.shape) * type_spec.dtype.itemsize
+        return 0, False
+    return math.prod(size or 0 for size in type_spec.shape) * type_spec.dtype.itemsize, None not in type_spec.shape
 
 
 def flatten(payload: object, type_spec: Type) -> list[object]:

@@ -13,7 +13,6 @@ from typing import cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, tensor_leaves
 from fedstack.computations.values.columns import (
@@ -26,6 +25,7 @@ from fedstack.computations.values.columns import (
     concatenate,
 )
 from fedstack.computations.values.sequences import AHEAD, Batching, HasPasses, reshuffles, take
+from fedstack.foundations.error_text import counted
 
 # How many elements are made at a time. They are garbage soon, so memory does not grow with the sequence.
 _AT_ONCE = 1024

@@ -9,7 +9,6 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
     contains_federated,
@@ -18,6 +17,7 @@ from fedstack.computations.types.type_structure import (
     is_scalar,
     is_string,
 )
+from fedstack.foundations.error_text import counted
 
 # What executors have in place of a value: what the table in `values` says for its type. Nothing to a type checker, but
 # not the same to a reader as what a user gives or gets.

@@ -11,7 +11,6 @@ from typing import TypeGuard, cast
 
 import numpy as np
 
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
     contains_federated,
@@ -43,6 +42,7 @@ from fedstack.computations.values.tensor_values import (
 )
 from fedstack.computations.values.values import normalize, normalize_sequence
 from fedstack.errors import CardinalityError
+from fedstack.foundations.error_text import counted
 
 Where = Callable[[int], str]
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")

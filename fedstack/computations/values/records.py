@@ -20,10 +20,10 @@ from typing import Any, ClassVar, SupportsIndex, TypeGuard, cast, overload
 import attrs
 
 from fedstack.computations.types.bounded_cache import SharedCache
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import Struct, StructType, struct_elements
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.tensor_values import describe, is_data_frame, mismatch
+from fedstack.foundations.error_text import counted
 
 # The class whose methods the type checker knows; the same object as `tuple`.
 _Tuple: type[tuple[object, ...]] = tuple

@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.error_text import counted
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import counted
 
 T = TypeVar("T")
 # How many elements are made ready at a time where that takes no memory.

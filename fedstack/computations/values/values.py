@@ -15,7 +15,6 @@ from typing import TypeGuard, cast
 
 import numpy as np
 
-from fedstack.computations.types.error_text import text_of
 from fedstack.computations.types.language import (
     RetryableError,
     SequenceType,
@@ -23,7 +22,6 @@ from fedstack.computations.types.language import (
     TensorType,
     Type,
 )
-from fedstack.computations.types.traceback_filter import users_lines, without_calling_frames
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path, shape_fits
 from fedstack.computations.values.column_sequence import ColumnSequence, ShownSequence, column_of
 from fedstack.computations.values.columns import Column, Payload, RowsColumn, ScalarColumn, StructColumn
@@ -39,6 +37,8 @@ from fedstack.computations.values.tensor_values import (
     read_only,
 )
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import text_of
+from fedstack.foundations.traceback_filter import users_lines, without_calling_frames
 
 
 def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> Payload:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from fedstack.computations.plan.graph import Function, declared_type
 from fedstack.computations.plan.program import Program
 from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.computations.values.columns import Column
@@ -21,6 +20,7 @@ from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.base.schedule_run import ScheduleRun
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.folds.sinks import Sink
+from fedstack.foundations.error_text import name_text
 
 if TYPE_CHECKING:
     from fedstack.executors.base.phase_engine import PhaseEngine

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from fedstack.computations.types.language import ConcreteComputation, ExecutorValue, Type, computation_pb2
-from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.computations.values.containers import to_structure
 from fedstack.errors import FedstackError, TypeMismatchError
 from fedstack.executors.base.engines import Engine
+from fedstack.foundations.traceback_filter import without_own_frames
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ import functools
 import threading
 from collections.abc import Generator
 
-from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.foundations.after_fork import renew_after_fork
 
 
 @functools.cache

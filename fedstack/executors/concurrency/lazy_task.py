@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
-from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.leaf_threads import runs_inline
+from fedstack.foundations.traceback_filter import without_own_frames
 
 _T = TypeVar("_T")
 _O = TypeVar("_O")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
-from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
 from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fedstack.computations.plan.made_once import made_once
 from fedstack.computations.plan.program import Program
-from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.observe.events import ClientsChanged
 from fedstack.observe.observers import observers
 from fedstack.observe.spans import NO_SPAN, Span

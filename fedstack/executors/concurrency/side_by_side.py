@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from fedstack.computations.types.traceback_filter import without_frames
+from fedstack.foundations.traceback_filter import without_frames
 
 _T = TypeVar("_T")
 

@@ -15,9 +15,9 @@ import weakref
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.executors.concurrency.leaf_threads import run_inline, runs_inline
 from fedstack.executors.concurrency.thread_pool import waiting
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.transport.peers.daemon_threads import start_loop
 
 _T = TypeVar("_T")

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.types.after_fork import is_renewed, renew_after_fork
-from fedstack.computations.types.error_text import text_of
 from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.turns import TurnQueue
+from fedstack.foundations.after_fork import is_renewed, renew_after_fork
+from fedstack.foundations.error_text import text_of
 from fedstack.observe.events import WorkCancelled
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.daemon_threads import start_daemon

@@ -12,7 +12,6 @@ from fedstack.computations.plan.program_ir import program_to_ir
 from fedstack.computations.plan.render import call_intrinsic, function_of, reference
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import unshared
@@ -34,6 +33,7 @@ from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
 from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.foundations.error_text import counted
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.status import RemoteTraceback
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
 from fedstack.computations.values.number_checks import check_whole_number, checked_cardinalities
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.error_text import counted
 
 Key = tuple[tuple[str, int], ...]
 

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from fedstack.computations.types.language import Type
-from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.computations.values.columns import with_columns
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, read_message, sized
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.worker.received import Received
+from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.transport.peers.methods import UnaryMethod

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from fedstack.computations.plan.graph import declared_type
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -17,6 +16,7 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.messages.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import name_text
 from fedstack.proto.executor_pb2 import Value
 
 _MOST_SHOWN = 65

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from traceback import FrameSummary, format_list
 from typing import Any
 
-from fedstack.computations.types.traceback_filter import called_by_us, users_frames
+from fedstack.foundations.traceback_filter import called_by_us, users_frames
 
 # How many lines to keep of what a process says, so that all that `faulthandler` prints of many threads is among them.
 LINES_KEPT = 1000

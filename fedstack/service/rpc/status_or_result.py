@@ -5,8 +5,8 @@ import concurrent.futures
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
 
-from fedstack.computations.types.traceback_filter import without_own_frames
 from fedstack.errors import ClosedError
+from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.status import Code, code_of
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Collection, Mapping
 
 from grpc_health.v1 import health_pb2
 
-from fedstack.computations.types.error_text import name_text
 from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.foundations.error_text import name_text
 from fedstack.transport.peers.methods import Method, Service, StreamMethod, UnaryMethod
 from fedstack.transport.wire.status import Code, StatusError
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
-from fedstack.computations.types.after_fork import renew_after_fork
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.after_fork import renew_after_fork
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)

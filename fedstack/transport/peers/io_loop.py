@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from fedstack.computations.types.after_fork import renew_after_fork
-from fedstack.computations.types.traceback_filter import drop_outcome
 from fedstack.errors import ClosedError
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.peers.loop_calls import calls_on

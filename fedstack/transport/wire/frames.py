@@ -11,9 +11,9 @@ from typing import cast
 import attrs
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.types.error_text import printable, shortened
 from fedstack.computations.values.number_checks import whole_number_validator
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.error_text import printable, shortened
 from fedstack.proto import extensions_pb2
 from fedstack.transport.wire.segments import Rows, Segment
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator
 from typing import Final, Protocol, TypeVar, cast
 
-from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
 from fedstack.errors import DeadlineExceededError
+from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)

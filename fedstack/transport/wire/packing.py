@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -36,6 +35,7 @@ from fedstack.computations.values.columns import (
 from fedstack.computations.values.messages.arrays import dtype_number, write_array
 from fedstack.computations.values.sequences import Batching, check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
+from fedstack.foundations.error_text import counted
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import Chunking
 from fedstack.transport.wire.segments import Rows, Segment

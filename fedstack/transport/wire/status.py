@@ -27,9 +27,9 @@ import attrs
 from google.protobuf.message import DecodeError
 
 from fedstack import errors
-from fedstack.computations.types.error_text import shortened
 from fedstack.computations.types.language import RetryableError
-from fedstack.computations.types.traceback_filter import cut_own_frames
+from fedstack.foundations.error_text import shortened
+from fedstack.foundations.traceback_filter import cut_own_frames
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.wire.connection_errors import NO_ANSWER, reason_of
 

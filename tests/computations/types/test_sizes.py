@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedstack.computations.types.type_sizes import count_leaves, struct_depth, type_text
-from fedstack.computations.types.type_structure import full_array, least_bytes
+from fedstack.computations.types.type_structure import exact_bytes, full_array, least_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
 from fedstack.computations.values.messages.payload_sizes import is_quick, known_bytes
@@ -27,7 +27,25 @@ def test_what_comes_several_times_counts_each_time():
     type_spec, _ = doubled(60)
     assert count_leaves(type_spec) == 1 << 60
     assert struct_depth(type_spec) == 60
-    assert least_bytes(type_spec) == 4 << 60
+    assert least_bytes(type_spec) == exact_bytes(type_spec) == 4 << 60
+
+
+@pytest.mark.parametrize(
+    ("type_spec", "size"),
+    [
+        (np.float64, 8),
+        ((np.int16, [2, 3]), 12),
+        ((np.float32, [None]), None),
+        (np.str_, None),
+        ([np.int8, (np.float32, [4])], 17),
+        ([np.int8, np.str_], None),
+        (fl.SequenceType(np.int32), None),
+        ([], 0),
+        ((np.float32, [0]), 0),
+    ],
+)
+def test_bytes_of_a_type_are_those_of_its_arrays_unless_they_depend_on_the_data(type_spec, size):
+    assert exact_bytes(fl.to_type(type_spec)) == size
 
 
 def test_an_empty_struct_counts_like_a_tensor():

@@ -10,9 +10,9 @@ import attrs
 from google.protobuf import any_pb2
 
 from fedstack.computations.leaves.leaf_runtimes import PROCESS
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import Type
 from fedstack.errors import CarrierError
+from fedstack.foundations.error_text import name_text
 from fedstack.proto import carriers_pb2
 
 _logger = logging.getLogger(__name__)

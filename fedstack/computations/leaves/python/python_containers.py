@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 from fedstack.computations.leaves.python.named_functions import resolve_reference, resolves_to_itself
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import FederatedType, SequenceType, StructType, StructWithPythonType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.containers import takes_keywords
 from fedstack.errors import CarrierError
+from fedstack.foundations.error_text import name_text
 from fedstack.proto.carriers_pb2 import PythonContainer
 
 _BUILT_IN: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}

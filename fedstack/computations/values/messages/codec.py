@@ -20,7 +20,6 @@ from typing import cast
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from fedstack.computations.types.error_text import counted, name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -47,6 +46,7 @@ from fedstack.computations.values.messages.arrays import array_from_proto, write
 from fedstack.computations.values.sequences import check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import InvalidComputationError, InvalidValueError, ResourceLimitError
+from fedstack.foundations.error_text import counted, name_text
 from fedstack.proto import executor_pb2
 
 _NOT_A_COLUMN = (str, bytes, bytearray, Mapping)

@@ -20,7 +20,6 @@ from fedstack.computations.plan.program_ir import program_from_ir, program_to_ir
 from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.plan.tasks import Fold, Phase, Signature
 from fedstack.computations.types.bounded_cache import SharedCache
-from fedstack.computations.types.error_text import name_text
 from fedstack.computations.types.language import (
     CLIENTS,
     FederatedType,
@@ -34,6 +33,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments
+from fedstack.foundations.error_text import name_text
 from fedstack.observe.spans import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from fedstack.computations.types.after_fork import renew_after_fork
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.proto.extensions_pb2 import CreateRequest
 
 Creation = CreateRequest.Creation

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from fedstack.computations.types.language import RetryableError
-from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.disposal import DisposalQueue
 

@@ -17,7 +17,6 @@ from fedstack.computations.types.language import (
     Type,
     computation_pb2,
 )
-from fedstack.computations.types.traceback_filter import consume_exception
 from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
@@ -30,6 +29,7 @@ from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
+from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.limits.limits import ServiceLimits, check_sizes
 
 _T = TypeVar("_T")

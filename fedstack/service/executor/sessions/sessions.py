@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.types.error_text import counted
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.base.verb_executor import known_clients_of
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionClosed, SessionOpened
 from fedstack.observe.observers import observers
 from fedstack.service.executor.sessions.held_values import SharedComputation

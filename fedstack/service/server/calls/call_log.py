@@ -7,9 +7,9 @@ from collections.abc import Callable
 import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.types.error_text import name_text, printable, shortened
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import CarrierError, FedstackError, LeafError, ResourceLimitError
+from fedstack.foundations.error_text import name_text, printable, shortened
 from fedstack.service.limits.fair_shares import host_of
 from fedstack.transport.wire.status import StatusError
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, cast
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
-from fedstack.computations.types.traceback_filter import without_frames
 from fedstack.errors import DeadlineExceededError, InvalidValueError, ResourceLimitError, WorkerUnavailableError
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.observe.events import RpcEnded
 from fedstack.observe.observers import observers
 from fedstack.service.limits.limits import ServerLimits, exceeded, option_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.types.error_text import printable, shortened, text_of
+from fedstack.foundations.error_text import printable, shortened, text_of
 
 Group = getattr(builtins, "ExceptionGroup", None)  # from Python 3.11 on
 

@@ -1,0 +1,1 @@
+"""What all other rooms stand on: texts and tracebacks of errors, and what a fork leaves behind."""
