@@ -338,7 +338,7 @@ def test_clients_done_and_running_at_several_workers_are_counted_together_while_
 
 
 def test_a_worker_tells_news_before_a_heartbeat_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstack.service.executor.executor_extensions._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("fedstack.service.executor.requests._LOOK_SECONDS", 0.02)
     hall, counts, service = Hall(), ProgressCounts(), new_service(heartbeat_seconds=3600)
     beats: list[Heartbeat] = []
 
