@@ -20,7 +20,7 @@ from fedstack.observe.events import (
     WorkerLost,
     WorkerReady,
 )
-from fedstack.observe.observers import Observer
+from fedstack.observe.observers import Observer, observers
 from fedstack.observe.telemetry_api import Meter
 
 # What calls and phases take differs by six orders of magnitude.
@@ -77,6 +77,8 @@ class Metrics(Observer):
         self._rpcs = meter.create_counter("fedstack.rpcs", "{call}", "Calls of clients that were answered.")
         self._rpc_seconds = self._seconds("fedstack.rpc.duration", "How long calls of clients took.")
         self._rpc_received = meter.create_counter("fedstack.rpc.received", "By", "What clients sent.")
+        self._dropped = meter.create_counter("fedstack.events.dropped", "{event}", "Events that observers missed.")
+        self._dropped_so_far = dict(observers.dropped)
         self._rpc_sent = meter.create_counter("fedstack.rpc.sent", "By", "What was sent to clients.")
         self._of: Mapping[type[Event], Callable[[Any], None]] = {
             CallStarted: lambda _: self._calls_running.add(1),
@@ -99,6 +101,15 @@ class Metrics(Observer):
         count = self._of.get(type(event))
         if count is not None:
             count(event)
+        if observers.dropped != self._dropped_so_far:
+            self._count_dropped(dict(observers.dropped))
+
+    def _count_dropped(self, dropped: dict[str, int]) -> None:
+        """Counts what was dropped since the last event: where events are dropped, there are events."""
+        for name, number in dropped.items():
+            if new := number - self._dropped_so_far.get(name, 0):
+                self._dropped.add(new, self._labels(observer=name))
+        self._dropped_so_far = dropped
 
     def _call_ended(self, event: CallEnded) -> None:
         computation = self._labels(computation=event.computation)

@@ -136,10 +136,12 @@ class _ApartSubscription(Subscription):
             self._waiting.put(event)
             return
         self._dropped += 1
+        name = type(self._observer).__name__
+        self._among.dropped[name] = self._among.dropped.get(name, 0) + 1
         if self._dropped == 1:
             _logger.warning(
                 "The observer %s is %d events behind; it is not told of what happens until it catches up",
-                type(self._observer).__name__,
+                name,
                 _MOST_WAITING,
             )
 
@@ -166,6 +168,7 @@ class Observers:
 
     Attributes:
       present: Those that are there now.
+      dropped: By the name of an observer's class, how many events it was not told of, since the process began.
     """
 
     def __init__(self) -> None:
@@ -175,6 +178,7 @@ class Observers:
     def renew(self) -> None:
         """Begins without any, in a forked child: what its parent's have open is the parent's."""
         self.present: tuple[Subscription, ...] = ()
+        self.dropped: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def add(self, observer: Observer, *, direct: bool = False) -> Subscription:

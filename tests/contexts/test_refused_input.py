@@ -98,7 +98,7 @@ def test_a_wrong_name_is_refused_by_the_names_that_are_missing_and_extra():
     def mean(xs):
         return fl.federated_mean(xs)
 
-    with pytest.raises(TypeMismatchError, match=r"found no 'bias'; the extra 'biass'; at arg\[client 1\]"):
+    with pytest.raises(TypeMismatchError, match=r"found no 'bias' and the extra 'biass'; at arg\[client 1\]"):
         mean([{"weights": 1.0, "bias": 1.0}, {"weights": 1.0, "biass": 1.0}])
 
 

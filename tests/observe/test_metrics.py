@@ -1,5 +1,6 @@
 """What OpenTelemetry gets to count: events go in, and an exporter in memory has the numbers."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedstack.observe import (
     Folded,
     LeafLoaded,
     LoopStalled,
+    Observer,
     PhaseEnded,
     RpcEnded,
     SessionClosed,
@@ -27,9 +29,12 @@ from fedstack.observe import (
     WorkCancelled,
     WorkerLost,
     WorkerReady,
+    add_observer,
     export_to_opentelemetry,
 )
+from fedstack.observe import observers as observers_module
 from fedstack.observe.metrics import Metrics
+from fedstack.observe.observers import observers
 
 Numbers = dict[str, dict[tuple[str, ...], Any]]
 
@@ -76,7 +81,7 @@ def test_each_event_is_counted(meters: Meters) -> None:
         CallStarted(computation="train"),
         CallStarted(computation="train"),
         CallRetried(attempt=1, pause=0.0, error="LostWorkersError"),
-        ClientsChanged(expected=3, started=3, done=2, failed=1),
+        ClientsChanged(expected=3, started=3, done=1, failed=1, given_up=1),
         PhaseEnded(**phase, seconds=0.5),
         PhaseEnded(**phase, seconds=0.25, worker="a:1", bytes_sent=10, bytes_received=20),
         Folded(what="federated_sum", clients=3, seconds=0.125),
@@ -98,7 +103,7 @@ def test_each_event_is_counted(meters: Meters) -> None:
         "calls.running": {(): 0},
         "call.duration": {("train",): (2, 3.0)},
         "retries": {("LostWorkersError",): 1},
-        "clients": {("done",): 2, ("failed",): 1},
+        "clients": {("done",): 1, ("failed",): 1, ("given_up",): 1},
         "phase.duration": {("f",): (1, 0.5)},
         "worker.phase.duration": {("a:1",): (1, 0.25)},
         "worker.sent": {("a:1",): 10},
@@ -132,6 +137,26 @@ def test_a_label_has_a_hundred_values_and_other_for_the_rest(meters: Meters) -> 
     assert len(found["calls"]) == 101
     assert found["calls"]["f0", "ok"] == 2
     assert found["calls"]["other", "ok"] == 51
+
+
+def test_events_that_any_observer_misses_are_counted(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observers_module, "_MOST_WAITING", 2)
+    begun, gate = threading.Event(), threading.Event()
+
+    class Slow(Observer):
+        def observe(self, event: Event) -> None:
+            begun.set()
+            assert gate.wait(15)
+
+    metrics = Metrics(meters.provider.get_meter("test"))
+    with add_observer(Slow()), add_observer(metrics, direct=True):
+        observers.tell(WorkCancelled())
+        assert begun.wait(15)
+        for _ in range(5):
+            observers.tell(WorkCancelled())
+        assert meters.numbers()["events.dropped"] == {("Slow",): 3}
+        gate.set()
+    assert Meters().told(WorkCancelled()).get("events.dropped") is None  # those of the time before it
 
 
 def test_a_name_without_end_is_cut(meters: Meters) -> None:

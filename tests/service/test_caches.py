@@ -45,6 +45,7 @@ CONSTANT = None
 TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
+    "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),

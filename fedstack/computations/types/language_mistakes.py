@@ -88,6 +88,10 @@ MISTAKES = tuple(
         r"returned `None` \(or didn't explicitly `return` at all\)": (
             "let the function that is decorated return a value; the line in the message is the language's own"
         ),
+        "^(Positional|Keyword) arguments at .* not used|^Missing argument `|^Argument .* specified twice|"
+        "^Declared a parameter .* got no arguments|single positional argument, but|^Was not expecting any arguments": (
+            "give one value for each parameter, by position, or by name if there are several"
+        ),
         "^Unable to interpret an argument of type .* as a type spec": (
             "write types such as np.float32, or (np.float32, [3]) for arrays of three"
         ),

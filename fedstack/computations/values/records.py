@@ -20,7 +20,7 @@ from typing import Any, ClassVar, SupportsIndex, TypeGuard, cast, overload
 import attrs
 
 from fedstack.computations.types.bounded_cache import SharedCache
-from fedstack.computations.types.language import Struct, StructType, struct_elements
+from fedstack.computations.types.language import FederatedType, Struct, StructType, struct_elements
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.tensor_values import describe, is_data_frame, mismatch
 from fedstack.foundations.error_text import counted
@@ -244,6 +244,9 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
             mismatch(f"{counted(len(fields), 'member')} of {struct}", f"{len(members)}", path, advice if one else "")
         return members
     advice = "give a dictionary, a tuple or a list"
+    if len(fields) > 1 and all(isinstance(member, FederatedType) for _, member in fields):
+        # One argument is taken for all of them.
+        advice = f"give each of the {len(fields)} arguments, or all of them in a dictionary, a tuple or a list"
     if is_data_frame(value):
         advice = "give {c: df[c].to_numpy() for c in df}, or all clients' rows at once: fedstack.by_client(df, id)"
     return mismatch(struct, describe(value), path, advice)
@@ -271,7 +274,9 @@ def _split_named(value: Mapping[str, object], struct: StructType, path: str) -> 
     missing = [name for name in declared if name not in value]
     if missing or len(value) != len(declared):
         extra = [name for name in value if name not in declared]
-        found = "; ".join([f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra))
+        found = " and ".join(
+            [f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra)
+        )
         mismatch(f"the names {names_of(declared)} of {struct}", found, path)
     return [value[cast(str, name)] for name in declared]
 

@@ -42,6 +42,7 @@ def shorten(value: object, limit: int = 80) -> str:
         text = repr(value)
     except Exception as error:  # of the user's own class, of a list in itself, of an integer with too many digits
         text = f"whose repr raises {type(error).__name__}"
+    text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -268,7 +269,8 @@ def _array_from_nest(nest: Sequence[object], tensor: TensorType, path: str) -> n
     except (TypeError, ValueError, OverflowError) as error:
         raise _ragged(tensor, path) from error
     names = sorted(kind.__name__ for kind in kinds)
-    mismatch(tensor, f"a list of {', '.join(names)}", path, "use one kind of number throughout")
+    numbers = all(issubclass(kind, (bool, int, float, complex)) for kind in kinds)
+    mismatch(tensor, f"a list of {', '.join(names)}", path, "use one kind of number throughout" if numbers else "")
 
 
 def _ragged(tensor: TensorType, path: str) -> TypeMismatchError:

@@ -273,7 +273,10 @@ def normalize_sequence(
     if is_data_frame(value):  # which iterates over its names
         mismatch(sequence, describe(value), path, "give fedstack.batches(df, batch_size)")
     if not _is_iterable(value):
-        mismatch(f"a re-iterable of {sequence.element}", describe(value), path, "give a list of elements")
+        advice = "give a list of elements"
+        if isinstance(value, Mapping) and isinstance(sequence.element, StructType):
+            advice = "give a list of such dictionaries, or fedstack.batches(value, batch_size)"
+        mismatch(f"a re-iterable of {sequence.element}", describe(cast(object, value)), path, advice)
     source = value
     if isinstance(source, ShownSequence) and source.element == sequence.element:
         return source.payload

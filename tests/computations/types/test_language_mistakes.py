@@ -44,6 +44,9 @@ def of_both(body):
     return lambda: fl.federated_computation(body, AT_SERVER, AT_CLIENTS)
 
 
+BOTH = fl.federated_computation(lambda x, y: (x, y), AT_SERVER, AT_CLIENTS)
+ONE = fl.federated_computation(lambda x: x, AT_CLIENTS)
+NONE = fl.federated_computation(lambda: fl.federated_value(1.0, fl.SERVER))
 DATA = "has no data before the computation runs"
 MADE = {
     "a broadcast is forgotten": (of_both(lambda x, y: fl.federated_map(add, (x, y))), "fl.federated_broadcast"),
@@ -85,6 +88,12 @@ MADE = {
     "clients broadcast": (of(AT_CLIENTS, fl.federated_broadcast), "aggregate"),
     "a leaf is called on a federated value": (of(AT_CLIENTS, half), "federated_map(function"),
     "a leaf is called on two": (of_both(add), "federated_map(function"),
+    "an argument is too many": (lambda: BOTH(1.0, [1.0], 2.0), "for each parameter"),
+    "an argument is missing": (lambda: BOTH(x=1.0), "for each parameter"),
+    "an argument has another name": (lambda: BOTH(x=1.0, y=[1.0], z=1), "for each parameter"),
+    "all arguments are missing": (lambda: BOTH(), "for each parameter"),
+    "the one argument has a name": (lambda: ONE(x=[1.0]), "for each parameter"),
+    "there is no parameter": (lambda: NONE(1.0), "for each parameter"),
     "a type is missing": (lambda: fl.federated_computation(lambda x, y: x, AT_CLIENTS), "one type per parameter"),
     "nothing is returned": (of(AT_CLIENTS, lambda x: None), "return a value"),
     "a type is one of Python": (lambda: fl.FederatedType(float, fl.CLIENTS), "np.float32"),

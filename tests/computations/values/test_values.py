@@ -157,6 +157,7 @@ def test_an_array_has_exactly_the_declared_dtype_and_cannot_be_written_to(value,
             vector(np.int32, None, None),
             "Expected shape [?,?] of int32[?,?], found shape [3]; at arg",
         ),
+        ([object()], vector(np.float32, 2), "found a list of object; at arg"),
         ([1, 2.0], vector(np.float32, 2), "found a list of float, int; at arg; use one kind of number throughout"),
         ([1, "2"], vector(np.int32, 2), "found a list of int, str; at arg"),
         ([1.5, 2.0], vector(np.complex64, 2), "found float 1.5; at arg; write complex(1.5) if a complex"),
@@ -362,10 +363,10 @@ def test_clients_in_place_of_a_struct_of_one_say_how_it_was_declared():
     [
         ({"a": 1.5}, "Expected the names 'b', 'a' of <b=int32,a=float32>, found no 'b'; at arg"),
         ({"a": 1.5, "b": 2, "c": 3}, "found the extra 'c'; at arg"),
-        ({"a": 1.5, "c": 3}, "found no 'b'; the extra 'c'; at arg"),
-        ({"a": 1.5, 7: 3}, "found no 'b'; the extra 7; at arg"),
+        ({"a": 1.5, "c": 3}, "found no 'b' and the extra 'c'; at arg"),
+        ({"a": 1.5, 7: 3}, "found no 'b' and the extra 7; at arg"),
         ({}, "found no 'b', 'a'; at arg"),
-        (collections.namedtuple("Other", "a c")(1.5, 2), "found no 'b'; the extra 'c'; at arg"),
+        (collections.namedtuple("Other", "a c")(1.5, 2), "found no 'b' and the extra 'c'; at arg"),
         (Struct([("a", 1.5), (None, 2)]), "Expected the members ['b', 'a'], found ['a', None]; at arg"),
         (Struct([("b", 2)]), "found no 'a'; at arg"),
         ((2, 1.5, 3), "Expected 2 members of <b=int32,a=float32>, found 3; at arg"),
@@ -381,6 +382,19 @@ def test_clients_in_place_of_a_struct_of_one_say_how_it_was_declared():
 )
 def test_a_struct_that_does_not_fit_is_refused(value, message):
     refused(value, PAIR, message)
+
+
+def test_one_argument_for_several_says_how_many_there_are():
+    several = fl.StructType([("a", fl.FederatedType(INT, fl.SERVER)), ("b", fl.FederatedType(INT, fl.CLIENTS))])
+    with pytest.raises(TypeMismatchError, match="found int 1; at arg; give each of the 2 arguments, or all of them in"):
+        normalize_argument(1, several)
+
+
+def test_columns_where_batches_are_expected_say_how_to_make_them_in_one_line():
+    columns = {"a": np.zeros((100, 10), np.int32)}
+    with pytest.raises(TypeMismatchError, match="give a list of such dictionaries, or fedstack.batches") as caught:
+        normalize(columns, fl.SequenceType(fl.StructType([("a", fl.TensorType(np.int32, [None, 10]))])))
+    assert "\n" not in str(caught.value)
 
 
 def test_names_are_refused_where_the_type_has_none():
@@ -422,6 +436,7 @@ def test_a_sequence_is_anything_that_can_be_iterated_again(value):
         ((x for x in [1]), "found the one-shot iterator generator; at arg; give a list, or fedstack.from_generator"),
         (map(int, [1]), "found the one-shot iterator map; at arg"),
         ("12", "Expected a re-iterable of int32, found str '12'; at arg; give a list of elements"),
+        ({"a": 1}, "found dict {'a': 1}; at arg; give a list of elements"),
         (b"12", "found bytes b'12'; at arg"),
         ({1: 2}, "found dict {1: 2}; at arg"),
         ({1, 2}, "found set {1, 2}; at arg"),
