@@ -12,18 +12,8 @@ from fedstack.errors import FedstackError, InvalidValueError
 
 if TYPE_CHECKING:
     from fedstack.service.cluster.task import Task
-    from fedstack.transport.wire.cluster_spec import ClusterSpec
 
 _ONLY_WITH_CLUSTER = "job", "task", "addresses"
-
-
-def _cluster(text: str) -> "ClusterSpec":
-    from fedstack.transport.wire.cluster_spec import ClusterSpec
-
-    try:
-        return ClusterSpec.from_text(text)
-    except FedstackError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 CLUSTER_OPTIONS = (
@@ -31,7 +21,6 @@ CLUSTER_OPTIONS = (
         "--cluster",
         "FILE",
         "TOML file with the cluster that this is a task of, which says where it listens; or what would be in it",
-        type=_cluster,
     ),
     EnvironmentOption("--job", "NAME", "job of the cluster that this is a task of; by default the only one"),
     EnvironmentOption(
@@ -55,9 +44,14 @@ def listen_as_task(options: SimpleNamespace) -> "Task | None":
             raise click.UsageError(f"Expected --cluster beside {' and '.join(alone)}, found none; give it too")
         return None
     from fedstack.service.cluster.task import Task, task_of
+    from fedstack.transport.wire.cluster_spec import ClusterSpec
 
     try:
-        task = Task(task_of(options.cluster, options.job, options.task), uses_tls=bool(options.tls_cert))
+        cluster = ClusterSpec.from_text(options.cluster)
+    except FedstackError as error:
+        raise click.BadParameter(str(error), param_hint=repr(options.given["cluster"])) from error
+    try:
+        task = Task(task_of(cluster, options.job, options.task), uses_tls=bool(options.tls_cert))
     except InvalidValueError as error:
         raise click.UsageError(str(error).replace("job_name", "--job").replace("task_index", "--task")) from error
     listens = task.listens

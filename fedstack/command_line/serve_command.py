@@ -147,6 +147,7 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
     from fedstack.computations.leaves.carrier_policy import CarrierPolicy
     from fedstack.executors.stacks.factories import local_executor_factory
     from fedstack.service.executor.executor_service import ExecutorService
+    from fedstack.service.rpc.method_service import MethodService
     from fedstack.service.server.grpc_server import GrpcServer
 
     _check_address(options)
@@ -174,8 +175,10 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
             limits=_limits(ServiceLimits, options),
             policy=policy,
         )
+        # What is registered is a program's own; a task has the place for it, as those of programs do.
+        methods = [] if options.cluster is None else [MethodService(limits=_limits(ServiceLimits, options))]
         return GrpcServer(
-            [service],
+            [service, *methods],
             host=options.host,
             port=options.port,
             unix_socket=options.unix_socket,

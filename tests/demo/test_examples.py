@@ -13,6 +13,7 @@ pytest.importorskip("sklearn")
 
 from serving import served
 
+from fedstack.service import ClusterSpec
 from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 
 pytestmark = pytest.mark.slow  # several processes each, that import much
@@ -55,6 +56,18 @@ def test_functions_of_modules_that_are_not_allowed_are_refused() -> None:
     with served(environment=ENVIRONMENT) as worker:
         with pytest.raises(AssertionError, match="start the worker with --allow-module federated_averaging"):
             accuracies(worker.target)
+
+
+def test_the_example_averages_on_a_cluster_of_two_tasks(tmp_path: Path) -> None:
+    assert ClusterSpec.from_file(EXAMPLES / "cluster.toml").num_tasks("worker") == 2
+    cluster, addresses = tmp_path / "cluster.toml", tmp_path / "addresses"
+    cluster.write_text('[cluster]\nworker = ["localhost:0", "localhost:0"]')
+    task = ["--cluster", cluster, "--addresses", addresses]
+    command = [sys.executable, EXAMPLES / "two_tasks.py", cluster, "--addresses", addresses]
+    with served(*task, "--task", 0), served(*task, "--task", 1):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"\d+\.\d{4} on average of 1000 clients, on 2 tasks\n", done.stdout)
 
 
 def raw_client(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,8 @@ import client_roles
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.service.cluster.server import Server
+from fedstack.service.cluster.server_config import ServerConfig
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
@@ -39,6 +41,8 @@ def run(options: dict[str, Any]) -> None:
     try:
         if role == "worker":
             serve(lifeline, **options)
+        elif role == "task":
+            serve_task(lifeline, **options)
         else:
             say(lifeline, pid=os.getpid())
             answer = getattr(client_roles, role)(lifeline, **options)
@@ -61,6 +65,17 @@ def serve(lifeline: socket.socket, port: int, extensions: bool, threads: int | N
     server = ServerThread(GrpcServer([service], port=port))
     server.start()
     say(lifeline, pid=os.getpid(), target=server.target)
+
+
+def serve_task(lifeline: socket.socket, cluster: dict[str, Any], job: str, index: int) -> None:
+    """Serves as a task of a cluster until the process ends."""
+    config = ServerConfig(
+        policy=CarrierPolicy(modules=["*"], python_code=True), limits=ServiceLimits(heartbeat_seconds=0.25)
+    )
+    server = Server(cluster, job, index, config=config)
+    say(lifeline, pid=os.getpid(), target=server.target)
+    while lifeline.recv(1):
+        pass
 
 
 def say(lifeline: socket.socket, **what: object) -> None:

@@ -152,6 +152,12 @@ class Fleet:
         worker.kill()
         return self.start(worker.port, **options)
 
+    def start_task(self, cluster: dict[str, list[str]], job: str, index: int) -> WorkerProcess:
+        """Starts a task of a cluster, which can be dialled; a heartbeat comes four times a second."""
+        worker = WorkerProcess(self._forker.start(role="task", cluster=cluster, job=job, index=index))
+        self._processes.append(worker)
+        return worker
+
     def start_client(self, role: str, **options: Any) -> Process:
         """Starts a client; `client_roles` has the roles."""
         self._processes.append(Process(self._forker.start(role=role, **options)))

@@ -32,6 +32,7 @@ PAGES = (
     "docs/observe.md",
     "docs/mistakes.md",
     "docs/workers.md",
+    "docs/cluster.md",
     "docs/leaf_runtimes.md",
     "docs/metrics.md",
     "docs/recipes.md",

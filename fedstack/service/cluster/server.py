@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 from typing import TypeVar
 
+from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import AddressError, ClosedError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -13,6 +14,7 @@ from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.cluster.server_config import ServerConfig
 from fedstack.service.cluster.task import Task, task_of
 from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.listening import TcpListener
 from fedstack.service.server.server_thread import ServerThread
@@ -25,7 +27,7 @@ _S = TypeVar("_S", bound="Server")
 
 
 class Server(ClosesOnExit):
-    """A task of a cluster, which serves computations of other processes, and whatever else it is given.
+    """A task of a cluster: it serves computations of other processes, methods, and whatever else it is given.
 
         with Server({"worker": ["localhost:0"]}) as server:
             fedstack.set_sync_remote_execution_context(server.target)
@@ -67,8 +69,9 @@ class Server(ClosesOnExit):
         self._executors = executors = ExecutorService(
             local_executor_factory(), limits=config.limits, policy=config.policy
         )
+        self._methods = MethodService(limits=config.limits)
         self._server = server = GrpcServer(
-            [executors, *config.services],
+            [executors, self._methods, *config.services],
             host=listens.host or "localhost",
             port=listens.port,
             unix_socket=Path(listens.socket_path) if listens.socket_path else None,
@@ -98,6 +101,18 @@ class Server(ClosesOnExit):
     def server_def(self) -> ServerDef:
         """The task and its cluster; once the server has been started, with the real port."""
         return self._task.bound_at(self._server.target) if self._started else self._task.definition
+
+    def register(
+        self,
+        name: str,
+        computation: object,
+        inline: bool = False,
+        *,
+        parameter_types: ParameterTypes = None,
+        result_type: object = None,
+    ) -> None:
+        """Registers a method for clients of `fedstack.service.rpc`; see `fedstack.service.rpc.Server.register`."""
+        self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
 
     def start(self) -> None:
         """Returns when the server can be dialled. Idempotent.

@@ -16,6 +16,7 @@ from fedstack.contexts.invocation import telling_path
 from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
 from fedstack.proto import methods_pb2
@@ -32,6 +33,9 @@ from fedstack.transport.peers.methods import Method as PeerMethod
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
+# As many calls may wait for each other inside of methods; threads of calls that only wait cost little.
+_MOST_AT_ONCE = 256
+
 
 class MethodService(Service):
     """Runs registered methods on the executors of a factory.
@@ -39,11 +43,13 @@ class MethodService(Service):
     Clients can call what is registered and nothing else: no code travels.
 
     Args:
-      factory: Makes the executors; it is closed with the service.
+      factory: Makes the executors; it is closed with the service. By default a local stack that runs up to 256 calls at
+        a time.
       limits: How much clients may have.
     """
 
-    def __init__(self, factory: ExecutorFactory, *, limits: ServiceLimits | None = None) -> None:
+    def __init__(self, factory: ExecutorFactory | None = None, *, limits: ServiceLimits | None = None) -> None:
+        factory = factory or local_executor_factory(max_concurrent_clients=_MOST_AT_ONCE)
         self._core = ServiceCore(factory, limits or ServiceLimits(), CarrierPolicy())
         self._table = MethodTable()
         self._inline = SyncDriver(allow_loop=False)

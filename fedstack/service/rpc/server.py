@@ -4,7 +4,6 @@ from types import TracebackType
 
 from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.types.language import ExecutorFactory
-from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.rpc.arguments import check_layer
 from fedstack.service.rpc.method_service import MethodService
@@ -13,9 +12,6 @@ from fedstack.service.server.listening import TcpListener, listener_at
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop
-
-# As many calls may wait for each other inside of methods; threads of calls that only wait cost little.
-_MOST_AT_ONCE = 256
 
 
 class Server:
@@ -62,8 +58,7 @@ class Server:
         """
         check_layer(rpc_layer)
         listener = listener_at(address)
-        made = factory or local_executor_factory(max_concurrent_clients=_MOST_AT_ONCE)
-        service = MethodService(made, limits=service_limits)
+        service = MethodService(factory, limits=service_limits)
         host, port, path = "127.0.0.1", 0, None
         if isinstance(listener, TcpListener):
             host, port = listener.host, listener.port

@@ -17,7 +17,7 @@ import fedstack
 from fedstack.errors import AddressError, AuthenticationError, ClosedError, InvalidValueError, MembershipError
 from fedstack.executors import RemoteExecutor
 from fedstack.leaves import CarrierPolicy
-from fedstack.service import ClusterSpec, Server, ServerConfig, ServerDef, ServiceLimits, create_local_server
+from fedstack.service import ClusterSpec, Server, ServerConfig, ServerDef, ServiceLimits, create_local_server, rpc
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 INTS = fl.FederatedType(np.int64, fl.CLIENTS)
@@ -230,6 +230,15 @@ def test_more_services_are_served_beside_the_executor():
 
         assert call(server.target, "Unary", b"abc") == b"abc"
         assert total_at(server.target) == 12
+
+
+def test_a_server_has_methods_for_whoever_may_use_it(files):
+    served, client = mtls(files)
+    with Server(LOCAL, config=ServerConfig(served)) as server:
+        server.register("double", double)
+        for place in (server.target, ClusterSpec(server.server_def.cluster)):
+            with rpc.Client.create("grpc", place, credentials=client) as methods:
+                assert methods.double_blocking(21) == 42
 
 
 def mtls(files):
