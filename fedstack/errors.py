@@ -4,7 +4,7 @@ The branches answer one question: what can the user do about it?
 
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
-* fix the program around it: `ClosedError`, `ContextError`;
+* fix the program around it: `ClosedError`, `ClosureCancelledError`, `ContextError`;
 * fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `MembershipError`,
   `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
 * try again: everything that is also the language's `RetryableError`.
@@ -13,6 +13,7 @@ Each class is also the built-in that a Python user would catch. Messages say wha
 found, where (executor, client index, value path), and what to do.
 """
 
+import concurrent.futures
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -99,6 +100,10 @@ class ResourceLimitError(FedstackError, RuntimeError):
 
 class ClosedError(FedstackError, RuntimeError):
     """An executor, a context or a value of theirs was used after `close()`."""
+
+
+class ClosureCancelledError(FedstackError, concurrent.futures.CancelledError):
+    """A call that was scheduled was cancelled: by its caller, since another one failed, or with its coordinator."""
 
 
 class ContextError(FedstackError, RuntimeError):

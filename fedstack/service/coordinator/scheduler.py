@@ -1,0 +1,414 @@
+"""Decides which closure runs where and what becomes of it: a state machine without tasks, sockets or threads."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
+from fedstack.service.coordinator.closures import Closure, Place, State
+
+MOST_QUEUED = 262_144
+MOST_RUNNING = 8
+# Closures that come while a call is under way wait so long for others to go along with.
+GATHER_SECONDS = 0.002
+# A closure that has lost so many workers runs without others beside it, and the next loss is its own fault.
+LOSSES_UNTIL_ALONE = 2
+# To rebuild a value, so many calls are repeated one after the other, at most.
+MOST_DEPTH = 1000
+
+
+class Scheduler:
+    """The closures of one coordinator, and the places where they run.
+
+    Events go in by methods: a closure is scheduled, has succeeded or failed, a place is there or lost. Decisions come
+    out: `assignments`, and what `take_ended` and `take_cancelled` return. Not safe for threads.
+
+    Args:
+      most_queued: How many closures may be queued, waiting or running.
+      most_running: How many run at one place at the same time.
+      goes_on: Whether the other closures go on after an error; if not, they are cancelled.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        most_queued: int = MOST_QUEUED,
+        most_running: int = MOST_RUNNING,
+        *,
+        goes_on: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_queued = most_queued
+        self._most_running = most_running
+        self._goes_on = goes_on
+        self._clock = clock
+        self._places: dict[Place, deque[Closure]] = {}  # with the closures that would best run there
+        self._anywhere: deque[Closure] = deque()
+        self._suspects: deque[Closure] = deque()
+        self._unfinished: dict[Closure, None] = {}
+        self._errors: dict[Exception, None] = {}
+        self._ended: list[Closure] = []
+        self._cancelled: list[Closure] = []
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places that there are."""
+        return tuple(self._places)
+
+    @property
+    def unfinished(self) -> int:
+        """How many closures have not ended."""
+        return len(self._unfinished)
+
+    @property
+    def running(self) -> int:
+        """How many closures are under way at places, with those cancelled there that have not been answered for."""
+        return sum(len(place.running) for place in self._places)
+
+    @property
+    def values(self) -> int:
+        """How many values places hold."""
+        return sum(len(place.values) for place in self._places)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more closure may be scheduled."""
+        return len(self._unfinished) < self._most_queued
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._unfinished and not self.running
+
+    # What callers want.
+
+    def schedule(self, closure: Closure) -> None:
+        """A caller wants a closure to run, and has a handle to its value."""
+        closure.users += 1
+        self._begin([closure])
+
+    def cancel(self, closure: Closure) -> bool:
+        """A caller does not want a closure any more; returns whether it had not ended."""
+        if closure.has_ended:
+            return False
+        self._cancel(closure)
+        return True
+
+    def need(self, closure: Closure) -> None:
+        """A caller needs the value of a closure, which is rebuilt if it was lost."""
+        if not self._is_gone(closure) and closure.state is State.LOST:
+            self._begin([closure])
+
+    def drop(self, closure: Closure) -> None:
+        """A caller has no handle to a closure any more. One that has not ended runs all the same."""
+        self._unuse(closure)
+
+    def take_errors(self) -> list[Exception]:
+        """Returns what has gone wrong since the last call of this method, the first error first.
+
+        Where closures go on after errors, they are returned only once all have ended.
+        """
+        if self._goes_on and self._unfinished:
+            return []
+        errors, self._errors = list(self._errors), {}
+        return errors
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether `take_errors` would return some."""
+        return bool(self._errors) and not (self._goes_on and self._unfinished)
+
+    # What happens at places.
+
+    def add_place(self, place: Place) -> None:
+        """There is one more place, which has nothing to do."""
+        self._places[place] = deque()
+
+    def lose_place(self, place: Place, error: Exception) -> None:
+        """A place is gone, and with it the values that only it held."""
+        if place.lost:
+            return
+        place.lost = True
+        self._anywhere.extendleft(reversed(self._places.pop(place)))
+        for closure in place.values:
+            closure.held.pop(place, None)
+            self._note_if_lost(closure)
+        running = [closure for closure in place.running if closure.state is State.RUNNING]
+        place.running.clear()
+        place.values.clear()
+        for closure in reversed(running):
+            closure.losses += 1
+            if closure.state is not State.RUNNING:
+                continue  # cancelled, since another one failed
+            if not closure.repeatable:
+                self._fail(closure, _not_repeated(closure, error))
+            elif closure.losses > LOSSES_UNTIL_ALONE:
+                self._fail(closure, _lost_too_often(closure, error))
+            else:
+                self._begin([closure], first=True)
+
+    def assignments(self) -> list[tuple[Place, list[Closure]]]:
+        """Returns which closures run where from now on: each list goes to its place in one call."""
+        now, given = self._clock(), dict[Place, list[Closure]]()
+        free = [place for place in self._places if self._takes_more(place, now)]
+        while free:
+            place = min(free, key=lambda one: len(one.running))
+            closure = self._next_for(place)
+            if closure is None:
+                free.remove(place)
+                continue
+            closure.state = State.RUNNING
+            place.running[closure] = None
+            given.setdefault(place, []).append(closure)
+            if not self._takes_more(place, now):
+                free.remove(place)
+        for place in given:
+            place.calls += 1
+            place.due = now + GATHER_SECONDS
+        return list(given.items())
+
+    def seconds_to_assignments(self) -> float | None:
+        """Returns when to ask for `assignments` although nothing has happened until then; `None` for never."""
+        if not (self._anywhere or self._suspects or any(self._places.values())):
+            return None
+        now = self._clock()
+        waits = [
+            place.due - now for place in self._places if place.due > now and len(place.running) < self._most_running
+        ]
+        return min(waits, default=None)
+
+    def call_ended(self, place: Place) -> None:
+        """A call to a place has ended."""
+        place.calls -= 1
+        place.due = 0.0
+
+    def succeeded(self, closure: Closure, place: Place, held: object, copy: tuple[object] | None = None) -> None:
+        """A place has run a closure, and holds its value.
+
+        Args:
+          closure: The closure.
+          place: Where it ran.
+          held: What stands for the value there.
+          copy: The value, where it has been brought here.
+        """
+        place.running.pop(closure, None)
+        if closure.state is not State.RUNNING or place.lost:
+            return
+        closure.copy, closure.losses = copy, 0
+        closure.held[place] = held
+        place.values[closure] = None
+        self._end(closure, State.READY)
+        if not closure.repeatable or copy is not None or closure.depth > MOST_DEPTH:
+            self._forget_call(closure)
+        if not closure.users:
+            self._release(closure)
+
+    def failed(self, closure: Closure, place: Place, error: Exception) -> None:
+        """A place has run a closure, which has failed by its own fault."""
+        place.running.pop(closure, None)
+        if closure.state is State.RUNNING:
+            self._fail(closure, error)
+        elif self._errors:  # it was cancelled for another one, and failed all the same
+            closure.state, closure.error = State.FAILED, error
+            self._errors[error] = None
+
+    def holds(self, closure: Closure, place: Place, held: object) -> None:
+        """A place has the value of a closure, made there or brought there."""
+        if closure.state is State.READY and not place.lost:
+            closure.held[place] = held
+            place.values[closure] = None
+
+    def copied(self, closure: Closure, value: object) -> None:
+        """The value of a closure has been brought here, where it stays for as long as anything may need it."""
+        if closure.state in (State.READY, State.LOST):
+            closure.state, closure.copy = State.READY, (value,)
+            self._forget_call(closure)
+
+    def gave_up(self, error: Exception) -> None:
+        """There was no place for so long that nothing is waited for any more."""
+        for closure in list(self._unfinished):
+            if not closure.has_ended:
+                closure.error = error
+                self._end(closure, State.FAILED)
+        self._errors[error] = None
+
+    # What follows from it.
+
+    def take_ended(self) -> list[Closure]:
+        """Returns the closures that have ended since the last call of this method."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def take_cancelled(self) -> list[Closure]:
+        """Returns the closures that were cancelled while they ran since the last call of this method."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
+
+    def cancel_all(self) -> None:
+        """Nobody wants any closure any more."""
+        for closure in list(self._unfinished):
+            self._cancel(closure)
+
+    def _begin(self, closures: list[Closure], *, first: bool = False) -> None:
+        """Queues closures whose arguments are there; others wait for those, of which the lost ones are rebuilt."""
+        stack = list(reversed(closures))
+        while stack:
+            closure = stack.pop()
+            if closure not in self._unfinished:
+                self._unfinished[closure] = None
+                for need in closure.needs:
+                    need.users += 1
+            closure.missing = 0
+            closure.state = State.WAITING
+            for need in dict.fromkeys(closure.needs):
+                if need.is_there:
+                    continue
+                if self._is_gone(need):
+                    self._end_as(closure, need)
+                    break
+                closure.missing += 1
+                need.dependents[closure] = None
+                if need.state is State.LOST:
+                    stack.append(need)
+            if closure.state is State.WAITING and not closure.missing:
+                self._queue(closure, first=first)
+
+    def _queue(self, closure: Closure, *, first: bool = False) -> None:
+        closure.state = State.QUEUED
+        closure.depth = 1 + max((need.depth for need in closure.needs if need.copy is None), default=0)
+        if closure.losses >= LOSSES_UNTIL_ALONE:
+            self._suspects.append(closure)
+            return
+        home = next((place for need in closure.needs for place in need.held), None)
+        queue = self._anywhere if home is None else self._places[home]
+        if first:
+            queue.appendleft(closure)
+        else:
+            queue.append(closure)
+
+    def _takes_more(self, place: Place, now: float) -> bool:
+        if len(place.running) >= self._most_running or (place.calls and place.due > now):
+            return False
+        return not any(closure.losses >= LOSSES_UNTIL_ALONE for closure in place.running)
+
+    def _next_for(self, place: Place) -> Closure | None:
+        """Returns the closure that runs at a place next, if there is one."""
+        if not place.running and (suspect := self._popped(self._suspects)) is not None:
+            return suspect
+        found = self._popped(self._places[place]) or self._popped(self._anywhere)
+        if found is not None:
+            return found
+        # What others have and cannot run now is brought here, with its arguments.
+        busy = [queue for other, queue in self._places.items() if len(other.running) >= self._most_running]
+        return self._popped(max(busy, key=len)) if busy else None
+
+    def _popped(self, queue: deque[Closure]) -> Closure | None:
+        while queue:
+            closure = queue.popleft()
+            if closure.state is not State.QUEUED:
+                continue  # cancelled, or run from another queue
+            if all(need.is_there for need in closure.needs):
+                return closure
+            self._begin([closure])  # one of its arguments was lost since
+        return None
+
+    def _fail(self, closure: Closure, error: Exception) -> None:
+        closure.error = error
+        self._errors[error] = None
+        self._end(closure, State.FAILED)
+        if not self._goes_on:
+            self.cancel_all()
+
+    def _cancel(self, closure: Closure) -> None:
+        closure.error = ClosureCancelledError(f"The call of {closure.name!r} was cancelled")
+        if closure.state is State.RUNNING:
+            self._cancelled.append(closure)
+        self._end(closure, State.CANCELLED)
+
+    def _end(self, closure: Closure, state: State) -> None:
+        """Ends a closure, and those that cannot run without its value."""
+        for ending in self._all_that_end(closure, state):
+            self._unfinished.pop(ending, None)
+            self._ended.append(ending)
+            for need in ending.needs:
+                need.dependents.pop(ending, None)
+                self._unuse(need)
+            if ending.state in (State.FAILED, State.CANCELLED):
+                self._forget_call(ending)
+
+    def _all_that_end(self, closure: Closure, state: State) -> Iterator[Closure]:
+        closure.state = state
+        stack = [closure]
+        while stack:
+            ending = stack.pop()
+            was_counted = ending in self._unfinished
+            dependents, ending.dependents = list(ending.dependents), {}
+            if was_counted:
+                yield ending
+            for dependent in dependents:
+                if dependent.state is not State.WAITING:
+                    continue
+                if state is State.READY:
+                    dependent.missing -= 1
+                    if not dependent.missing:
+                        self._queue(dependent)
+                else:
+                    dependent.state, dependent.error = state, closure.error
+                    stack.append(dependent)
+
+    def _end_as(self, closure: Closure, need: Closure) -> None:
+        """Ends a closure as one that it needs has ended."""
+        if need.state is State.FAILED and need.error is not None:
+            self._fail(closure, need.error)
+        else:
+            self._cancel(closure)
+
+    def _is_gone(self, closure: Closure) -> bool:
+        """Returns whether there is no value, and never will be."""
+        if closure.state is State.LOST and closure.call is None:
+            closure.state, closure.error = State.FAILED, _not_repeated(closure, None)
+        return closure.state in (State.FAILED, State.CANCELLED)
+
+    def _note_if_lost(self, closure: Closure) -> None:
+        if closure.state is State.READY and not closure.held and closure.copy is None:
+            closure.state = State.LOST
+
+    def _unuse(self, closure: Closure) -> None:
+        closure.users -= 1
+        if not closure.users and closure.state in (State.READY, State.LOST):
+            self._release(closure)
+
+    def _release(self, closure: Closure) -> None:
+        """Lets places drop a value that nobody refers to. What rebuilds something of it later rebuilds it too."""
+        for place in closure.held:
+            place.values.pop(closure, None)
+        closure.held.clear()
+        self._note_if_lost(closure)
+
+    def _forget_call(self, closure: Closure) -> None:
+        """Drops what it would take to run a closure again."""
+        if not closure.has_ended or closure in self._unfinished:
+            return
+        closure.call, closure.needs, closure.depth = None, (), 0
+
+    def __repr__(self) -> str:
+        queued = len(self._unfinished) - self.running
+        return f"<Scheduler of {queued} queued, {self.running} running, {self.values} values at {len(self._places)} places>"
+
+
+def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailableError:
+    cause = "its worker was lost" if error is None else f"its worker was lost: {error}"
+    return WorkerUnavailableError(
+        f"The value of {closure.name!r} is gone, since {cause}; it cannot be rebuilt: it was scheduled with "
+        f"repeatable=False, or more than {MOST_DEPTH} calls would have to be repeated for it. Fetch such values, or "
+        "schedule them with prefetch=True"
+    )
+
+
+def _lost_too_often(closure: Closure, error: Exception) -> LostWorkersError:
+    lost = LostWorkersError(
+        f"{closure.name!r} ended {closure.losses} workers, the last one while nothing else ran there; it is not tried "
+        f"again: {error}"
+    )
+    lost.__cause__ = error
+    return lost

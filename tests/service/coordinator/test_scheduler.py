@@ -1,0 +1,323 @@
+"""Which closure runs where, in which order, and what becomes of it."""
+
+import pytest
+
+from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
+from fedstack.service.coordinator.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduler import GATHER_SECONDS, MOST_DEPTH, Scheduler
+
+AWAY = WorkerUnavailableError("it is away")
+
+
+class World:
+    """A scheduler, a clock that the test sets, and places that answer when the test says so."""
+
+    def __init__(self, places: int = 1, **options: object) -> None:
+        self.now = 100.0
+        self.scheduler = Scheduler(clock=lambda: self.now, **options)  # type: ignore[arg-type]
+        self.places = [self.join(index) for index in range(places)]
+
+    def join(self, index: int) -> Place:
+        place = Place(index, f"worker {index}")
+        self.scheduler.add_place(place)
+        return place
+
+    def add(self, name: str, *needs: Closure, **options: object) -> Closure:
+        closure = Closure("a call", needs, name=name, **options)  # type: ignore[arg-type]
+        self.scheduler.schedule(closure)
+        return closure
+
+    def given(self) -> dict[str, list[str]]:
+        """Starts what the scheduler has decided; returns the names of the closures by worker."""
+        return {place.name: [c.name for c in closures] for place, closures in self.scheduler.assignments()}
+
+    def done(self, *closures: Closure) -> None:
+        """Workers have run some closures, which are all that they were given in one call."""
+        for closure in closures:
+            place = next(place for place in self.scheduler.places if closure in place.running)
+            self.scheduler.succeeded(closure, place, f"{closure.name} at {place.name}")
+        for place in self.scheduler.places:
+            while place.calls and not place.running:
+                self.scheduler.call_ended(place)
+
+    def fail(self, closure: Closure, error: Exception) -> None:
+        place = next(place for place in self.scheduler.places if closure in place.running)
+        self.scheduler.failed(closure, place, error)
+        self.scheduler.call_ended(place)
+
+    def run(self, *closures: Closure) -> None:
+        self.given()
+        self.done(*closures)
+
+
+def test_closures_are_spread_over_places_in_the_order_of_scheduling() -> None:
+    world = World(2)
+    for name in "abcd":
+        world.add(name)
+    assert world.given() == {"worker 0": ["a", "c"], "worker 1": ["b", "d"]}
+
+
+def test_a_place_runs_no_more_than_a_number_at_a_time() -> None:
+    world = World(most_running=2)
+    a, b, _c = [world.add(name) for name in "abc"]
+    assert world.given() == {"worker 0": ["a", "b"]}
+    assert world.given() == {}
+    world.done(a, b)
+    assert world.given() == {"worker 0": ["c"]}
+
+
+def test_what_comes_while_a_call_is_under_way_waits_a_moment_for_others() -> None:
+    world = World()
+    world.add("a")
+    assert world.given() == {"worker 0": ["a"]}
+    world.add("b")
+    assert world.given() == {}
+    assert world.scheduler.seconds_to_assignments() == pytest.approx(GATHER_SECONDS)
+    world.add("c")
+    world.now += 2 * GATHER_SECONDS
+    assert world.given() == {"worker 0": ["b", "c"]}
+    assert world.scheduler.seconds_to_assignments() is None
+
+
+def test_what_has_waited_goes_along_when_a_call_ends() -> None:
+    world = World()
+    a = world.add("a")
+    world.given()
+    world.add("b")
+    world.done(a)
+    assert world.given() == {"worker 0": ["b"]}
+
+
+def test_a_closure_runs_where_its_argument_is() -> None:
+    world = World(2)
+    a, b = world.add("a"), world.add("b")
+    world.run(a, b)
+    world.add("of b", b)
+    world.add("of a", a)
+    assert world.given() == {"worker 0": ["of a"], "worker 1": ["of b"]}
+
+
+def test_a_closure_waits_for_its_arguments() -> None:
+    world = World(2)
+    a = world.add("a")
+    b = world.add("b", a)
+    assert b.state is State.WAITING
+    assert world.given() == {"worker 0": ["a"]}
+    world.done(a)
+    assert b.state is State.QUEUED
+    assert world.given() == {"worker 0": ["b"]}
+
+
+def test_what_a_full_place_cannot_run_is_brought_to_one_that_has_nothing_to_do() -> None:
+    world = World(2, most_running=1)
+    a = world.add("a")
+    world.run(a)
+    world.add("long", a)
+    world.add("other", a)
+    assert world.given() == {"worker 0": ["long"], "worker 1": ["other"]}
+
+
+def test_the_number_of_queued_closures_is_bounded() -> None:
+    world = World(most_queued=2)
+    a = world.add("a")
+    assert world.scheduler.has_room
+    world.add("b")
+    assert not world.scheduler.has_room
+    world.run(a)
+    assert world.scheduler.has_room
+
+
+def test_after_an_error_all_others_are_cancelled_and_it_is_told_once() -> None:
+    world = World(most_running=2)
+    a, b, c = [world.add(name) for name in "abc"]
+    d = world.add("d", c)
+    world.given()
+    error = ValueError("no")
+    world.fail(a, error)
+    assert (a.state, b.state, c.state, d.state) == (State.FAILED, *[State.CANCELLED] * 3)
+    assert world.scheduler.take_cancelled() == [b]
+    assert isinstance(c.error, ClosureCancelledError)
+    assert world.scheduler.take_errors() == [error]
+    assert world.scheduler.take_errors() == []
+    assert not world.scheduler.is_idle  # the worker has not answered for what was cancelled
+    world.done(b)
+    assert world.scheduler.is_idle
+    assert b.state is State.CANCELLED
+
+
+def test_an_error_of_a_closure_that_was_cancelled_for_another_is_told_too() -> None:
+    world = World()
+    a, b = world.add("a"), world.add("b")
+    world.given()
+    first, second = ValueError("first"), ValueError("second")
+    world.fail(a, first)
+    world.fail(b, second)
+    assert world.scheduler.take_errors() == [first, second]
+    assert b.state is State.FAILED
+
+
+def test_others_can_go_on_after_an_error_which_is_told_at_the_end() -> None:
+    world = World(goes_on=True)
+    a, b = world.add("a"), world.add("b")
+    world.given()
+    error = ValueError("no")
+    world.fail(a, error)
+    assert not world.scheduler.has_errors
+    assert world.scheduler.take_errors() == []
+    world.done(b)
+    assert world.scheduler.take_errors() == [error]
+
+
+def test_what_needs_a_failed_closure_fails_with_its_error_which_is_told_once() -> None:
+    world = World(goes_on=True)
+    a = world.add("a")
+    b = world.add("b", a)
+    c = world.add("c", b)
+    error = ValueError("no")
+    world.given()
+    world.fail(a, error)
+    assert {one.error for one in (a, b, c)} == {error}
+    assert world.scheduler.take_errors() == [error]
+    d = world.add("d", c)
+    assert (d.state, d.error) == (State.FAILED, error)
+
+
+def test_closures_of_a_lost_place_run_elsewhere_before_others() -> None:
+    world = World(2, most_running=1)
+    for name in "abc":
+        world.add(name)
+    assert world.given() == {"worker 0": ["a"], "worker 1": ["b"]}
+    world.scheduler.lose_place(world.places[0], AWAY)
+    world.done(next(iter(world.places[1].running)))
+    assert world.given() == {"worker 1": ["a"]}
+
+
+def test_a_lost_value_is_rebuilt_only_when_it_is_needed_and_once() -> None:
+    world = World()
+    a = world.add("a")
+    world.run(a)
+    world.scheduler.lose_place(world.places[0], AWAY)
+    world.join(1)
+    assert a.state is State.LOST
+    assert world.given() == {}
+    assert world.scheduler.is_idle
+    world.scheduler.need(a)
+    world.scheduler.need(a)
+    assert world.given() == {"worker 1": ["a"]}
+
+
+def test_what_a_lost_value_was_made_of_is_rebuilt_first() -> None:
+    world = World()
+    a = world.add("a")
+    b = world.add("b", a)
+    c = world.add("c", b)
+    for closure in (a, b):
+        world.run(closure)
+    world.scheduler.lose_place(world.places[0], AWAY)
+    world.join(1)
+    for closure in (a, b, c):
+        assert world.given() == {"worker 1": [closure.name]}
+        world.done(closure)
+    assert c.state is State.READY
+
+
+def test_a_value_that_has_been_copied_is_not_lost() -> None:
+    world = World()
+    a = world.add("a")
+    world.run(a)
+    world.scheduler.copied(a, "the value")
+    world.scheduler.lose_place(world.places[0], AWAY)
+    world.join(1)
+    assert a.is_there
+    world.add("b", a)
+    assert world.given() == {"worker 1": ["b"]}
+
+
+def test_what_may_not_be_repeated_is_an_error_when_it_was_lost() -> None:
+    world = World(goes_on=True)
+    a, b = world.add("a", repeatable=False), world.add("b", repeatable=False)
+    world.run(a)
+    world.given()
+    world.scheduler.lose_place(world.places[0], AWAY)
+    assert isinstance(b.error, WorkerUnavailableError)  # it was running
+    assert a.state is State.LOST  # it was ready, and nothing asks for it
+    world.scheduler.need(a)
+    assert "repeatable=False" in str(a.error)
+
+
+def test_a_closure_that_ends_workers_is_found_out_and_others_go_on() -> None:
+    world = World(goes_on=True)
+    bad, good = world.add("bad"), world.add("good")
+    for index in range(1, 10):
+        given = world.given()
+        if not given:
+            break
+        [place] = world.scheduler.places
+        if bad in place.running:
+            world.scheduler.lose_place(place, AWAY)
+            world.join(index)
+        else:
+            world.done(good)
+    assert isinstance(bad.error, LostWorkersError)
+    assert good.state in (State.READY, State.LOST)  # it has run, and other workers were lost after that
+
+
+def test_a_value_is_dropped_when_neither_its_caller_nor_a_closure_needs_it() -> None:
+    world = World()
+    a = world.add("a")
+    b = world.add("b", a)
+    world.scheduler.drop(a)
+    world.run(a)
+    assert a.held
+    world.run(b)
+    assert not a.held
+    assert world.scheduler.values == 1
+    world.scheduler.drop(b)
+    assert world.scheduler.values == 0
+
+
+def test_a_dropped_value_is_rebuilt_for_what_was_made_of_it() -> None:
+    world = World()
+    a = world.add("a")
+    b = world.add("b", a)
+    world.scheduler.drop(a)
+    world.run(a)
+    world.run(b)
+    world.scheduler.lose_place(world.places[0], AWAY)
+    world.join(1)
+    world.scheduler.need(b)
+    assert world.given() == {"worker 1": ["a"]}
+    world.done(a)
+    assert world.given() == {"worker 1": ["b"]}
+
+
+def test_a_chain_that_is_too_long_to_be_repeated_is_not_remembered() -> None:
+    world = World()
+    last = world.add("0")
+    world.run(last)
+    for number in range(MOST_DEPTH + 1):
+        last = world.add(f"{number + 1}", last)
+        world.run(last)
+    assert last.depth <= 2
+
+
+def test_one_closure_can_be_cancelled_and_what_needs_it_is_too() -> None:
+    world = World()
+    a = world.add("a")
+    b = world.add("b", a)
+    c = world.add("c")
+    assert world.scheduler.cancel(a)
+    assert not world.scheduler.cancel(a)
+    assert (a.state, b.state, c.state) == (State.CANCELLED, State.CANCELLED, State.QUEUED)
+    assert not world.scheduler.has_errors
+    assert world.given() == {"worker 0": ["c"]}
+
+
+def test_without_any_place_all_fail_once_nobody_waits_any_more() -> None:
+    world = World(0)
+    a = world.add("a")
+    b = world.add("b", a)
+    world.scheduler.gave_up(AWAY)
+    assert (a.error, b.error) == (AWAY, AWAY)
+    assert world.scheduler.take_errors() == [AWAY]
+    assert world.scheduler.has_room
