@@ -1,6 +1,7 @@
 """Defines the executor that runs everything in another process, behind an executor service."""
 
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import attrs
 
@@ -12,6 +13,7 @@ from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.remote_recorder import RemoteRecorder
+from fedstack.executors.remote.remote_values import RemoteValue
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -98,6 +100,15 @@ class RemoteExecutor(VerbExecutor):
         return executor
 
     @property
+    def worker_index(self) -> int | None:
+        """Which of its client's workers the peer is, for functions that ask; to be set before the session is opened."""
+        return self._sessions.worker_index
+
+    @worker_index.setter
+    def worker_index(self, index: int | None) -> None:
+        self._sessions.worker_index = index
+
+    @property
     def stub(self) -> ExecutorStub:
         """What calls the peer."""
         return self._sessions.stub
@@ -137,6 +148,24 @@ class RemoteExecutor(VerbExecutor):
         """
         self.check_open()
         await self._sessions.get()
+
+    async def start(self, values: Sequence[VerbValue]) -> Mapping[VerbValue, Exception | None]:
+        """Runs values, which stay at the peer, in one call if that is a fedstack worker.
+
+        Returns:
+          Of those that end first why they failed, and `None` for those that did not. Call it again with the others,
+          which go on running.
+
+        Raises:
+          WorkerUnavailableError: If the peer has gone away.
+          StaleSessionError: If it has lost the values.
+        """
+        owned = [cast(RemoteValue, self._own(value, "a value to start")) for value in values]
+        return {**await self._remote.start(owned)}
+
+    async def stop(self, values: Sequence[VerbValue]) -> None:
+        """Stops to run values at the peer, which lets go of them. Whoever waits for one gets no outcome."""
+        await self._remote.stop([cast(RemoteValue, self._own(value, "a value to stop")) for value in values])
 
     async def create_value_stream_structs(self, value: object, type_spec: object) -> VerbValue:
         """Sends a value; of a struct, or a federated value of structs, each leaf in calls of its own."""

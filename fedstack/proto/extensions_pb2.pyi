@@ -100,14 +100,16 @@ class HandshakeResponse(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("cardinalities", "lease_seconds", "features")
+    __slots__ = ("cardinalities", "lease_seconds", "features", "worker_index")
     CARDINALITIES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     cardinalities: _containers.RepeatedCompositeFieldContainer[_executor_pb2.Cardinality]
     lease_seconds: float
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    worker_index: int
+    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., worker_index: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("executor", "lease_seconds")
@@ -224,6 +226,33 @@ class EvaluateRequest(_message.Message):
     creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
     value_ref: _executor_pb2.ValueRef
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
+
+class StartRequest(_message.Message):
+    __slots__ = ("executor", "creation", "value_ref", "cancel_ref")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CREATION_FIELD_NUMBER: _ClassVar[int]
+    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_REF_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
+    value_ref: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ValueRef]
+    cancel_ref: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ValueRef]
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., cancel_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ...) -> None: ...
+
+class StartResponse(_message.Message):
+    __slots__ = ("outcome", "differing_module")
+    class Outcome(_message.Message):
+        __slots__ = ("id", "error")
+        ID_FIELD_NUMBER: _ClassVar[int]
+        ERROR_FIELD_NUMBER: _ClassVar[int]
+        id: str
+        error: Status
+        def __init__(self, id: _Optional[str] = ..., error: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
+    outcome: _containers.RepeatedCompositeFieldContainer[StartResponse.Outcome]
+    differing_module: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, outcome: _Optional[_Iterable[_Union[StartResponse.Outcome, _Mapping]]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("executor", "value_ref")

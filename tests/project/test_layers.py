@@ -53,6 +53,7 @@ ROOMS = (
     "service/rpc",
     "service/cluster",
     "service/pool",
+    "service/coordinator",
     "service",
     "__init__",
     "demo",

@@ -93,6 +93,14 @@ PUBLIC_NAMES = {
         "local_worker_pool",
         "wait_for_addresses",
     ],
+    "fedstack.service.coordinator": [
+        "AsyncClusterCoordinator",
+        "ClosureCancelledError",
+        "ClusterCoordinator",
+        "RemoteValue",
+        "as_completed",
+        "wait",
+    ],
     "fedstack.testing": [
         "ConformanceError",
         "ExecutorRow",

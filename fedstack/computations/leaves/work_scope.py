@@ -10,7 +10,7 @@ here.
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -110,6 +110,8 @@ class WorkScope:
       progress: Counts clients; `None` where nobody wants to know.
       losses: Where workers ended during the invocation; `None` where nobody tries again.
       span: Where in a call it is, for those who watch; none where nobody does.
+      worker_index: Which of its client's workers runs it; `None` where these have no numbers.
+      kept: What functions keep for later calls of the same client; `None` where nothing of clients is kept.
       loop: The event loop of executors of another origin that a thread waits for.
     """
 
@@ -123,6 +125,8 @@ class WorkScope:
     progress: ClientCounter | None = None
     losses: Losses | None = None
     span: Span = NO_SPAN
+    worker_index: int | None = None
+    kept: MutableMapping[str, Any] | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     @property

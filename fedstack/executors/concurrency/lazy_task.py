@@ -51,7 +51,7 @@ class LazyTask(Generic[_T]):
             else:
                 await self._wait()
         if self._error is not None:
-            error, self._error = self._error, _again(self._error)
+            error, self._error = self._error, raised_again(self._error)
             try:
                 raise error
             finally:
@@ -87,8 +87,8 @@ class LazyTask(Generic[_T]):
             self._waiting -= 1
 
 
-def _again(error: Exception) -> Exception:
-    """Returns what is raised next time: an error that is raised gets frames, and these lead to whoever keeps it."""
+def raised_again(error: Exception) -> Exception:
+    """Returns a copy of an error to raise: one that is raised gets frames, and these lead to whoever keeps it."""
     if not isinstance(error, FedstackError):
         return error  # a class of the user's own may not let itself be copied
     again = type(error).__new__(type(error), *error.args)

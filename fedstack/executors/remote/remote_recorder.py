@@ -77,6 +77,19 @@ class RemoteRecorder(Recorder[RemoteValue]):
             work = self._moving(value.session).compute(value.id, value.type_signature)
             return await self._sessions.call(value.keeper, work)
 
+    async def start(self, values: Sequence[RemoteValue]) -> dict[RemoteValue, Exception | None]:
+        """Runs values of one session; returns of those that end first why they failed, and else `None`."""
+        keeper = values[0].keeper
+        by_id = {value.id: value for value in values}
+        work = keeper.session.start({value.id: value.type_signature for value in values})
+        outcomes = await self._sessions.call(keeper, work)
+        return {by_id[value_id]: error for value_id, error in outcomes.items()}
+
+    async def stop(self, values: Sequence[RemoteValue]) -> None:
+        """Stops to run values of one session."""
+        keeper = values[0].keeper
+        await self._sessions.call(keeper, keeper.session.stop([value.id for value in values]))
+
     def check(self, value: RemoteValue, role: str) -> None:
         """Checks that the session of a value is still there.
 

@@ -1,0 +1,15 @@
+"""The coordinator: calls run at whichever worker is free, and their values stay there until they are fetched."""
+
+from fedstack.errors import ClosureCancelledError
+from fedstack.service.coordinator.async_coordinator import AsyncClusterCoordinator
+from fedstack.service.coordinator.coordinator import ClusterCoordinator
+from fedstack.service.coordinator.remote_value import RemoteValue, as_completed, wait
+
+__all__ = [
+    "AsyncClusterCoordinator",
+    "ClosureCancelledError",
+    "ClusterCoordinator",
+    "RemoteValue",
+    "as_completed",
+    "wait",
+]

@@ -41,8 +41,8 @@ class Place:
 
     index: int
     name: str
-    running: "dict[Closure, None]" = attrs.field(factory=dict)
-    values: "dict[Closure, None]" = attrs.field(factory=dict)
+    running: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
+    values: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     calls: int = 0
     due: float = 0.0
     lost: bool = False
@@ -61,6 +61,7 @@ class Closure:
     Attributes:
       call: What to run, for whoever runs it; `None` once it cannot be run again.
       needs: The closures whose values are its arguments.
+      prefetch: Whether its value is brought home before it counts as there.
       repeatable: Whether it may run again where a worker was lost.
       name: What errors call it.
       serial: Its number in the order of scheduling, in this process.
@@ -79,18 +80,19 @@ class Closure:
     call: object
     needs: "tuple[Closure, ...]" = ()
     repeatable: bool = True
+    prefetch: bool = False
     name: str = ""
     serial: int = attrs.field(factory=lambda: next(_serials))
     state: State = State.WAITING
-    held: dict[Place, object] = attrs.field(factory=dict)
+    held: dict[Place, object] = attrs.field(factory=dict[Place, object])
     copy: tuple[object] | None = None
     error: Exception | None = None
     losses: int = 0
     users: int = 0
     missing: int = 0
-    dependents: "dict[Closure, None]" = attrs.field(factory=dict)
+    dependents: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     depth: int = 1
-    on_end: list[Callable[[], None]] = attrs.field(factory=list)
+    on_end: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
 
     @property
     def has_ended(self) -> bool:

@@ -148,7 +148,7 @@ class Scheduler:
                 self._begin([closure], first=True)
 
     def assignments(self) -> list[tuple[Place, list[Closure]]]:
-        """Returns which closures run where from now on: each list goes to its place in one call."""
+        """Returns which closures run where from now on: each list goes to its place in one call, or a few."""
         now, given = self._clock(), dict[Place, list[Closure]]()
         free = [place for place in self._places if self._takes_more(place, now)]
         while free:
@@ -163,7 +163,6 @@ class Scheduler:
             if not self._takes_more(place, now):
                 free.remove(place)
         for place in given:
-            place.calls += 1
             place.due = now + GATHER_SECONDS
         return list(given.items())
 
@@ -177,10 +176,19 @@ class Scheduler:
         ]
         return min(waits, default=None)
 
+    def calls_begin(self, place: Place, count: int) -> None:
+        """So many calls to a place begin."""
+        place.calls += count
+
     def call_ended(self, place: Place) -> None:
         """A call to a place has ended."""
         place.calls -= 1
-        place.due = 0.0
+        if not place.calls:
+            place.due = 0.0
+
+    def gone(self, closure: Closure, place: Place) -> None:
+        """A place has nothing more to do with a closure that was cancelled."""
+        place.running.pop(closure, None)
 
     def succeeded(self, closure: Closure, place: Place, held: object, copy: tuple[object] | None = None) -> None:
         """A place has run a closure, and holds its value.
@@ -392,8 +400,10 @@ class Scheduler:
         closure.call, closure.needs, closure.depth = None, (), 0
 
     def __repr__(self) -> str:
-        queued = len(self._unfinished) - self.running
-        return f"<Scheduler of {queued} queued, {self.running} running, {self.values} values at {len(self._places)} places>"
+        return (
+            f"<Scheduler of {self.unfinished} closures, {self.running} of them running, {self.values} values at "
+            f"{len(self._places)} places>"
+        )
 
 
 def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailableError:

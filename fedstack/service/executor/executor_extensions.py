@@ -28,6 +28,7 @@ from fedstack.service.executor.requests import beats, control, in_turns, unary_s
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Session
+from fedstack.service.executor.starts import Starts
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
@@ -45,6 +46,7 @@ class ExecutorExtensions:
     def __init__(self, core: ServiceCore) -> None:
         self._core = core
         self._creations = Creations(core)
+        self._starts = Starts(core)
         self.server: Server | None = None
 
     @property
@@ -60,6 +62,7 @@ class ExecutorExtensions:
             "ComputeNow": unary_sized(messages.ComputeNowRequest, self.compute_now),
             "DownloadValue": DownloadMethod(self.download_value),
             "Evaluate": ExchangeMethod(self.evaluate),
+            "Start": ExchangeMethod(self.start),
             "RunPhase": ExchangeMethod(self.run_phase),
             "GetStatus": control(messages.GetStatusRequest, self.get_status),
         }
@@ -88,6 +91,8 @@ class ExecutorExtensions:
         lease = min(request.lease_seconds, longest) if request.lease_seconds > 0 else longest
         session = self._core.open(cardinalities_of(request.cardinalities), lease)
         session.features = frozenset(request.features).intersection(FEATURES)
+        if request.HasField("worker_index"):
+            session.worker_index = request.worker_index
         return messages.OpenSessionResponse(executor=ExecutorId(id=session.id), lease_seconds=lease)
 
     async def renew_lease(self, request: messages.RenewLeaseRequest) -> messages.RenewLeaseResponse:
@@ -182,6 +187,25 @@ class ExecutorExtensions:
         progress.watch(pull.progress)
         await pull.wait()
         return await held_values.written(session.find(value_id), pull.result(), functools.partial(_download, packer))
+
+    async def start(self, incoming: Incoming) -> Answers:
+        """Creates values of any size, and runs some of them."""
+        received = await receive(incoming, messages.StartRequest)
+        request = received.message
+        session = self._core.find(request.executor)
+        progress = ProgressCounts()
+
+        async def create_and_run() -> messages.StartResponse:
+            for ref in request.cancel_ref:
+                session.cancel(ref.id)
+            await self._received(session, request.creation, received)
+            outcomes = await self._starts.run(session, [ref.id for ref in request.value_ref], progress)
+            return messages.StartResponse(outcome=outcomes, differing_module=self._differing(request.creation))
+
+        running = asyncio.ensure_future(self._core.run(session, create_and_run()))
+        async for beat in beats(running, progress, self._core.limits):
+            yield beat
+        yield Parcel(running.result().SerializeToString())
 
     async def compute_now(self, request: messages.ComputeNowRequest, request_bytes: int) -> messages.ComputeNowResponse:
         """Computes a value that is soon there and small."""

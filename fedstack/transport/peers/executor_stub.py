@@ -32,7 +32,8 @@ SEQUENCES = "sequences"
 LOAD = "load"
 ISOLATE = "isolate"
 EVALUATE = "evaluate"
-FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, WHOLE)
+START = "start"
+FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, START, WHOLE)
 # Within this time a peer has an answer, or says that there will be one.
 SOON_SECONDS = 1.0
 
@@ -195,6 +196,11 @@ class ExecutorStub(ServiceStub):
         """Creates values, and computes one of them."""
         soon = self._control_seconds + SOON_SECONDS
         return self.exchange(f"/{EXTENSIONS}/Evaluate", request, segments, heartbeat_seconds, soon_seconds=soon)
+
+    def start(self, request: extended.StartRequest, segments: Sequence[Segment], heartbeat_seconds: float) -> Answer:
+        """Creates values, and runs some of them."""
+        soon = self._control_seconds + _SOON_SECONDS
+        return self.exchange(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     def run_phase(
         self,

@@ -29,7 +29,10 @@ class World:
 
     def given(self) -> dict[str, list[str]]:
         """Starts what the scheduler has decided; returns the names of the closures by worker."""
-        return {place.name: [c.name for c in closures] for place, closures in self.scheduler.assignments()}
+        given = self.scheduler.assignments()
+        for place, _ in given:
+            self.scheduler.calls_begin(place, 1)
+        return {place.name: [closure.name for closure in closures] for place, closures in given}
 
     def done(self, *closures: Closure) -> None:
         """Workers have run some closures, which are all that they were given in one call."""

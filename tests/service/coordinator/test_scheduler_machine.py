@@ -52,6 +52,7 @@ class Scheduling(RuleBasedStateMachine):
         self.now += seconds
         for place, closures in self.scheduler.assignments():
             assert closures
+            self.scheduler.calls_begin(place, 1)
             for closure in closures:
                 assert closure.state is State.RUNNING
                 assert all(need.is_there for need in closure.needs)
@@ -113,8 +114,10 @@ class Scheduling(RuleBasedStateMachine):
             if self.scheduler.is_idle:
                 break
             self.now += 1.0
-            for call in self.scheduler.assignments() + self.calls:
-                place, closures = call
+            given = self.scheduler.assignments()
+            for place, _ in given:
+                self.scheduler.calls_begin(place, 1)
+            for place, closures in given + self.calls:
                 for closure in closures:
                     self.scheduler.succeeded(closure, place, "held")
                 self.scheduler.call_ended(place)

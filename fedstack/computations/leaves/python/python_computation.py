@@ -93,12 +93,13 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
             # The language matches names with members of the type; it does not know what others are called.
             if any(field in kwargs for field, _ in fields):
                 return super().__call__(*args, **kwargs)
-            return super().__call__(*self._by_position(args, kwargs))
+            return super().__call__(*self.by_position(args, kwargs))
         except Exception as error:
             note_fix(error)
             raise
 
-    def _by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+    def by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        """Returns the arguments of a call, by the order of the function's parameters."""
         signature = inspect.signature(self._function.function)
         try:
             return signature.bind(*args, **kwargs).args

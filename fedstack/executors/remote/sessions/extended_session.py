@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from typing import TypeVar
 
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
@@ -19,15 +20,23 @@ from fedstack.executors.remote.sessions.remote_sessions import (
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote.sessions.remote_transfers import download, evaluate, load, pack_value, read_response
+from fedstack.executors.remote.sessions.remote_transfers import (
+    download,
+    evaluate,
+    load,
+    pack_value,
+    read_response,
+    start,
+)
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
-from fedstack.transport.peers.executor_stub import EVALUATE, FEATURES, LOAD, ExecutorStub
+from fedstack.transport.peers.executor_stub import EVALUATE, FEATURES, LOAD, START, ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.segments import Segment, joined
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
+_T = TypeVar("_T")
 # Values up to this size are kept back until something is computed of them, and at most so many, and bytes of them.
 _SMALL_BYTES = WHOLE_BYTES
 _MAX_PENDING = 1000
@@ -40,8 +49,16 @@ _QUICK_BYTES = 1 << 18
 _LEASE_SECONDS = 60.0
 
 
-async def open_session(stub: ExecutorStub, cardinalities: CardinalitiesType) -> RemoteSession:
-    """Shakes hands with a peer and opens a session, with extensions if it has them."""
+async def open_session(
+    stub: ExecutorStub, cardinalities: CardinalitiesType, worker_index: int | None = None
+) -> RemoteSession:
+    """Shakes hands with a peer and opens a session, with extensions if it has them.
+
+    Args:
+      stub: Calls the peer.
+      cardinalities: How many participants there are, by placement.
+      worker_index: Which of the caller's workers it is, for functions that ask.
+    """
     peer = await stub.handshake()
     counts = [
         plain.Cardinality(placement=computation_pb2.Placement(uri=placement.uri), cardinality=count)
@@ -50,7 +67,9 @@ async def open_session(stub: ExecutorStub, cardinalities: CardinalitiesType) -> 
     if peer is None:
         response = await stub.get_executor(plain.GetExecutorRequest(cardinalities=counts))
         return PlainSession(stub, response.executor)
-    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS, features=FEATURES)
+    request = extended.OpenSessionRequest(
+        cardinalities=counts, lease_seconds=_LEASE_SECONDS, features=FEATURES, worker_index=worker_index
+    )
     opened = await stub.open_session(request)
     return ExtendedSession(stub, opened.executor, opened.lease_seconds, peer)
 
@@ -174,13 +193,15 @@ class ExtendedSession(RemoteSession):
         segments = [memoryview(creation.data) for creation in creations if creation.data]
         return await evaluate(self.stub, self._peer, request, segments, type_spec)
 
-    async def _repeated(self, call: Callable[[], Awaitable[object]]) -> None:
-        """Makes a call that creates something, again if it fails on its way: with ids of ours it may come twice."""
+    async def _repeated(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Makes a call that creates or starts something, again if it fails on its way.
+
+        With ids of ours it may come twice.
+        """
         pauses = self._retry.pauses()
         while True:
             try:
-                await call()
-                return
+                return await call()
             except WorkerUnavailableError:
                 pause = next(pauses, None)
                 if pause is None:
@@ -211,6 +232,26 @@ class ExtendedSession(RemoteSession):
         )
         with self._on_their_way(creations):
             return await self.stub.compute_now(request)
+
+    async def start(self, values: Mapping[str, Type]) -> Mapping[str, Exception | None]:
+        if START not in self._peer.features:
+            return await super().start(values)
+        creations = self._pending.needed_for(values)
+        request = extended.StartRequest(
+            executor=self.executor,
+            creation=[creation.message for creation in creations],
+            value_ref=[plain.ValueRef(id=value) for value in values],
+        )
+        segments = [memoryview(creation.data) for creation in creations if creation.data]
+        with self._on_their_way(creations):
+            return await self._repeated(lambda: start(self.stub, self._peer, request, segments))
+
+    async def stop(self, values: Sequence[str]) -> None:
+        if START not in self._peer.features:
+            return await super().stop(values)
+        there, _ = self._pending.drop(values)
+        refs = [plain.ValueRef(id=value) for value in there]
+        await start(self.stub, self._peer, extended.StartRequest(executor=self.executor, cancel_ref=refs))
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
         there, waiting = self._pending.drop(values)

@@ -1,15 +1,16 @@
 """Holds values in another process, one session per executor: with fedstack's own peers, and with any other."""
 
 import abc
+import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
 from fedstack.computations.leaves.leaf_runtimes import ALLOW_CODE, Destination
 from fedstack.computations.leaves.portability import portable
-from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.language import RetryableError, Type, computation_pb2
 from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
@@ -155,6 +156,29 @@ class RemoteSession(abc.ABC):
     def peer(self) -> extended.HandshakeResponse | None:
         """What the peer says of itself; `None` from one without extensions."""
         return None
+
+    async def start(self, values: Mapping[str, Type]) -> Mapping[str, Exception | None]:
+        """Runs values, which stay at the peer; returns of those that end first why they failed, and else `None`.
+
+        A peer that cannot do so sends their content too.
+
+        Args:
+          values: Their ids, and their types.
+
+        Raises:
+          RetryableError: If the peer has gone away.
+        """
+        work = (self.compute(value, type_spec) for value, type_spec in values.items())
+        ended = await asyncio.gather(*work, return_exceptions=True)
+        outcomes = [one if isinstance(one, Exception) else None for one in ended]
+        for outcome in outcomes:
+            if isinstance(outcome, RetryableError):
+                raise outcome
+        return dict(zip(values, outcomes))
+
+    async def stop(self, values: Sequence[str]) -> None:
+        """Stops to run values, where the peer can, and lets go of them."""
+        await self.dispose(values)
 
     async def dispose(self, values: Sequence[str]) -> Sequence[str]:
         """Lets go of values; returns those of which that cannot be said yet, to be asked for again."""

@@ -1,6 +1,6 @@
 """Makes parcels of values for a peer, and values of what comes back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -16,6 +16,7 @@ from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES, Answer, 
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
+from fedstack.transport.wire.status import error_from_status
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 _M = TypeVar("_M", bound=Message)
@@ -88,6 +89,27 @@ async def evaluate(
         return None if type_spec is None else unpacker.unpack(header.value, type_spec, "result")
 
     return await receive(stub.evaluate(request, segments, peer.heartbeat_seconds), extended.Download, read, unpacker)
+
+
+async def start(
+    stub: ExecutorStub,
+    peer: extended.HandshakeResponse,
+    request: extended.StartRequest,
+    segments: Sequence[Segment] = (),
+) -> Mapping[str, Exception | None]:
+    """Runs the values that a request names; returns of those that have ended why they failed, and else `None`."""
+    answer = stub.start(request, segments, peer.heartbeat_seconds)
+    unpacker = Unpacker(max_bytes=0)
+    response = await receive(answer, extended.StartResponse, lambda response: response, unpacker)
+    warn_of_differing(response.differing_module, stub.address)
+    return {one.id: _error_of(one, stub.address) for one in response.outcome}
+
+
+def _error_of(outcome: extended.StartResponse.Outcome, address: str) -> Exception | None:
+    if not outcome.HasField("error"):
+        return None
+    status = outcome.error
+    return error_from_status(status.code, status.message, status.SerializeToString(), address)
 
 
 async def download(

@@ -42,6 +42,7 @@ class SessionOpener:
       stub: Calls the peer.
       cardinalities: How many participants the sessions have, by placement; `None` if nobody has said so.
       connect_seconds: How long to wait for a peer that is not there; `None` to fail at once.
+      worker_index: Which of the caller's workers the peer is, for functions that ask; `None` if they have no numbers.
     """
 
     def __init__(self, stub: ExecutorStub, dispose_batch_size: int = 20) -> None:
@@ -50,6 +51,7 @@ class SessionOpener:
         self._dispose_batch_size = dispose_batch_size
         self.cardinalities: CardinalitiesType | None = None
         self.connect_seconds: float | None = None
+        self.worker_index: int | None = None
         self._keeper: SessionKeeper | None = None
         self._opening: asyncio.Task[SessionKeeper] | None = None
         self._closed = False
@@ -124,7 +126,7 @@ class SessionOpener:
                 return keeper
             await self._reach()
             with naming_the_worker(self.stub):
-                session = await open_session(self.stub, cardinalities or {})
+                session = await open_session(self.stub, cardinalities or {}, self.worker_index)
             keeper = SessionKeeper(session, self._dispose_batch_size, self.stub.io.time)
             keeper.start()
             self._keeper = keeper

@@ -1,7 +1,8 @@
 """Creates and computes values in the executor of a session, by their payloads where the executor is one of ours."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -198,15 +199,21 @@ class SharedComputation:
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Waits for the end, at most so many seconds; tells whether it has come."""
+        with self.awaited() as task:
+            await asyncio.wait([task], timeout=seconds)
+            return task.done()
+
+    @contextlib.contextmanager
+    def awaited(self) -> Generator["asyncio.Future[object]", None, None]:
+        """Counts a call that waits in the block for what this yields; one that is cancelled there has gone away."""
         self._waiting += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         cancelled = True
         try:
-            await asyncio.wait([self._task], timeout=seconds)
+            yield self._task
             cancelled = False
-            return self._task.done()
         finally:
             self._waiting -= 1
             if not self._waiting and not self._task.done():

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, MutableMapping
 from typing import Any, TypeVar
 
 import attrs
@@ -115,21 +115,31 @@ class ServiceCore:
     def find(self, executor: ExecutorId) -> Session:
         """Returns a session and renews its lease; the current call works for it, under the rules of this service."""
         session = self.sessions.find(executor.id)
-        self.work_for(session.id)
+        self.work_for(session.id, session.worker_index, session.kept)
         return session
 
-    def work_for(self, origin: str) -> None:
+    def work_for(
+        self, origin: str, worker_index: int | None = None, kept: MutableMapping[str, Any] | None = None
+    ) -> None:
         """Makes what the current task does, and what it starts, work for others under the rules of this service.
 
         Each call is a task of its own.
 
         Args:
           origin: For whom: a session, or a connection.
+          worker_index: See `WorkScope`.
+          kept: See `WorkScope`.
         """
         of_call = current_scope()
         set_scope(
             attrs.evolve(
-                self._scope, caller=of_call.caller, origin=origin, progress=of_call.progress, span=of_call.span
+                self._scope,
+                caller=of_call.caller,
+                origin=origin,
+                progress=of_call.progress,
+                span=of_call.span,
+                worker_index=worker_index,
+                kept=kept,
             )
         )
 

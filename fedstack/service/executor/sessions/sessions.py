@@ -55,6 +55,8 @@ class Session:
       takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
       bytes: How much its client has put into it.
       features: What its client can do beyond the first release with extensions.
+      worker_index: Which of its client's workers this is; `None` where these have no numbers.
+      kept: What functions of its client keep between calls.
       caller: Who has opened it, where that can be told.
     """
 
@@ -73,6 +75,8 @@ class Session:
         self.takes_any_number = takes_any_number
         self.bytes = 0
         self.features: frozenset[str] = frozenset()
+        self.worker_index: int | None = None
+        self.kept: dict[str, Any] = {}
         self.caller = current_scope().caller
         self.ended = ""
         self._limits = limits
@@ -98,6 +102,11 @@ class Session:
                 "or has been disposed of",
             )
         return found[0]
+
+    def find_if_there(self, value_id: str) -> ExecutorValue | None:
+        """Returns a value, if there is one of that id."""
+        found = self._values.get(value_id)
+        return None if found is None else found[0]
 
     def has(self, value_id: str) -> bool:
         """Tells whether there is a value of that id."""
@@ -134,6 +143,13 @@ class Session:
         self._pulls.pop(value_id, None)
         self.bytes -= found[1]
         return True
+
+    def cancel(self, value_id: str) -> None:
+        """Stops to compute a value, whoever waits for it, and lets go of it."""
+        pull = self._pulls.get(value_id)
+        self.remove(value_id)
+        if pull is not None:
+            pull.cancel()
 
     def pull(self, value_id: str) -> SharedComputation:
         """Starts to compute a value, or joins in.
@@ -189,6 +205,7 @@ class Session:
             pull.cancel()
         self._pulls.clear()
         self._values.clear()
+        self.kept.clear()
         self.bytes = 0
         self._close()
 

@@ -1,0 +1,38 @@
+"""Defines the coordinator for programs with an event loop."""
+
+from collections.abc import Mapping, Sequence
+
+from fedstack.service.coordinator.driver import within
+from fedstack.service.coordinator.front import Front
+from fedstack.service.coordinator.remote_value import RemoteValue
+
+
+class AsyncClusterCoordinator(Front):
+    """Does what `ClusterCoordinator` does, in coroutines, from any event loop."""
+
+    async def schedule(
+        self,
+        fn: object,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        repeatable: bool = True,
+        prefetch: bool = False,
+    ) -> RemoteValue:
+        """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for one more."""
+        closure = self._closure(fn, args, kwargs, repeatable, prefetch)
+        while not self._driver.schedule(closure):
+            await self._driver.loop.run(self._driver.room())
+        return self._value(closure)
+
+    async def join(self, timeout: float | None = None) -> None:
+        """Waits until all calls have ended; see `ClusterCoordinator.join`."""
+        await self._driver.loop.run(self._driver.join(timeout))
+
+    async def done(self) -> bool:
+        """Returns whether all calls have ended; see `ClusterCoordinator.done`."""
+        return self._driver.is_done()
+
+    async def fetch(self, structure: object, timeout: float | None = None) -> object:
+        """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
+        return await self._driver.loop.run(within(self._fetched(structure), timeout, self))

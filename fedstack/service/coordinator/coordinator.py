@@ -1,0 +1,68 @@
+"""Defines the coordinator for programs without an event loop."""
+
+from collections.abc import Mapping, Sequence
+
+from fedstack.service.coordinator.front import Front
+from fedstack.service.coordinator.remote_value import RemoteValue, wait_for
+
+
+class ClusterCoordinator(Front):
+    """Runs calls at whichever worker is free, any number at a time; their values stay there until they are fetched."""
+
+    def schedule(
+        self,
+        fn: object,
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        repeatable: bool = True,
+        prefetch: bool = False,
+    ) -> RemoteValue:
+        """Schedules a call, and returns at once what stands for its value.
+
+        If as many closures wait as may, it waits until there is room for one more.
+
+        Args:
+          fn: A computation.
+          args: Its arguments by position.
+          kwargs: Its arguments by name. Values of other calls may stand anywhere in either.
+          repeatable: Whether it may run again if its worker is lost, or its value with it.
+          prefetch: Whether to bring the value here as soon as it is there, for small ones that are fetched anyway.
+
+        Raises:
+          LeafError: If a function has raised since this was last asked; the others are cancelled. Its attribute
+            `errors` has all that went wrong.
+          TypeMismatchError: If the arguments do not fit.
+          ClosedError: After `close`.
+        """
+        closure = self._closure(fn, args, kwargs, repeatable, prefetch)
+        while not self._driver.schedule(closure):
+            self._driver.loop.run_sync(self._driver.room())
+        return self._value(closure)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until all calls have ended.
+
+        Raises:
+          LeafError: If a function has raised; see `schedule`.
+          WorkerUnavailableError: If there was no worker for too long.
+          DeadlineExceededError: If it takes longer than `timeout` seconds; the calls go on.
+        """
+        wait_for(self._driver, self._driver.join(timeout), None, self)
+
+    def done(self) -> bool:
+        """Returns whether all calls have ended.
+
+        Raises:
+          LeafError: If a function has raised; see `schedule`.
+        """
+        return self._driver.is_done()
+
+    def fetch(self, structure: object, timeout: float | None = None) -> object:
+        """Returns a structure with the values of calls in place of what stands for them.
+
+        Raises:
+          LeafError: If the function of one of them raised.
+          DeadlineExceededError: If it takes longer than `timeout` seconds.
+        """
+        return wait_for(self._driver, self._fetched(structure), timeout, self)

@@ -1,0 +1,168 @@
+"""What the coordinators for programs with and without an event loop have in common."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+
+from fedstack.computations.types.language import ConcreteComputation, ExecutorFactory
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import ForeignValueError, InvalidValueError
+from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.service.coordinator.calls import Call, Function, Result, call_of, function_name, needs_of
+from fedstack.service.coordinator.closures import Closure
+from fedstack.service.coordinator.driver import Driver, Workforce
+from fedstack.service.coordinator.remote_value import RemoteValue
+from fedstack.service.coordinator.scheduler import MOST_QUEUED, MOST_RUNNING, Scheduler
+from fedstack.service.coordinator.workforce import FleetWorkforce, LocalWorkforce
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.io_loop import io_loop, start_apart
+
+Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
+# So many functions are known at workers although nothing refers to them just now.
+_MOST_FUNCTIONS = 256
+
+
+class Front(ClosesOnExit):
+    """The face of a driver.
+
+    Args:
+      workers: Where closures run: addresses, a pool, a cluster; or factories of executors in this process, one for each
+        worker.
+      credentials: Certificates and the token, where these are addresses.
+      on_error: What an error of a closure means for the others: `"cancel"` or `"continue"`.
+      max_queued: How many closures may wait and run; to schedule more waits.
+      max_running: How many run at one worker at the same time.
+      connect_seconds: How long to wait when there is no worker, before all closures fail.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        credentials: ClientCredentials | None = None,
+        *,
+        on_error: str = "cancel",
+        max_queued: int = MOST_QUEUED,
+        max_running: int = MOST_RUNNING,
+        connect_seconds: float = 30.0,
+    ) -> None:
+        if on_error not in ("cancel", "continue"):
+            raise InvalidValueError(f"Expected on_error to be 'cancel' or 'continue', found {on_error!r}")
+        workforce = _workforce_of(workers, credentials, connect_seconds)
+        scheduler = Scheduler(max_queued, max_running, goes_on=on_error == "continue")
+        self._driver = Driver(scheduler, workforce, io_loop)
+        self._functions: OrderedDict[int, tuple[object, Function]] = OrderedDict()
+        weakref.finalize(self, _end, self._driver).atexit = False
+
+    def _closure(
+        self,
+        fn: object,
+        args: Sequence[object] | None,
+        kwargs: Mapping[str, object] | None,
+        repeatable: bool,
+        prefetch: bool,
+    ) -> Closure:
+        """Returns a call that is to be scheduled."""
+        if not isinstance(fn, ConcreteComputation):
+            raise InvalidValueError(
+                f"Expected a computation to schedule, found {describe(fn)}; decorate it with "
+                "fedstack.python_computation"
+            )
+        call = call_of(self._function(fn), args or (), kwargs or {}, self._result_of)
+        return Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name)
+
+    def _function(self, computation: ConcreteComputation) -> Function:
+        found = self._functions.get(id(computation))  # by content, as the language compares them, takes long
+        if found is None:
+            found = self._functions[id(computation)] = computation, Function(computation, function_name(computation))
+            if len(self._functions) > _MOST_FUNCTIONS:
+                self._functions.popitem(last=False)
+        return found[1]
+
+    def _result_of(self, value: object) -> Result | None:
+        if not isinstance(value, RemoteValue):
+            return None
+        if value.driver is not self._driver:
+            raise ForeignValueError(f"Expected a value of this coordinator, found {value!r} of another one")
+        return Result(value.closure, value.type_signature)
+
+    def _value(self, closure: Closure) -> RemoteValue:
+        """Returns what stands for the value of a closure that was scheduled."""
+        return RemoteValue(self, self._driver, closure, cast(Call, closure.call).result_type)
+
+    async def _fetched(self, structure: object) -> object:
+        values = list(dict.fromkeys(_remote_values(structure)))
+        payloads = await gather([self._driver.bring_home(value.closure) for value in values])
+        found = dict(zip(values, payloads))
+
+        def result(value: RemoteValue) -> object:
+            return to_result(found[value], value.type_signature)
+
+        return await off_loop(lambda: _replaced(structure, result))
+
+    def close(self) -> None:
+        """Cancels what is left to do, and closes the connections. Idempotent; never raises."""
+        if not self._closed:
+            self._closed = True
+            io_loop.finish(self._driver.end(), timeout=5.0)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{' closed' if self._closed else ''} over {self._driver!r}>"
+
+
+def _end(driver: Driver) -> None:
+    """Ends a driver whose coordinator nobody refers to any more; a finalizer."""
+    io_loop.call_soon(lambda: start_apart(driver.end()))
+
+
+def _workforce_of(workers: Workers, credentials: ClientCredentials | None, connect_seconds: float) -> Workforce:
+    listed = cast("Sequence[object]", workers if isinstance(workers, (list, tuple)) else [workers])
+    factories = [one for one in listed if isinstance(one, ExecutorFactory)]
+    if factories:
+        if len(factories) < len(listed):
+            raise InvalidValueError(f"Expected factories only, or places only, found both in {describe(workers)}")
+        return LocalWorkforce(factories)
+    stubs = make_stubs(cast(WorkerTargets, workers), credentials)
+    if not stubs:
+        raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
+    return FleetWorkforce(FleetDriver(stubs, connect_seconds), workers)
+
+
+def _members_of(structure: object) -> Sequence[object]:
+    if isinstance(structure, Mapping):
+        return list(cast("Mapping[object, object]", structure).values())
+    if isinstance(structure, (list, tuple)):
+        return cast("Sequence[object]", structure)
+    if attrs.has(type(structure)):
+        return [getattr(structure, field.name) for field in attrs.fields(type(structure))]
+    return ()
+
+
+def _remote_values(structure: object) -> Sequence[RemoteValue]:
+    if isinstance(structure, RemoteValue):
+        return [structure]
+    return [value for member in _members_of(structure) for value in _remote_values(member)]
+
+
+def _replaced(structure: object, result: Callable[[RemoteValue], object]) -> object:
+    """Returns a structure with results in place of what stands for them; all else stays as it is."""
+    if isinstance(structure, RemoteValue):
+        return result(structure)
+    before = _members_of(structure)
+    members = [_replaced(member, result) for member in before]
+    if all(new is old for new, old in zip(members, before)):
+        return structure
+    container = cast("type[Any]", type(structure))
+    if issubclass(container, Mapping):
+        return cast(Any, container)(zip(cast("Mapping[object, object]", structure), members))
+    if attrs.has(container):
+        names = [field.alias for field in attrs.fields(container)]
+        return attrs.evolve(cast(Any, structure), **dict(zip(names, members)))
+    return container(*members) if hasattr(container, "_fields") else container(members)

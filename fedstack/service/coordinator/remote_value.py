@@ -1,0 +1,155 @@
+"""Defines what stands for the value of a scheduled call, and how to wait for several."""
+
+import threading
+import time
+import weakref
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.containers import to_result
+from fedstack.errors import DeadlineExceededError, InvalidValueError
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.service.coordinator.closures import Closure
+from fedstack.service.coordinator.driver import Driver, within
+
+_T = TypeVar("_T")
+
+
+class RemoteValue:
+    """The value of a scheduled call, now or later. It stays at the worker that made it until it is fetched.
+
+    Give it as an argument of later calls, on its own or anywhere inside of a structure. `await` it to fetch it.
+    """
+
+    def __init__(self, owner: object, driver: Driver, closure: Closure, type_spec: Type) -> None:
+        self._owner = owner  # a coordinator that nobody refers to is closed
+        self._driver = driver
+        self._closure = closure
+        self._type = type_spec
+        weakref.finalize(self, driver.drop, closure).atexit = False
+
+    @property
+    def type_signature(self) -> Type:
+        """The type of the value."""
+        return self._type
+
+    @property
+    def closure(self) -> Closure:
+        """What makes the value."""
+        return self._closure
+
+    @property
+    def driver(self) -> Driver:
+        """What runs it."""
+        return self._driver
+
+    def done(self) -> bool:
+        """Returns whether the call has ended, also if it has failed or was cancelled."""
+        return self._closure.has_ended
+
+    def cancel(self) -> bool:
+        """Cancels the call, and those that need its value; returns whether it had not ended."""
+        return self._driver.cancel(self._closure)
+
+    def get(self, timeout: float | None = None) -> object:
+        """Fetches the value, when it is there, in the containers of its type.
+
+        Raises:
+          LeafError: If the function raised.
+          ClosureCancelledError: If the call was cancelled.
+          DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
+        """
+        return wait_for(self._driver, self._fetched(), timeout, self)
+
+    def fetch(self, timeout: float | None = None) -> object:
+        """Does what `get` does."""
+        return self.get(timeout)
+
+    def __await__(self) -> Generator[Any, None, object]:
+        return self._driver.loop.run(self._fetched()).__await__()
+
+    async def _fetched(self) -> object:
+        payload = await self._driver.bring_home(self._closure)
+        return await off_loop(lambda: to_result(payload, self._type))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise InvalidValueError(
+            f"Expected nothing of this process in what is sent to a worker, found {self!r}; give it as an argument"
+        )
+
+    def __repr__(self) -> str:
+        closure = self._closure
+        where = ", ".join(place.name for place in closure.held) or ("here" if closure.copy is not None else "")
+        error = "" if closure.error is None else f": {str(closure.error).partition(chr(10))[0]}"
+        return f"<RemoteValue of {closure.name!r}: {closure.state.value}{where and f' at {where}'}{error}>"
+
+
+def wait_for(driver: Driver, work: Coroutine[Any, Any, _T], timeout: float | None, what: object) -> _T:
+    """Runs work on a driver's loop, and waits for it on another thread.
+
+    Raises:
+      DeadlineExceededError: If it takes longer.
+    """
+    return driver.loop.run_sync(within(work, timeout, what))
+
+
+def wait(
+    values: Sequence[RemoteValue], num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[RemoteValue], list[RemoteValue]]:
+    """Waits until so many calls have ended, whatever came of them.
+
+    Args:
+      values: Their values.
+      num_returns: How many of them.
+      timeout: How long to wait, in seconds; `None` for any time, 0 not at all.
+
+    Returns:
+      The first `num_returns` of those that have ended, or all of those if the time has passed, and the others; both in
+      the order of `values`.
+
+    Raises:
+      InvalidValueError: If `num_returns` is not among 1 to the number of values.
+    """
+    if not 1 <= num_returns <= len(values):
+        raise InvalidValueError(f"Expected num_returns from 1 to {len(values)}, found {num_returns}")
+    try:
+        for _ in zip(range(num_returns), as_completed(values, timeout)):
+            pass
+    except DeadlineExceededError:
+        pass
+    ended = [value for value in values if value.done()][:num_returns]
+    return ended, [value for value in values if value not in ended]
+
+
+def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
+    """Yields values as their calls end, whatever comes of them.
+
+    Raises:
+      DeadlineExceededError: If that takes longer than `timeout` seconds, counted from the call of this function.
+    """
+    listed = list(dict.fromkeys(values))
+    return _as_completed(listed, None if timeout is None else time.monotonic() + timeout, timeout)
+
+
+def _as_completed(values: list[RemoteValue], until: float | None, timeout: float | None) -> Iterator[RemoteValue]:
+    ended: dict[RemoteValue, None] = {}
+    changed = threading.Condition()
+
+    def note(value: RemoteValue) -> None:
+        with changed:
+            ended[value] = None
+            changed.notify()
+
+    for value in values:
+        value.driver.when_ended(value.closure, lambda value=value: note(value))
+    for count in range(len(values)):
+        with changed:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not changed.wait_for(lambda: bool(ended), left):
+                raise DeadlineExceededError(
+                    f"Expected all of {len(values)} calls to end within {timeout:g} s, found {count} that did"
+                )
+            value = next(iter(ended))
+            del ended[value]
+        yield value

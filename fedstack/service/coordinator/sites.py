@@ -1,0 +1,259 @@
+"""Runs calls at one place: through the verbs of executors, one for each number of clients."""
+
+import abc
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Protocol, cast
+from weakref import WeakKeyDictionary
+
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.language import (
+    CLIENTS,
+    Executor,
+    ExecutorFactory,
+    ExecutorValue,
+    RetryableError,
+    Struct,
+    Type,
+)
+from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
+from fedstack.executors.base.verb_executor import create_known, pull
+from fedstack.executors.base.verb_values import VerbValue
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.service.coordinator.calls import Argument, Call, Function, Known, Result
+from fedstack.service.coordinator.closures import Closure, Place
+from fedstack.transport.peers.executor_stub import ExecutorStub
+
+# Values of one worker are disposed of in batches of so many.
+_DISPOSE_BATCH = 500
+
+
+@attrs.frozen(eq=False)
+class Held:
+    """What stands for the value of a closure at a site.
+
+    Attributes:
+      executor: The executor that has it.
+      value: The value there; it is disposed of when nothing refers to it.
+    """
+
+    executor: Executor
+    value: ExecutorValue
+
+    async def payload(self) -> object:
+        """Fetches the value."""
+        return await pull(self.value)
+
+
+class Values(Protocol):
+    """Where the values of closures are."""
+
+    async def payload_of(self, closure: Closure, /) -> object:
+        """Returns the payload of a value, wherever it is."""
+        ...
+
+    def holds(self, closure: Closure, place: Place, held: Held, /) -> None:
+        """Notes that a place has got the value of a closure."""
+        ...
+
+
+Outcomes = Mapping[ExecutorValue, Exception | None]
+
+
+class Site(abc.ABC):
+    """What runs at a place. Its coroutines run on the coordinator's loop.
+
+    Args:
+      place: The place.
+      values: Where the values of closures are.
+    """
+
+    def __init__(self, place: Place, values: Values) -> None:
+        self.place = place
+        self._values = values
+        self._executors: dict[int, Executor] = {}
+        self._functions: dict[Executor, WeakKeyDictionary[Function, asyncio.Future[ExecutorValue]]] = {}
+        self._brought: dict[tuple[Executor, Closure], asyncio.Future[ExecutorValue]] = {}
+
+    @abc.abstractmethod
+    def _make_executor(self, clients: int) -> Executor:
+        """Makes an executor for a number of clients."""
+
+    @abc.abstractmethod
+    async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
+        """Runs values; returns of those that end first why they failed, and else `None`."""
+
+    @abc.abstractmethod
+    async def stop(self, held: Sequence[Held]) -> None:
+        """Stops to run values, if possible."""
+
+    def executor(self, clients: int) -> Executor:
+        """Returns the executor for a number of clients."""
+        found = self._executors.get(clients)
+        if found is None:
+            found = self._executors[clients] = self._make_executor(clients)
+            self._functions[found] = WeakKeyDictionary()
+        return found
+
+    def is_quick(self, call: Call) -> bool:
+        """Returns whether nothing has to be brought here before a call can begin."""
+        executor = self._executors.get(call.clients)
+        if executor is None:
+            return False
+        function = self._functions[executor].get(call.function)
+        return function is not None and function.done() and self._has(executor, call.argument)
+
+    def _has(self, executor: Executor, argument: Argument | None) -> bool:
+        if argument is None or isinstance(argument, Known):
+            return True
+        if isinstance(argument, Result):
+            held = cast("Held | None", argument.closure.held.get(self.place))
+            return held is not None and held.executor is executor
+        return all(self._has(executor, member) for member in argument.members)
+
+    async def call(self, call: Call) -> Held:
+        """Makes the value of a call, without running it."""
+        executor = self.executor(call.clients)
+        function = await self._function(executor, call.function)
+        argument = None if call.argument is None else await self._argument(executor, call.argument)
+        return Held(executor, await executor.create_call(function, argument))
+
+    async def _function(self, executor: Executor, function: Function) -> ExecutorValue:
+        functions = self._functions[executor]
+        found = functions.get(function)
+        if found is None:
+            found = functions[function] = asyncio.ensure_future(
+                _awaited(executor.create_value(function.computation, function.type_signature))
+            )
+            found.add_done_callback(consume_exception)
+        try:
+            return await asyncio.shield(found)
+        except BaseException:
+            if found.done():
+                functions.pop(function, None)  # the next one may have more luck
+            raise
+
+    async def _argument(self, executor: Executor, argument: Argument) -> ExecutorValue:
+        if isinstance(argument, Known):
+            return await create_known(executor, argument.payload, argument.type_signature)
+        if isinstance(argument, Result):
+            return await self._value(executor, argument.closure, argument.type_signature)
+        members = [await self._argument(executor, member) for member in argument.members]
+        return await executor.create_struct(Struct(list(zip(argument.names, members))))
+
+    async def _value(self, executor: Executor, closure: Closure, type_spec: Type) -> ExecutorValue:
+        """Returns the value of a closure in an executor; brings it there, once, if it is not."""
+        held = cast("Held | None", closure.held.get(self.place))
+        if held is not None and held.executor is executor:
+            return held.value
+        key = executor, closure
+        found = self._brought.get(key)
+        if found is None:
+            found = self._brought[key] = asyncio.ensure_future(self._moved(executor, closure, type_spec))
+            found.add_done_callback(consume_exception)
+            found.add_done_callback(lambda _: self._brought.pop(key, None))
+        return await asyncio.shield(found)
+
+    async def _moved(self, executor: Executor, closure: Closure, type_spec: Type) -> ExecutorValue:
+        value = await create_known(executor, await self._values.payload_of(closure), type_spec)
+        self._values.holds(closure, self.place, Held(executor, value))
+        return value
+
+    def close(self) -> None:
+        """Ends the executors that this has made. Idempotent; never raises."""
+        for functions in (*self._functions.values(), self._brought):
+            for future in functions.values():
+                future.cancel()
+        self._functions.clear()
+        for executor in self._executors.values():
+            self._close_executor(executor)
+        self._executors.clear()
+
+    def _close_executor(self, executor: Executor) -> None:
+        cast(RemoteExecutor, executor).close()
+
+
+class RemoteSite(Site):
+    """A worker in another process.
+
+    Args:
+      stub: Calls it. It stays open.
+      place: See `Site`.
+      values: See `Site`.
+    """
+
+    def __init__(self, stub: ExecutorStub, place: Place, values: Values) -> None:
+        super().__init__(place, values)
+        self._stub = stub
+
+    def _make_executor(self, clients: int) -> Executor:
+        executor = RemoteExecutor(self._stub, _DISPOSE_BATCH)
+        executor.worker_index = self.place.index
+        executor.set_cardinalities({CLIENTS: clients} if clients else {})
+        return executor
+
+    async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
+        return {**await cast(RemoteExecutor, executor).start(cast("Sequence[VerbValue]", values))}
+
+    async def stop(self, held: Sequence[Held]) -> None:
+        for executor in self._executors.values():
+            values = [cast(VerbValue, one.value) for one in held if one.executor is executor]
+            if values:
+                await cast(RemoteExecutor, executor).stop(values)
+
+
+class LocalSite(Site):
+    """Executors of this process, made by a factory.
+
+    Args:
+      factory: Makes them.
+      place: See `Site`.
+      values: See `Site`.
+    """
+
+    def __init__(self, factory: ExecutorFactory, place: Place, values: Values) -> None:
+        super().__init__(place, values)
+        self._factory = factory
+        self._scope = attrs.evolve(current_scope(), worker_index=place.index, kept={})
+        self._tasks: dict[ExecutorValue, asyncio.Task[object]] = {}
+
+    def _make_executor(self, clients: int) -> Executor:
+        return self._factory.create_executor({CLIENTS: clients} if clients else {})
+
+    async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
+        with self._scope.entered():
+            tasks = {value: self._tasks.get(value) or asyncio.ensure_future(pull(value)) for value in values}
+        self._tasks.update(tasks)
+        await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        outcomes: dict[ExecutorValue, Exception | None] = {}
+        for value, task in tasks.items():
+            if task.done():
+                self._tasks.pop(value, None)
+                error = asyncio.CancelledError() if task.cancelled() else task.exception()
+                if isinstance(error, RetryableError):
+                    raise error
+                outcomes[value] = error if isinstance(error, Exception) else None
+        return outcomes
+
+    async def stop(self, held: Sequence[Held]) -> None:
+        for one in held:
+            if (task := self._tasks.get(one.value)) is not None:
+                task.cancel()
+
+    def close(self) -> None:
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.add_done_callback(drop_outcome)
+            task.cancel()
+        super().close()
+
+    def _close_executor(self, executor: Executor) -> None:
+        close = getattr(executor, "close", None)
+        if close is not None:
+            close()
+
+
+async def _awaited(work: Awaitable[ExecutorValue]) -> ExecutorValue:
+    return await work
