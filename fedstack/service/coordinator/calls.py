@@ -111,8 +111,9 @@ def call_of(
       TypeMismatchError: If they do not fit the parameter; the message has the path to what does not.
     """
     parameter = function.type_signature.parameter
-    if kwargs and isinstance(function.computation, PythonComputation) and not _has_names(parameter):
-        args, kwargs = function.computation.by_position(args, kwargs), {}
+    computation = function.computation
+    if kwargs and isinstance(computation, PythonComputation) and not _has_names(parameter):
+        args, kwargs = cast("PythonComputation[..., object]", computation).by_position(args, kwargs), {}
     if parameter is None:
         if args or kwargs:
             raise TypeMismatchError(

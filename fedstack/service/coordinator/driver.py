@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from fedstack.computations.types.language import ExecutorValue, RetryableError
-from fedstack.computations.types.traceback_filter import consume_exception, without_own_frames
+from fedstack.computations.types.language import RetryableError
+from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError
 from fedstack.executors.concurrency.lazy_task import raised_again
-from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.service.coordinator.calls import Call
-from fedstack.service.coordinator.closures import Closure, Place, State
+from fedstack.service.coordinator.closures import Closure, Place
+from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
@@ -60,7 +59,7 @@ class Driver:
         self._woken = False
         self._dropped: deque[Closure] = deque()
         self._sites: dict[Place, Site] = {}
-        self._running: dict[Closure, Held] = {}
+        self._runs = Runs(scheduler, self._lock, self)
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
@@ -145,7 +144,7 @@ class Driver:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self.turn)
 
     # For callers, on the loop.
 
@@ -193,7 +192,7 @@ class Driver:
                     self.lose(site, error)
             with self._lock:
                 self._scheduler.need(closure)
-            self._turn()
+            self.turn()
 
     async def bring_home(self, closure: Closure) -> object:
         """Returns the payload of a closure's value, and keeps it."""
@@ -223,7 +222,7 @@ class Driver:
         self._sites[site.place] = site
         with self._lock:
             self._scheduler.add_place(site.place)
-        self._turn()
+        self.turn()
 
     def lose(self, site: Site, error: Exception) -> None:
         """A site is gone."""
@@ -235,7 +234,7 @@ class Driver:
         site.close()
         if not self._closed:
             self._workforce.replace(site, error)
-        self._turn()
+        self.turn()
 
     def holds(self, closure: Closure, place: Place, held: Held) -> None:
         """Notes that a place has got the value of a closure from elsewhere."""
@@ -245,10 +244,29 @@ class Driver:
 
     # On the loop, from here on.
 
-    def _turn(self) -> None:
-        """Does what the scheduler has decided after events."""
+    def turn(self, site: Site | None = None) -> Sequence[Closure]:
+        """Does what the scheduler has decided after events.
+
+        Args:
+          site: Where the caller itself runs what is to run there.
+
+        Returns:
+          That.
+        """
+        own: Sequence[Closure] = ()
         for place, closures in self._decided():
-            self._spawn(self._sites[place], closures)
+            if site is not None and place is site.place:
+                own = closures
+            else:
+                self._runs.spawn(self._sites[place], closures)
+        return own
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts something that ends with this, at the latest."""
+        task = start_apart(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(consume_exception)
 
     def _decided(self) -> list[tuple[Place, list[Closure]]]:
         self._woken = False
@@ -270,142 +288,13 @@ class Driver:
             if not future.done():
                 future.set_result(None)
         if cancelled:
-            self._stop(cancelled)
+            self._runs.stop(self._sites.values(), cancelled)
         if stranded and self._looking is None and not self._closed:
             self._looking = start_apart(self._look())
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._turn)
+        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.turn)
         return assignments
-
-    def _spawn(self, site: Site, closures: Sequence[Closure]) -> None:
-        """Runs closures at a site: those that can begin at once together, each of the others when it can."""
-        batches: dict[object, list[Closure]] = {}
-        for closure in closures:
-            call = cast(Call, closure.call)
-            batches.setdefault(call.clients if site.is_quick(call) else closure, []).append(closure)
-        self._scheduler.calls_begin(site.place, len(batches))
-        for batch in batches.values():
-            self._start(self._run(site, batch))
-
-    async def _run(self, site: Site, closures: Sequence[Closure]) -> None:
-        """Runs closures of one number of clients at a site, and then those that follow there."""
-        clients = cast(Call, closures[0].call).clients
-        running: dict[ExecutorValue, Closure] = {}
-        try:
-            while True:
-                for closure in closures:
-                    await self._prepare(site, closure, running)
-                closures = self._tell(site, await self._outcomes(site, clients, running), clients)
-                if not closures and not running:
-                    return
-                self._scheduler.calls_begin(site.place, 1)
-        except RetryableError as error:
-            self.lose(site, cast(Exception, error))
-
-    async def _prepare(self, site: Site, closure: Closure, running: dict[ExecutorValue, Closure]) -> None:
-        call = cast("Call | None", closure.call)
-        if call is None:  # it was cancelled meanwhile
-            self._tell_one(site, closure, None)
-            return
-        try:
-            held = await site.call(call)
-        except Exception as error:
-            if isinstance(error, RetryableError):
-                raise
-            self._tell_one(site, closure, error)
-        else:
-            self._running[closure] = held
-            running[held.value] = closure
-
-    def _tell_one(self, site: Site, closure: Closure, error: Exception | None) -> None:
-        with self._lock:
-            if error is None:
-                self._scheduler.gone(closure, site.place)
-            else:
-                self._scheduler.failed(closure, site.place, error)
-
-    async def _outcomes(
-        self, site: Site, clients: int, running: dict[ExecutorValue, Closure]
-    ) -> list[tuple[Closure, Exception | None]]:
-        """Returns how those closures ended that end first; what is left runs."""
-        if not running:
-            return []
-        try:
-            outcomes = await site.start(site.executor(clients), list(running))
-        except Exception as error:
-            if isinstance(error, RetryableError):
-                raise
-            # One of them is to blame, or the only one.
-            closures = list(running.values())
-            running.clear()
-            if len(closures) == 1:
-                return [(closures[0], error)]
-            for closure in closures:
-                self._spawn(site, [closure])
-            return []
-        return [(running.pop(value), outcome) for value, outcome in outcomes.items()]
-
-    def _tell(self, site: Site, outcomes: Sequence[tuple[Closure, Exception | None]], clients: int) -> list[Closure]:
-        """Tells the scheduler how closures ended; returns what runs next in the same way."""
-        loss: Exception | None = None
-        homes: list[Closure] = []
-        with self._lock:
-            for closure, error in sorted(outcomes, key=lambda outcome: outcome[1] is not None):
-                if isinstance(error, RetryableError) and closure.state is State.RUNNING:
-                    loss = error
-                elif isinstance(error, RetryableError):
-                    self._scheduler.gone(closure, site.place)
-                elif error is not None:
-                    self._scheduler.failed(closure, site.place, error)
-                elif closure.prefetch and closure.state is State.RUNNING:
-                    homes.append(closure)
-                else:
-                    self._scheduler.succeeded(closure, site.place, self._running[closure])
-            self._scheduler.call_ended(site.place)
-        if loss is not None:
-            raise loss
-        if homes:
-            self._start(self._fetch(site, homes))
-        for closure, _ in outcomes:
-            if closure not in homes:
-                self._running.pop(closure, None)
-        follows: list[Closure] = []
-        for place, closures in self._decided():
-            if place is site.place:
-                quick = [one for one in closures if self._goes_along(site, one, clients)]
-                follows, closures = quick, [one for one in closures if one not in quick]
-            if closures:
-                self._spawn(self._sites[place], closures)
-        return follows
-
-    def _goes_along(self, site: Site, closure: Closure, clients: int) -> bool:
-        call = cast(Call, closure.call)
-        return call.clients == clients and site.is_quick(call)
-
-    async def _fetch(self, site: Site, closures: Sequence[Closure]) -> None:
-        """Brings values home before they count as there."""
-        try:
-            payloads = await gather([self._running[closure].payload() for closure in closures])
-        except RetryableError as error:
-            self.lose(site, cast(Exception, error))
-            return
-        with self._lock:
-            for closure, payload in zip(closures, payloads):
-                self._scheduler.succeeded(closure, site.place, self._running.pop(closure), (payload,))
-        self._turn()
-
-    def _stop(self, closures: Sequence[Closure]) -> None:
-        for site in self._sites.values():
-            held = [self._running[one] for one in closures if one in site.place.running and one in self._running]
-            if held:
-                self._start(_stop(site, held))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = start_apart(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(consume_exception)
 
     async def _look(self) -> None:
         """Waits for a site, for closures that have none."""
@@ -418,7 +307,7 @@ class Driver:
                 self._scheduler.gave_up(without_own_frames(error))
         finally:
             self._looking = None
-        self._turn()
+        self.turn()
 
     async def end(self) -> None:
         """Cancels what is left to do, and ends all sites. Idempotent; never raises."""
@@ -427,7 +316,7 @@ class Driver:
         self._closed = True
         with self._lock:
             self._scheduler.cancel_all()
-        self._turn()
+        self.turn()
         sites, self._sites = list(self._sites.values()), {}
         tasks = [*self._tasks, *([] if self._looking is None else [self._looking])]
         for task in tasks:
@@ -437,7 +326,7 @@ class Driver:
             self._timer.cancel()
         for site in sites:
             site.close()
-        self._running.clear()
+        self._runs.close()
         await self._workforce.end()
 
     def __repr__(self) -> str:
@@ -456,8 +345,3 @@ async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T
         if isinstance(error, FedstackError):
             raise
         raise DeadlineExceededError(f"Expected an outcome within {seconds} s, found none of {what!r}") from None
-
-
-async def _stop(site: Site, held: Sequence[Held]) -> None:
-    with contextlib.suppress(FedstackError, RetryableError):
-        await site.stop(held)

@@ -1,18 +1,13 @@
 """Decides which closure runs where and what becomes of it: a state machine without tasks, sockets or threads."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
 from fedstack.service.coordinator.closures import Closure, Place, State
+from fedstack.service.coordinator.queues import LOSSES_UNTIL_ALONE, MOST_RUNNING, Queues
 
 MOST_QUEUED = 262_144
-MOST_RUNNING = 8
-# Closures that come while a call is under way wait so long for others to go along with.
-GATHER_SECONDS = 0.002
-# A closure that has lost so many workers runs without others beside it, and the next loss is its own fault.
-LOSSES_UNTIL_ALONE = 2
 # To rebuild a value, so many calls are repeated one after the other, at most.
 MOST_DEPTH = 1000
 
@@ -39,12 +34,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most_queued = most_queued
-        self._most_running = most_running
         self._goes_on = goes_on
-        self._clock = clock
-        self._places: dict[Place, deque[Closure]] = {}  # with the closures that would best run there
-        self._anywhere: deque[Closure] = deque()
-        self._suspects: deque[Closure] = deque()
+        self._queues = Queues(most_running, clock)
         self._unfinished: dict[Closure, None] = {}
         self._errors: dict[Exception, None] = {}
         self._ended: list[Closure] = []
@@ -53,7 +44,7 @@ class Scheduler:
     @property
     def places(self) -> tuple[Place, ...]:
         """The places that there are."""
-        return tuple(self._places)
+        return self._queues.places
 
     @property
     def unfinished(self) -> int:
@@ -63,12 +54,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """How many closures are under way at places, with those cancelled there that have not been answered for."""
-        return sum(len(place.running) for place in self._places)
+        return sum(len(place.running) for place in self.places)
 
     @property
     def values(self) -> int:
         """How many values places hold."""
-        return sum(len(place.values) for place in self._places)
+        return sum(len(place.values) for place in self.places)
 
     @property
     def has_room(self) -> bool:
@@ -122,14 +113,14 @@ class Scheduler:
 
     def add_place(self, place: Place) -> None:
         """There is one more place, which has nothing to do."""
-        self._places[place] = deque()
+        self._queues.add_place(place)
 
     def lose_place(self, place: Place, error: Exception) -> None:
         """A place is gone, and with it the values that only it held."""
         if place.lost:
             return
         place.lost = True
-        self._anywhere.extendleft(reversed(self._places.pop(place)))
+        self._queues.lose_place(place)
         for closure in place.values:
             closure.held.pop(place, None)
             self._note_if_lost(closure)
@@ -149,32 +140,11 @@ class Scheduler:
 
     def assignments(self) -> list[tuple[Place, list[Closure]]]:
         """Returns which closures run where from now on: each list goes to its place in one call, or a few."""
-        now, given = self._clock(), dict[Place, list[Closure]]()
-        free = [place for place in self._places if self._takes_more(place, now)]
-        while free:
-            place = min(free, key=lambda one: len(one.running))
-            closure = self._next_for(place)
-            if closure is None:
-                free.remove(place)
-                continue
-            closure.state = State.RUNNING
-            place.running[closure] = None
-            given.setdefault(place, []).append(closure)
-            if not self._takes_more(place, now):
-                free.remove(place)
-        for place in given:
-            place.due = now + GATHER_SECONDS
-        return list(given.items())
+        return self._queues.assignments(self._can_begin)
 
     def seconds_to_assignments(self) -> float | None:
         """Returns when to ask for `assignments` although nothing has happened until then; `None` for never."""
-        if not (self._anywhere or self._suspects or any(self._places.values())):
-            return None
-        now = self._clock()
-        waits = [
-            place.due - now for place in self._places if place.due > now and len(place.running) < self._most_running
-        ]
-        return min(waits, default=None)
+        return self._queues.seconds_to_assignments()
 
     def calls_begin(self, place: Place, count: int) -> None:
         """So many calls to a place begin."""
@@ -284,41 +254,16 @@ class Scheduler:
     def _queue(self, closure: Closure, *, first: bool = False) -> None:
         closure.state = State.QUEUED
         closure.depth = 1 + max((need.depth for need in closure.needs if need.copy is None), default=0)
-        if closure.losses >= LOSSES_UNTIL_ALONE:
-            self._suspects.append(closure)
-            return
-        home = next((place for need in closure.needs for place in need.held), None)
-        queue = self._anywhere if home is None else self._places[home]
-        if first:
-            queue.appendleft(closure)
-        else:
-            queue.append(closure)
+        self._queues.add(closure, first=first)
 
-    def _takes_more(self, place: Place, now: float) -> bool:
-        if len(place.running) >= self._most_running or (place.calls and place.due > now):
-            return False
-        return not any(closure.losses >= LOSSES_UNTIL_ALONE for closure in place.running)
-
-    def _next_for(self, place: Place) -> Closure | None:
-        """Returns the closure that runs at a place next, if there is one."""
-        if not place.running and (suspect := self._popped(self._suspects)) is not None:
-            return suspect
-        found = self._popped(self._places[place]) or self._popped(self._anywhere)
-        if found is not None:
-            return found
-        # What others have and cannot run now is brought here, with its arguments.
-        busy = [queue for other, queue in self._places.items() if len(other.running) >= self._most_running]
-        return self._popped(max(busy, key=len)) if busy else None
-
-    def _popped(self, queue: deque[Closure]) -> Closure | None:
-        while queue:
-            closure = queue.popleft()
-            if closure.state is not State.QUEUED:
-                continue  # cancelled, or run from another queue
-            if all(need.is_there for need in closure.needs):
-                return closure
-            self._begin([closure])  # one of its arguments was lost since
-        return None
+    def _can_begin(self, closure: Closure) -> bool:
+        """Returns whether a closure that was queued can run now; rebuilds what it needs and was lost since."""
+        if closure.state is not State.QUEUED:
+            return False  # cancelled, or run from another queue
+        if all(need.is_there for need in closure.needs):
+            return True
+        self._begin([closure])
+        return False
 
     def _fail(self, closure: Closure, error: Exception) -> None:
         closure.error = error
@@ -402,7 +347,7 @@ class Scheduler:
     def __repr__(self) -> str:
         return (
             f"<Scheduler of {self.unfinished} closures, {self.running} of them running, {self.values} values at "
-            f"{len(self._places)} places>"
+            f"{len(self.places)} places>"
         )
 
 

@@ -18,7 +18,7 @@ from fedstack.computations.types.language import (
     Struct,
     Type,
 )
-from fedstack.computations.types.traceback_filter import consume_exception, drop_outcome
+from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote_executor import RemoteExecutor

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from fedstack.computations.types.traceback_filter import without_frames
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.contexts.invocation import telling_path
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.progress import ProgressCounts

@@ -199,7 +199,7 @@ class ExecutorStub(ServiceStub):
 
     def start(self, request: extended.StartRequest, segments: Sequence[Segment], heartbeat_seconds: float) -> Answer:
         """Creates values, and runs some of them."""
-        soon = self._control_seconds + _SOON_SECONDS
+        soon = self._control_seconds + SOON_SECONDS
         return self.exchange(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     def run_phase(

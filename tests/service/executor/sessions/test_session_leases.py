@@ -32,6 +32,7 @@ REQUESTS: dict[str, type[Any]] = {
     "ComputeNow": extended.ComputeNowRequest,
     "DownloadValue": extended.DownloadRequest,
     "Evaluate": extended.EvaluateRequest,
+    "Start": extended.StartRequest,
     "RunPhase": extended.PhaseRequest,
 }
 WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession", "GetStatus"}

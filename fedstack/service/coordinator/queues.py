@@ -1,0 +1,113 @@
+"""Decides which of the closures that can run goes to which place, and when."""
+
+from collections import deque
+from collections.abc import Callable
+
+from fedstack.service.coordinator.closures import Closure, Place, State
+
+MOST_RUNNING = 8
+# Closures that come while a call is under way wait so long for others to go along with.
+GATHER_SECONDS = 0.002
+# A closure that has lost so many workers runs without others beside it, and the next loss is its own fault.
+LOSSES_UNTIL_ALONE = 2
+
+
+class Queues:
+    """The places, and the closures that wait for one.
+
+    Each place has a queue of those whose arguments it holds; there is one more for all others.
+
+    Args:
+      most_running: How many closures run at one place at the same time.
+      clock: Returns the time in seconds.
+    """
+
+    def __init__(self, most_running: int, clock: Callable[[], float]) -> None:
+        self._most_running = most_running
+        self._clock = clock
+        self._places: dict[Place, deque[Closure]] = {}
+        self._anywhere: deque[Closure] = deque()
+        self._suspects: deque[Closure] = deque()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The places that there are."""
+        return tuple(self._places)
+
+    def add_place(self, place: Place) -> None:
+        """There is one more place."""
+        self._places[place] = deque()
+
+    def lose_place(self, place: Place) -> None:
+        """A place is gone; what waited for it runs elsewhere."""
+        self._anywhere.extendleft(reversed(self._places.pop(place)))
+
+    def add(self, closure: Closure, *, first: bool) -> None:
+        """A closure can run.
+
+        Args:
+          closure: The closure.
+          first: Whether it is to run before others.
+        """
+        if closure.losses >= LOSSES_UNTIL_ALONE:
+            self._suspects.append(closure)
+            return
+        home = next((place for need in closure.needs for place in need.held), None)
+        queue = self._anywhere if home is None else self._places[home]
+        if first:
+            queue.appendleft(closure)
+        else:
+            queue.append(closure)
+
+    def assignments(self, can_begin: Callable[[Closure], bool]) -> list[tuple[Place, list[Closure]]]:
+        """Returns which closures run where from now on.
+
+        Args:
+          can_begin: Returns whether one that was added can still run.
+        """
+        now, given = self._clock(), dict[Place, list[Closure]]()
+        free = [place for place in self._places if self._takes_more(place, now)]
+        while free:
+            place = min(free, key=lambda one: len(one.running))
+            closure = self._next_for(place, can_begin)
+            if closure is None:
+                free.remove(place)
+                continue
+            closure.state = State.RUNNING
+            place.running[closure] = None
+            given.setdefault(place, []).append(closure)
+            if not self._takes_more(place, now):
+                free.remove(place)
+        for place in given:
+            place.due = now + GATHER_SECONDS
+        return list(given.items())
+
+    def seconds_to_assignments(self) -> float | None:
+        """Returns when to ask for `assignments` although nothing has happened until then; `None` for never."""
+        if not (self._anywhere or self._suspects or any(self._places.values())):
+            return None
+        now = self._clock()
+        due = [place.due for place in self._places if place.due > now and len(place.running) < self._most_running]
+        return min(due) - now if due else None
+
+    def _takes_more(self, place: Place, now: float) -> bool:
+        if len(place.running) >= self._most_running or (place.calls and place.due > now):
+            return False
+        return not any(closure.losses >= LOSSES_UNTIL_ALONE for closure in place.running)
+
+    def _next_for(self, place: Place, can_begin: Callable[[Closure], bool]) -> Closure | None:
+        """Returns the closure that runs at a place next, if there is one."""
+        candidates = [] if place.running else [self._suspects]
+        candidates += [self._places[place], self._anywhere]
+        # What others have and cannot run now is brought here last, with its arguments.
+        full = [queue for other, queue in self._places.items() if len(other.running) >= self._most_running]
+        candidates += sorted(full, key=len, reverse=True)
+        for queue in candidates:
+            while queue:
+                closure = queue.popleft()
+                if can_begin(closure):
+                    return closure
+        return None
+
+    def __repr__(self) -> str:
+        return f"<Queues of {len(self._places)} places>"

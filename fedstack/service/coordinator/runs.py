@@ -1,0 +1,180 @@
+"""Runs closures at sites: batch by batch, each followed by what can go along in the next call."""
+
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol, cast
+
+from fedstack.computations.types.language import ExecutorValue, RetryableError
+from fedstack.errors import FedstackError
+from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.service.coordinator.calls import Call
+from fedstack.service.coordinator.closures import Closure, State
+from fedstack.service.coordinator.scheduler import Scheduler
+from fedstack.service.coordinator.sites import Held, Site
+
+
+class Turns(Protocol):
+    """What runs ask of the driver that has them."""
+
+    def turn(self, site: Site | None = None, /) -> Sequence[Closure]:
+        """Does what follows from events; returns what is to run at a site from now on."""
+        ...
+
+    def lose(self, site: Site, error: Exception, /) -> None:
+        """Notes that a site is gone."""
+        ...
+
+    def start(self, work: Coroutine[Any, Any, None], /) -> None:
+        """Starts something that ends with the driver, at the latest."""
+        ...
+
+
+class Runs:
+    """What runs at the sites of one driver, on its loop.
+
+    Args:
+      scheduler: Hears how closures ended.
+      lock: Is held where it does.
+      driver: Says what follows.
+    """
+
+    def __init__(self, scheduler: Scheduler, lock: threading.Lock, driver: Turns) -> None:
+        self._scheduler = scheduler
+        self._lock = lock
+        self._driver = driver
+        self._running: dict[Closure, Held] = {}
+
+    def close(self) -> None:
+        """Drops what stands for values. Nothing runs any more."""
+        self._running.clear()
+
+    def spawn(self, site: Site, closures: Sequence[Closure]) -> None:
+        """Runs closures at a site: those that can begin at once together, each of the others when it can."""
+        batches: dict[object, list[Closure]] = {}
+        for closure in closures:
+            call = cast(Call, closure.call)
+            batches.setdefault(call.clients if site.is_quick(call) else closure, []).append(closure)
+        self._scheduler.calls_begin(site.place, len(batches))
+        for batch in batches.values():
+            self._driver.start(self._run(site, batch))
+
+    async def _run(self, site: Site, closures: Sequence[Closure]) -> None:
+        """Runs closures of one number of clients at a site, and then those that follow there."""
+        clients = cast(Call, closures[0].call).clients
+        running: dict[ExecutorValue, Closure] = {}
+        try:
+            while True:
+                for closure in closures:
+                    await self._prepare(site, closure, running)
+                closures = self._tell(site, await self._outcomes(site, clients, running), clients)
+                if not closures and not running:
+                    return
+                self._scheduler.calls_begin(site.place, 1)
+        except RetryableError as error:
+            self._driver.lose(site, cast(Exception, error))
+
+    async def _prepare(self, site: Site, closure: Closure, running: dict[ExecutorValue, Closure]) -> None:
+        call = cast("Call | None", closure.call)
+        if call is None:  # it was cancelled meanwhile
+            self._tell_one(site, closure, None)
+            return
+        try:
+            held = await site.call(call)
+        except Exception as error:
+            if isinstance(error, RetryableError):
+                raise
+            self._tell_one(site, closure, error)
+        else:
+            self._running[closure] = held
+            running[held.value] = closure
+
+    def _tell_one(self, site: Site, closure: Closure, error: Exception | None) -> None:
+        with self._lock:
+            if error is None:
+                self._scheduler.gone(closure, site.place)
+            else:
+                self._scheduler.failed(closure, site.place, error)
+
+    async def _outcomes(
+        self, site: Site, clients: int, running: dict[ExecutorValue, Closure]
+    ) -> list[tuple[Closure, Exception | None]]:
+        """Returns how those closures ended that end first; what is left runs."""
+        if not running:
+            return []
+        try:
+            outcomes = await site.start(site.executor(clients), list(running))
+        except Exception as error:
+            if isinstance(error, RetryableError):
+                raise
+            # One of them is to blame, or the only one.
+            closures = list(running.values())
+            running.clear()
+            if len(closures) == 1:
+                return [(closures[0], error)]
+            for closure in closures:
+                self.spawn(site, [closure])
+            return []
+        return [(running.pop(value), outcome) for value, outcome in outcomes.items()]
+
+    def _tell(self, site: Site, outcomes: Sequence[tuple[Closure, Exception | None]], clients: int) -> list[Closure]:
+        """Tells the scheduler how closures ended; returns what runs next in the same way."""
+        loss: Exception | None = None
+        homes: list[Closure] = []
+        with self._lock:
+            for closure, error in sorted(outcomes, key=lambda outcome: outcome[1] is not None):
+                if isinstance(error, RetryableError) and closure.state is State.RUNNING:
+                    loss = error
+                elif isinstance(error, RetryableError):
+                    self._scheduler.gone(closure, site.place)
+                elif error is not None:
+                    self._scheduler.failed(closure, site.place, error)
+                elif closure.prefetch and closure.state is State.RUNNING:
+                    homes.append(closure)
+                else:
+                    self._scheduler.succeeded(closure, site.place, self._running[closure])
+            self._scheduler.call_ended(site.place)
+        if loss is not None:
+            raise loss
+        if homes:
+            self._driver.start(self._fetch(site, homes))
+        for closure, _ in outcomes:
+            if closure not in homes:
+                self._running.pop(closure, None)
+        closures = self._driver.turn(site)
+        follow = [closure for closure in closures if self._goes_along(site, closure, clients)]
+        others = [closure for closure in closures if closure not in follow]
+        if others:
+            self.spawn(site, others)
+        return follow
+
+    def _goes_along(self, site: Site, closure: Closure, clients: int) -> bool:
+        call = cast(Call, closure.call)
+        return call.clients == clients and site.is_quick(call)
+
+    async def _fetch(self, site: Site, closures: Sequence[Closure]) -> None:
+        """Brings values home before they count as there."""
+        try:
+            payloads = await gather([self._running[closure].payload() for closure in closures])
+        except RetryableError as error:
+            self._driver.lose(site, cast(Exception, error))
+            return
+        with self._lock:
+            for closure, payload in zip(closures, payloads):
+                self._scheduler.succeeded(closure, site.place, self._running.pop(closure), (payload,))
+        self._driver.turn()
+
+    def stop(self, sites: Iterable[Site], closures: Sequence[Closure]) -> None:
+        """Stops closures that were cancelled, wherever they run."""
+        for site in sites:
+            held = [self._running[one] for one in closures if one in site.place.running and one in self._running]
+            if held:
+                self._driver.start(_stop(site, held))
+
+    def __repr__(self) -> str:
+        return f"<Runs of {len(self._running)} closures>"
+
+
+async def _stop(site: Site, held: Sequence[Held]) -> None:
+    with contextlib.suppress(FedstackError, RetryableError):
+        await site.stop(held)
