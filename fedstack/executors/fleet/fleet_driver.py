@@ -59,6 +59,11 @@ class FleetDriver:
             self._fleet.add(worker_of(stub, capacity, supervised=False))
 
     @property
+    def io(self) -> IoLoop:
+        """The loop where their connections are."""
+        return self._io
+
+    @property
     def workers(self) -> tuple[Worker, ...]:
         """All workers that there are."""
         return self._fleet.workers

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from fedstack.computations.types.language import RetryableError
-from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError
 from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.closures import Closure, Place
 from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduler import Scheduler
@@ -21,7 +21,14 @@ _T = TypeVar("_T")
 
 
 class Workforce(Protocol):
-    """Where sites come from."""
+    """Where sites come from.
+
+    Attributes:
+      io: The loop on which they run.
+    """
+
+    @property
+    def io(self) -> IoLoop: ...
 
     def begin(self, driver: "Driver", /) -> None:
         """Begins to add sites to a driver, and to tell it of losses."""
@@ -47,21 +54,20 @@ class Driver:
 
     Args:
       scheduler: Decides.
-      workforce: Where sites come from.
-      loop: The loop.
+      workforce: Where sites come from, and on which loop everything runs.
     """
 
-    def __init__(self, scheduler: Scheduler, workforce: Workforce, loop: IoLoop) -> None:
+    def __init__(self, scheduler: Scheduler, workforce: Workforce) -> None:
         self._scheduler = scheduler
         self._workforce = workforce
-        self._loop = loop
+        self._loop = workforce.io
         self._lock = threading.Lock()
         self._woken = False
         self._dropped: deque[Closure] = deque()
         self._sites: dict[Place, Site] = {}
         self._runs = Runs(scheduler, self._lock, self)
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order, unlike a set
         self._looking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -264,8 +270,8 @@ class Driver:
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Starts something that ends with this, at the latest."""
         task = start_apart(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         task.add_done_callback(consume_exception)
 
     def _decided(self) -> list[tuple[Place, list[Closure]]]:

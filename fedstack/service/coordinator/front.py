@@ -23,7 +23,7 @@ from fedstack.service.coordinator.remote_value import RemoteValue
 from fedstack.service.coordinator.scheduler import MOST_QUEUED, MOST_RUNNING, Scheduler
 from fedstack.service.coordinator.workforce import FleetWorkforce, LocalWorkforce
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.peers.io_loop import start_apart
 
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
 # So many functions are known at workers although nothing refers to them just now.
@@ -56,8 +56,9 @@ class Front(ClosesOnExit):
         if on_error not in ("cancel", "continue"):
             raise InvalidValueError(f"Expected on_error to be 'cancel' or 'continue', found {on_error!r}")
         workforce = _workforce_of(workers, credentials, connect_seconds)
-        scheduler = Scheduler(max_queued, max_running, goes_on=on_error == "continue")
-        self._driver = Driver(scheduler, workforce, io_loop)
+        goes_on = on_error == "continue"
+        scheduler = Scheduler(max_queued, max_running, goes_on=goes_on, clock=workforce.io.time)
+        self._driver = Driver(scheduler, workforce)
         self._functions: OrderedDict[int, tuple[object, Function]] = OrderedDict()
         weakref.finalize(self, _end, self._driver).atexit = False
 
@@ -111,7 +112,7 @@ class Front(ClosesOnExit):
         """Cancels what is left to do, and closes the connections. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
-            io_loop.finish(self._driver.end(), timeout=5.0)
+            self._driver.loop.finish(self._driver.end(), timeout=5.0)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{' closed' if self._closed else ''} over {self._driver!r}>"
@@ -119,7 +120,7 @@ class Front(ClosesOnExit):
 
 def _end(driver: Driver) -> None:
     """Ends a driver whose coordinator nobody refers to any more; a finalizer."""
-    io_loop.call_soon(lambda: start_apart(driver.end()))
+    driver.loop.call_soon(lambda: start_apart(driver.end()))
 
 
 def _workforce_of(workers: Workers, credentials: ClientCredentials | None, connect_seconds: float) -> Workforce:

@@ -18,10 +18,10 @@ from fedstack.computations.types.language import (
     Struct,
     Type,
 )
-from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 from fedstack.service.coordinator.calls import Argument, Call, Function, Known, Result
 from fedstack.service.coordinator.closures import Closure, Place
 from fedstack.transport.peers.executor_stub import ExecutorStub

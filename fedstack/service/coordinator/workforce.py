@@ -10,6 +10,7 @@ from fedstack.executors.fleet.worker import Worker
 from fedstack.service.coordinator.closures import Place
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.sites import LocalSite, RemoteSite, Site
+from fedstack.transport.peers.io_loop import IoLoop, io_loop
 
 
 class FleetWorkforce(FleetObserver, Workforce):
@@ -31,6 +32,10 @@ class FleetWorkforce(FleetObserver, Workforce):
         self._driver = driver
         self._indices = {worker: index for index, worker in enumerate(self._fleet.workers)}
         self._fleet.subscribe(self)
+
+    @property
+    def io(self) -> IoLoop:
+        return self._fleet.io
 
     async def wait(self) -> None:
         await self._fleet.ready()
@@ -78,6 +83,10 @@ class LocalWorkforce(Workforce):
     def __init__(self, factories: Sequence[ExecutorFactory]) -> None:
         self._factories = factories
         self._driver: Driver | None = None
+
+    @property
+    def io(self) -> IoLoop:
+        return io_loop
 
     def begin(self, driver: Driver) -> None:
         self._driver = driver

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from fedstack.foundations.traceback_filter import without_frames
 from fedstack.contexts.invocation import telling_path
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.foundations.traceback_filter import without_frames
 from fedstack.proto.extensions_pb2 import StartResponse, Status
 from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.service_core import ServiceCore
