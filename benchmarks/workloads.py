@@ -8,6 +8,7 @@ from benchmarks import (
     broadcast,
     bystanders,
     fedavg,
+    methods,
     programs,
     remote_rounds,
     remote_training,
@@ -50,6 +51,7 @@ WORKLOADS = (
     Workload("remote-values", "values to a worker and back; floor: gRPC with plain bytes", remote_values.run),
     Workload("remote-rounds", "rounds over workers; floor: gRPC with plain bytes", remote_rounds.run),
     Workload("remote-training", "clients in pure Python on workers; floor: bare processes", remote_training.run),
+    Workload("methods", "calls of registered methods; floor: gRPC with plain bytes", methods.run),
     Workload("bystanders", "waits of one client beside another that keeps the worker busy", bystanders.run),
     Workload("rounds", "rounds with varying numbers of clients", rounds.run),
 )

@@ -1,9 +1,9 @@
 """The subcommand `fedstack status`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstack.command_line.command import SUCCESS, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
@@ -12,7 +12,10 @@ from fedstack.foundations.error_text import counted, printable, size_text
 
 if TYPE_CHECKING:
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
+    from fedstack.proto.methods_pb2 import ListMethodsResponse, MethodDescription
     from fedstack.transport.peers.executor_stub import ExecutorStub
+
+_T = TypeVar("_T")
 
 
 def run(**given: Any) -> int:
@@ -20,27 +23,47 @@ def run(**given: Any) -> int:
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
-    async def look(stub: "ExecutorStub") -> "GetStatusResponse | None":
-        try:
-            return await stub.get_status()
-        except RemoteError as error:
-            if error.code != "UNIMPLEMENTED":
-                raise
-        await check_plain(target, stub)
-        return None
+    async def look(stub: "ExecutorStub") -> "tuple[GetStatusResponse | None, ListMethodsResponse | None]":
+        from fedstack.proto.methods_pb2 import ListMethodsRequest
+        from fedstack.transport.peers.method_stub import MethodStub
+
+        status = await _if_there(stub.get_status())
+        methods = await _if_there(MethodStub(stub.connection).list(ListMethodsRequest(with_calls=True)))
+        if status is None and methods is None:
+            await check_plain(target, stub)
+        return status, methods
 
     try:
-        status = ask(target, credentials, options.timeout, look)
+        status, methods = ask(target, credentials, options.timeout, look)
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
-    told = {"service": PLAIN} if status is None else _as_object(status)
+    told: dict[str, object] = {"service": PLAIN} if status is None and methods is None else {}
+    if status is not None:
+        told = _as_object(status)
+    if methods is not None:
+        told = {"version": methods.version, "uptime_seconds": round(methods.uptime_seconds, 3), **told}
+        told["methods"] = [_method_as_object(method) for method in methods.method]
     if options.json:
         print(json.dumps({"ok": True, "target": str(target), **told}))
-    elif status is None:
-        print(f"{target}: {PLAIN}, which can be used value by value, and does not tell what it holds and has done")
-    else:
+    elif status is not None:
         show(str(target), status)
+    elif methods is not None:
+        print(f"{target}: fedstack {methods.version}, up for {_duration(methods.uptime_seconds)}")
+    else:
+        print(f"{target}: {PLAIN}, which can be used value by value, and does not tell what it holds and has done")
+    if methods is not None and methods.method and not options.json:
+        show_methods(methods)
     return SUCCESS
+
+
+async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
+    """Returns the answer of a service; `None` if the server has no such service."""
+    try:
+        return await answer
+    except RemoteError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        return None
 
 
 def _as_object(status: "GetStatusResponse") -> dict[str, object]:
@@ -80,6 +103,37 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
         ],
         "calls": [{"method": call.method, "code": call.code, "count": call.count} for call in status.calls],
     }
+
+
+def _method_as_object(method: "MethodDescription") -> dict[str, object]:
+    calls = method.calls
+    return {
+        "name": method.name,
+        "running": calls.running,
+        "calls": calls.ended,
+        "errors": calls.failed,
+        "p50_seconds": round(calls.median_seconds, 6),
+        "p99_seconds": round(calls.p99_seconds, 6),
+    }
+
+
+def show_methods(methods: "ListMethodsResponse") -> None:
+    """Prints registered methods as a table."""
+    print()
+    _print_table(
+        ("registered", "calls", "errors", "running", "p50", "p99"),
+        [
+            (
+                printable(method.name),
+                f"{method.calls.ended}",
+                f"{method.calls.failed}",
+                f"{method.calls.running}",
+                f"{1000 * method.calls.median_seconds:.3g} ms",
+                f"{1000 * method.calls.p99_seconds:.3g} ms",
+            )
+            for method in methods.method
+        ],
+    )
 
 
 def show(target: str, status: "GetStatusResponse") -> None:

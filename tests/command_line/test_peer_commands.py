@@ -30,6 +30,7 @@ from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
+from fedstack.service import rpc
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.executor.sessions.service_core import ServiceCore
@@ -590,3 +591,22 @@ def test_status_says_how_often_and_how_long_a_server_stood_still(capsys: pytest.
     assert (found.stalls, found.longest_stall_seconds) == (3, 0.72)
     status_command.show("worker", found)
     assert "\nstood still 3 times, for 0.72 s at most\n" in capsys.readouterr().out
+
+
+def test_status_shows_registered_methods_with_their_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    server = rpc.Server.create("grpc", "localhost:0")
+    server.register("first", lambda x: x[0], parameter_types=[(np.int32, [None])], result_type=np.int32)
+    with server, rpc.Client.create("grpc", server.target) as client:
+        assert client.first_blocking([2]) == 2
+        with pytest.raises(fedstack.FedstackError):
+            client.first_blocking([])
+        capsys.readouterr()
+        assert main(["status", server.target]) == 0
+        shown = capsys.readouterr().out
+        assert main(["status", server.target, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+    assert re.search(r"^registered +calls +errors +running +p50 +p99$", shown, re.MULTILINE)
+    assert re.search(r"^first +2 +1 +0 +[\d.e-]+ ms +[\d.e-]+ ms$", shown, re.MULTILINE)
+    (method,) = told["methods"]
+    assert (method["name"], method["calls"], method["errors"], method["running"]) == ("first", 2, 1, 0)
+    assert 0 < method["p50_seconds"] <= method["p99_seconds"]

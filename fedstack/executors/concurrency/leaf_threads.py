@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
+from fedstack.foundations.traceback_filter import drop_outcome
+from fedstack.transport.peers.loop_calls import arrival
 
 _T = TypeVar("_T")
 
@@ -114,17 +115,19 @@ class LeafThreads:
             with run_inline(False):
                 return self._pool.run_here(work) if self._counts_callers else work()
         future = self.submit(work)
-        waiter = asyncio.wrap_future(future)
-        # Who is cancelled just then does not ask what came out, and asyncio would complain.
-        waiter.add_done_callback(consume_exception)
         try:
-            return await waiter
+            if not future.done():
+                await arrival(future)
         except asyncio.CancelledError:
             if cancel is not None:
                 cancel()
             self.abandon(future)
             future.add_done_callback(drop_outcome)
             raise
+        try:
+            return future.result()
+        finally:
+            del future  # it has the error, whose frames have this one
 
     def abandon(self, future: "Future[Any]") -> None:
         """Gives up what `submit` has returned: it does not begin any more, or its thread may never come back."""

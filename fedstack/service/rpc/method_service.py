@@ -4,16 +4,22 @@ import asyncio
 import functools
 import time
 from collections.abc import Mapping
-from typing import Any
+
+import attrs
 
 from fedstack._version import __version__
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.declared_types import ParameterTypes
-from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.types.language import CLIENTS, ExecutorFactory, FunctionType
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
+from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.federated_values import count_clients
+from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
+from fedstack.executors.base.verb_executor import engine_of, pull
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.sync_driver import SyncDriver
 from fedstack.executors.stacks.factories import local_executor_factory
@@ -33,7 +39,7 @@ from fedstack.transport.peers.methods import Method as PeerMethod
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-# As many calls may wait for each other inside of methods; threads of calls that only wait cost little.
+# As many calls may wait for each other inside of functions; threads that only wait cost little.
 _MOST_AT_ONCE = 256
 
 
@@ -49,10 +55,11 @@ class MethodService(Service):
     """
 
     def __init__(self, factory: ExecutorFactory | None = None, *, limits: ServiceLimits | None = None) -> None:
-        factory = factory or local_executor_factory(max_concurrent_clients=_MOST_AT_ONCE)
-        self._core = ServiceCore(factory, limits or ServiceLimits(), CarrierPolicy())
+        self._core = ServiceCore(factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy())
         self._table = MethodTable()
-        self._inline = SyncDriver(allow_loop=False)
+        self._here = SyncDriver(allow_loop=False)
+        self._threads = LeafThreads(_MOST_AT_ONCE)
+        self._no_clients = ProgressCounts()
         self._draining = False
 
     def register(
@@ -108,18 +115,18 @@ class MethodService(Service):
         with method.calls.counted():
             payload = await self._argument(method, received)
             self._core.work_for(current_scope().origin)
-            features = self._core.limits.chunking
-            packer = Packer(features.large_bytes, elements=True, sequences=True)
-            progress, seconds = ProgressCounts(), request.timeout_seconds
-            work = self._computed(method, payload, packer, progress)
+            chunking, seconds = self._core.limits.chunking, request.timeout_seconds
+            packer = Packer(chunking.large_bytes, elements=True, sequences=True)
             if method.inline:
-                header = self._inline.run(work, inline=True)
+                header = self._here.run(self._computed(method, payload, packer), inline=True)
             else:
+                progress = ProgressCounts() if method.has_clients else self._no_clients
+                work = self._run(method, payload, packer, progress)
                 running = asyncio.ensure_future(within(seconds, work, lambda: _late(seconds)))
                 async for beat in beats(running, progress, self._core.limits):
                     yield beat
                 header = running.result()
-            yield Parcel(header, packer.segments, features.chunk_bytes)
+            yield Parcel(header, packer.segments, chunking.chunk_bytes)
 
     async def _argument(self, method: Method, received: Received[methods_pb2.InvokeRequest]) -> object:
         parameter = method.signature.function.parameter
@@ -137,26 +144,44 @@ class MethodService(Service):
         await received.end()
         return payload
 
-    async def _computed(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
+    async def _run(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
+        """Runs a method: one function on a thread from argument to answer, anything else from the event loop."""
+        if method.is_leaf:
+            return await self._threads.run(lambda: self._here.run(self._computed(method, payload, packer), inline=True))
+        if method.has_clients:
+            set_scope(attrs.evolve(current_scope(), progress=progress))
+        return await self._computed(method, payload, packer)
+
+    async def _computed(self, method: Method, payload: object, packer: Packer) -> bytes:
         """Runs a method and returns the message of the answer; its large arrays are in the packer."""
-        function: FunctionType = method.signature.function
-        clients = count_clients(payload, function.parameter) if method.has_clients and function.parameter else None
+        parameter, result = method.signature.function.parameter, method.signature.function.result
+        clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
             self._core.admission.check_clients(clients)
         executor, give_back = self._core.sessions.lend({} if clients is None else {CLIENTS: clients})
         try:
             with telling_path(executor):
-                called = await held_values.create_computation(executor, method.computation)
-                argument = None
-                if function.parameter is not None:
-                    argument = await held_values.create_known(executor, payload, function.parameter)
-                value = await held_values.create_call(executor, called, argument)
-                del payload, argument
-                return await held_values.written(
-                    value, await held_values.compute(value, progress), functools.partial(_response, packer)
-                )
+                engine = engine_of(executor)
+                if engine is None:
+                    return await self._by_verbs(executor, method, payload, packer)
+                found = await engine.begin(method.function).pull((), payload)
+                del payload
+                write = functools.partial(_response, packer, found, result)
+                if contains_sequence(result):  # streams run code of users: where that runs
+                    return await engine.finish(write, result)
+                return write() if is_quick(found, result) else await off_loop(write)
         finally:
             give_back()
+
+    async def _by_verbs(self, executor: Executor, method: Method, payload: object, packer: Packer) -> bytes:
+        """Runs a method on an executor of another origin, or of another process."""
+        parameter = method.signature.function.parameter
+        function = await held_values.create_computation(executor, method.computation)
+        argument = None
+        if parameter is not None:
+            argument = await held_values.create_known(executor, payload, parameter)
+        value = await held_values.create_call(executor, function, argument)
+        return await held_values.written(value, await pull(value), functools.partial(_response, packer))
 
     def drain(self) -> None:
         """Takes no new calls; those that run go on."""
@@ -165,7 +190,8 @@ class MethodService(Service):
     async def close(self) -> None:
         """Ends all calls and closes the factory. Idempotent."""
         await self._core.close()
-        self._inline.close()
+        self._here.close()
+        self._threads.close()
 
     def __repr__(self) -> str:
         return f"<MethodService of {len(self._table)} methods>"
@@ -177,7 +203,7 @@ def _late(seconds: float) -> DeadlineExceededError:
     )
 
 
-def _response(packer: Packer, payload: object, type_spec: Any) -> bytes:
+def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:
     response = methods_pb2.InvokeResponse()
     packer.pack(response.value, payload, type_spec, "result")
     return response.SerializeToString()

@@ -12,6 +12,8 @@ import attrs
 
 from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.plan.graph import Function
+from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import ConcreteComputation, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_federated, contains_function
@@ -24,7 +26,7 @@ from fedstack.service.rpc.signatures import NOTHING, Signature, signature_of
 from fedstack.transport.wire.status import Code, StatusError
 
 # What clients have of their own, and so cannot show as a method.
-RESERVED = frozenset({"call", "close", "create", "methods", "refresh", "target"})
+RESERVED = frozenset({"call", "close", "create", "is_entered", "methods", "refresh", "target"})
 BLOCKING = "_blocking"
 _MOST_CHARACTERS = 200
 _NEAR_NAMES = 3
@@ -71,15 +73,22 @@ class Method:
     Attributes:
       signature: What it takes and returns.
       source: What was registered; it keeps a Python function alive.
-      computation: What runs.
+      computation: The same as a message.
+      function: The same, traced.
       inline: Whether it runs on the server's event loop.
       has_clients: Whether its argument may say how many clients it is for.
       calls: Its calls.
     """
 
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is one function, which cannot be stopped once it runs."""
+        return self.computation.WhichOneof("computation") in ("data", "xla", "tensorflow")
+
     signature: Signature
     source: ConcreteComputation
     computation: computation_pb2.Computation
+    function: Function
     inline: bool
     has_clients: bool
     calls: CallTimes = attrs.field(factory=CallTimes)
@@ -116,7 +125,8 @@ class MethodTable:
                 f"Expected a method without clients to run on the event loop, found {type_text(signature.function)} "
                 f"for {name!r}; leave out inline=True"
             )
-        method = Method(signature, found, found.to_proto(), inline, has_clients)
+        proto = found.to_proto()
+        method = Method(signature, found, proto, plans.plan(proto), inline, has_clients)
         with self._lock:
             if name in self._methods:
                 raise InvalidValueError(

@@ -1,5 +1,6 @@
 """Defines the server of registered methods."""
 
+from pathlib import Path
 from types import TracebackType
 
 from fedstack.computations.leaves.declared_types import ParameterTypes
@@ -8,10 +9,10 @@ from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.rpc.arguments import check_layer
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.listening import TcpListener, listener_at
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.wire.addresses import parse_target
 
 
 class Server:
@@ -47,7 +48,7 @@ class Server:
             listens there and nowhere else.
           credentials: The certificate and key for TLS, and what is asked of clients.
           insecure: Whether other machines may reach it without TLS.
-          factory: Makes the executors that run methods; by default a local stack that runs up to 256 calls at a time.
+          factory: Makes the executors that run methods; by default a local stack.
           limits: How much clients may have of the server.
           service_limits: How much they may send in a call.
           grace_seconds: How long running calls have by default when the server stops.
@@ -57,18 +58,13 @@ class Server:
             TLS, and that was not asked for.
         """
         check_layer(rpc_layer)
-        listener = listener_at(address)
+        listens = parse_target(address, any_port=True)
         service = MethodService(factory, limits=service_limits)
-        host, port, path = "127.0.0.1", 0, None
-        if isinstance(listener, TcpListener):
-            host, port = listener.host, listener.port
-        else:
-            path = listener.path
         server = GrpcServer(
             [service],
-            host=host,
-            port=port,
-            unix_socket=path,
+            host=listens.host or "localhost",
+            port=listens.port,
+            unix_socket=Path(listens.socket_path) if listens.socket_path else None,
             credentials=credentials,
             insecure=insecure,
             limits=limits,

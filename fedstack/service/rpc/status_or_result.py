@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 from fedstack.errors import ClosedError
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.wire.status import Code, code_of
 
 _T = TypeVar("_T")
@@ -70,10 +71,13 @@ class StatusOrResult(Generic[_T]):
         return self._awaited().__await__()
 
     async def _awaited(self) -> _T:
-        try:
-            return await asyncio.wrap_future(self._outcome)
-        except Exception as error:
-            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        if not self._outcome.done():
+            try:
+                await arrival(self._outcome)
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self.get_value()
 
     def __repr__(self) -> str:
         state = "running"

@@ -10,11 +10,10 @@ from typing import Protocol
 
 import attrs
 
-from fedstack.errors import AddressError, InvalidValueError
+from fedstack.errors import AddressError
 
 # What every system takes for the path of a socket; Linux would take four bytes more.
 _MAX_PATH_BYTES = 103
-_MAX_PORT = 65_535
 
 
 class Listener(Protocol):
@@ -167,23 +166,6 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-def listener_at(address: str) -> "TcpListener | UnixListener":
-    """Returns the listener for an address as clients write it, where port 0 is any that is free.
-
-    Raises:
-      InvalidValueError: If it is none.
-    """
-    forms = "host:port, with port 0 for any that is free, or unix:/path"
-    stripped = str(address).strip().removeprefix("grpc://").removeprefix("grpcs://")
-    if stripped.startswith("unix:"):
-        path = stripped.removeprefix("unix:")
-        return UnixListener(Path(path[2:] if path.startswith("//") else path))
-    host, colon, port = stripped.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > _MAX_PORT:
-        raise InvalidValueError(f"Expected an address to listen at, found {address!r}; write {forms}")
-    return TcpListener(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 def _joined(host: str, port: int) -> str:

@@ -139,13 +139,14 @@ class Submitted(concurrent.futures.Future[_T]):
         super().__init__()
         self._loop = loop
         self._task: asyncio.Task[_T] | None = None
-        loop.call_soon_threadsafe(self._start, coroutine)
+        in_context = contextvars.copy_context().run
+        calls_on(loop).add(lambda: in_context(self._start, coroutine))
 
     def cancel(self) -> bool:
         """Asks the coroutine to end, which may take a while; returns whether it had not ended yet."""
         if self.done():
             return False
-        self._loop.call_soon_threadsafe(self._cancel)
+        calls_on(self._loop).add(self._cancel)
         return True
 
     def _start(self, coroutine: Coroutine[Any, Any, _T]) -> None:

@@ -5,9 +5,12 @@ both loops would spend more time on waking each other than on what they do.
 """
 
 import asyncio
+import concurrent.futures
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 
 class LoopCalls:
@@ -55,3 +58,20 @@ def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
     """Returns what calls functions on a loop; one for all who do so."""
     found = _calls.get(loop)
     return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
+
+
+async def arrival(future: "concurrent.futures.Future[Any]") -> None:
+    """Returns when a future that another thread fulfils is done, by one call on this loop."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def arrive() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def done(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            calls_on(loop).add(arrive)
+
+    future.add_done_callback(done)
+    await waiter

@@ -8,7 +8,12 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
+from fedstack.proto.methods_pb2 import ListMethodsRequest, MethodCalls
 from fedstack.service import rpc
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.method_stub import MethodStub
+from fedstack.transport.wire.addresses import parse_target
 
 WALL = 30.0
 
@@ -59,3 +64,17 @@ def within_wall(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < due, what
         time.sleep(0.01)
+
+
+def calls_of(server: rpc.Server) -> dict[str, MethodCalls]:
+    """Returns what a server tells of the calls of its methods."""
+
+    async def ask() -> dict[str, MethodCalls]:
+        stub = MethodStub(GrpcConnection(parse_target(server.target)))
+        try:
+            response = await stub.list(ListMethodsRequest(with_calls=True))
+        finally:
+            await stub.close()
+        return {method.name: method.calls for method in response.method}
+
+    return io_loop.run_sync(ask(), WALL)

@@ -7,7 +7,7 @@ import threading
 import federated_language as fl
 import numpy as np
 import pytest
-from served_methods import WALL
+from served_methods import WALL, calls_of, within_wall
 
 import fedstack
 from fedstack.errors import (
@@ -40,8 +40,7 @@ def test_a_dropped_result_still_runs(client, gate):
     assert gate.come.acquire(timeout=WALL)
     gate.opened.set()
     assert client.wait_blocking(2) == 2
-    while gate.left < 2:
-        pass
+    within_wall(lambda: gate.left == 2, "the dropped call never came to its end")
 
 
 def test_a_dropped_client_lets_its_calls_run(server, gate):
@@ -165,9 +164,11 @@ def test_a_deadline_ends_the_call_here_and_at_the_server(server, client, gate):
     assert result.get_error()[0] == Code.DEADLINE_EXCEEDED
     with pytest.raises(TimeoutError, match="within 0.2 seconds"):
         result.get_value()
+    within_wall(lambda: calls_of(server)["waits"].running == 0, "the server goes on")
     gate.opened.set()
     client.add_blocking(1, 2)
     assert gate.left < 100  # those that had not begun never do
+    assert (calls_of(server)["waits"].ended, calls_of(server)["waits"].failed) == (1, 1)
 
 
 def test_a_call_may_override_the_clients_deadline(server, gate):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
@@ -131,11 +131,16 @@ class ServiceCore:
           kept: See `WorkScope`.
         """
         of_call = current_scope()
+        rules = self._scope
         set_scope(
-            attrs.evolve(
-                self._scope,
+            WorkScope(  # as `attrs.evolve` does, in a third of the time: each call comes here
                 caller=of_call.caller,
                 origin=origin,
+                policy=rules.policy,
+                max_steps=rules.max_steps,
+                leaves=rules.leaves,
+                environment=rules.environment,
+                abandoned=rules.abandoned,
                 progress=of_call.progress,
                 span=of_call.span,
                 worker_index=worker_index,
