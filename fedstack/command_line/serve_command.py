@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import importlib.util
 import logging
 import os
@@ -101,6 +102,7 @@ def _serve(options: SimpleNamespace, standard_input: int | None, waiting: TextIO
         thread = ServerThread(server)
         with _telemetry(options), _metrics_page(options) as metrics:
             thread.start()
+            gc.freeze()  # what has been imported stays: the collector need not look at it again and again
             if task is not None and options.addresses is not None:
                 task.announce(options.addresses, server.target)
             _say_ready(dialled_address(server.target, options), metrics, options, waiting, task)
