@@ -231,9 +231,7 @@ async def _run(executor: Executor, comp: ConcreteComputation, signature: Functio
         return await _run_foreign(executor, comp, signature, payload)
     if not executor.drives_inline:
         await need_event_loop()
-    function = await executor.create_value(comp)
-    argument = None if signature.parameter is None else await executor.create_known(payload, signature.parameter)
-    result = await executor.computed(await executor.create_call(function, argument))
+    result = await executor.invoke(comp, payload)
     return await executor.finish(lambda: to_result(result, signature.result), signature.result)
 
 

@@ -93,7 +93,7 @@ class ScheduleRun:
 
     async def _make(self, slots: Sequence[int]) -> None:
         waiting = self._unfinished(slots)
-        if waiting and runs_inline():
+        if waiting and len(self._tasks) > 1 and runs_inline():
             in_order, forks = self._needed(slots)
             if forks and self._runs_functions():
                 await need_event_loop()

@@ -34,7 +34,7 @@ from fedstack.executors.base.verb_values import Recorder, Source, VerbValue
 from fedstack.executors.concurrency.closing import ClosesOnExit
 
 _T = TypeVar("_T")
-_FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
+FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")
 
 
 class Closable(Protocol):
@@ -185,7 +185,7 @@ class VerbExecutor(ClosesOnExit, Executor):
                 f"Expected a computation of type {type_text(declared)}, found one of type {type_text(type_spec)}"
             )
         self.accepts(computation)
-        if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in _FUNCTIONS:
+        if isinstance(type_spec, FunctionType) and computation.WhichOneof("computation") not in FUNCTIONS:
             raise InvalidComputationError(
                 f"Expected a computation that yields a value, found a {computation.WhichOneof('computation')} that "
                 f"yields a function {type_text(type_spec)}; call the function inside and return its result"
@@ -207,6 +207,18 @@ class VerbExecutor(ClosesOnExit, Executor):
             raise TypeMismatchError(f"Expected a function to call, found a value of type {type_text(declared)}")
         check_argument(declared.parameter, argument)
         return await self._recorder.call(self, function, argument, declared.result)
+
+    async def invoke(self, computation: ConcreteComputation, payload: object) -> object:
+        """Runs a whole computation on values, and returns the payload of its result; what the verbs do one by one.
+
+        Args:
+          computation: The computation.
+          payload: The payload of its argument, if it takes one.
+        """
+        function = await self.create_value(computation)
+        parameter = computation.type_signature.parameter
+        argument = None if parameter is None else await self.create_known(payload, parameter)
+        return await self.computed(await self.create_call(function, argument))
 
     async def create_struct(self, elements: object) -> VerbValue:
         """Records a struct of values; names are kept in the type.
