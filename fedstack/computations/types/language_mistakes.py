@@ -67,6 +67,9 @@ MISTAKES = tuple(
         "with the average operator": (
             "map a function first that returns floating-point numbers, such as np.float32(x)"
         ),
+        "is not sum-compatible because .* is not fully defined": (
+            "declare the sizes of what is summed, such as (np.float32, [10]) in place of (np.float32, [None])"
+        ),
         "with the (min|max) operator|is not sum-compatible": (
             "map a function first that returns numbers, such as np.int32(x)"
         ),

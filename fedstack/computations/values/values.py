@@ -262,6 +262,12 @@ def _is_iterable(value: object) -> TypeGuard[Iterable[object]]:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
 
 
+def _is_indexed(value: object) -> bool:
+    """Returns whether a value that cannot be iterated over has elements by index, as a data set of PyTorch."""
+    known = isinstance(value, (str, bytes, np.ndarray, Mapping))
+    return not known and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
 def normalize_sequence(
     value: object, sequence: SequenceType, path: str, read: ReadTensor = normalize_tensor
 ) -> Iterable[object]:
@@ -276,6 +282,8 @@ def normalize_sequence(
         advice = "give a list of elements"
         if isinstance(value, Mapping) and isinstance(sequence.element, StructType):
             advice = "give a list of such dictionaries, or fedstack.batches(value, batch_size)"
+        elif _is_indexed(value):
+            advice = "give a list of its elements, list(value), or fedstack.from_generator(lambda: iter(value))"
         mismatch(f"a re-iterable of {sequence.element}", describe(cast(object, value)), path, advice)
     source = value
     if isinstance(source, ShownSequence) and source.element == sequence.element:

@@ -84,6 +84,10 @@ MADE = {
     "integers are averaged": (of(INTEGERS, lambda x: fl.federated_mean(x)), "np.float32(x)"),
     "booleans have a maximum": (of(fl.FederatedType(np.bool_, fl.CLIENTS), fl.federated_max), "np.int32(x)"),
     "booleans are summed": (of(fl.FederatedType(np.bool_, fl.CLIENTS), fl.federated_sum), "np.int32(x)"),
+    "a sum has an open size": (
+        of(fl.FederatedType((VALUE, [None]), fl.CLIENTS), fl.federated_sum),
+        "declare the sizes",
+    ),
     "a mean is averaged": (of(AT_CLIENTS, lambda x: fl.federated_mean(fl.federated_mean(x))), "aggregated"),
     "clients broadcast": (of(AT_CLIENTS, fl.federated_broadcast), "aggregate"),
     "a leaf is called on a federated value": (of(AT_CLIENTS, half), "federated_map(function"),

@@ -397,6 +397,21 @@ def test_columns_where_batches_are_expected_say_how_to_make_them_in_one_line():
     assert "\n" not in str(caught.value)
 
 
+def test_a_data_set_that_has_elements_by_index_only_says_how_to_give_them():
+    class DataSet:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return [np.int32(5), np.int32(7)][index]
+
+    given, ints = DataSet(), fl.SequenceType(INT)
+    with pytest.raises(TypeMismatchError, match=r"list\(value\), or fedstack.from_generator\(lambda: iter\(value\)\)"):
+        normalize(given, ints)
+    for advised in (list(given), fedstack.from_generator(lambda: iter(given))):
+        assert list(normalize(advised, ints)) == [5, 7]
+
+
 def test_names_are_refused_where_the_type_has_none():
     unnamed = fl.StructType([INT, INT])
     refused({"a": 1, "b": 2}, unnamed, "found a mapping with the names ['a', 'b']; at arg; give a tuple")
