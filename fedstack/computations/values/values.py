@@ -282,7 +282,7 @@ def normalize_sequence(
         advice = "give a list of elements"
         if isinstance(value, Mapping) and isinstance(sequence.element, StructType):
             advice = "give a list of such dictionaries, or fedstack.batches(value, batch_size)"
-        elif _is_indexed(value):
+        elif _is_indexed(cast(object, value)):
             advice = "give a list of its elements, list(value), or fedstack.from_generator(lambda: iter(value))"
         mismatch(f"a re-iterable of {sequence.element}", describe(cast(object, value)), path, advice)
     source = value
