@@ -164,6 +164,16 @@ def test_a_sequence_of_scalars_takes_a_few_bytes_more_than_they_do():
     assert packer.segment_bytes == 400_000
 
 
+@pytest.mark.parametrize("placement", [None, fl.SERVER, fl.CLIENTS])
+def test_sequences_in_structs_take_a_few_bytes_more_wherever_they_are_placed(placement):
+    struct = fl.to_type([("pairs", PAIRS), ("batches", BATCHES), ("n", np.int32)])
+    type_spec = struct if placement is None else fl.FederatedType(struct, placement, True)
+    value = {"pairs": [(1.0, 2)] * 1000, "batches": xy(4000), "n": 1}
+    packer, message = packed(normalize_argument(value, type_spec), type_spec, **NEWEST)
+    numbers = 1000 * (4 + 8) + 4000 * (4 + 2 * 4)
+    assert message.ByteSize() + packer.segment_bytes < numbers + 500
+
+
 @pytest.mark.parametrize("form", [OLDEST, OLDER])
 def test_reshuffled_batches_are_refused_for_peers_that_know_only_elements(form):
     column = normalize_argument([xy(5, shuffle_seed=1)], at_clients(BATCHES))
