@@ -81,10 +81,20 @@ class _Cutter:
             groups.setdefault(self.level[node], []).append(node)
         for level in sorted(groups):
             self._cut_level(groups[level])
+        if self.fuse:
+            self._link_phases()
         inputs = Counter(e for task in self.tasks if isinstance(task, PhaseTask) for e in frozenset(task.inputs))
         shared = frozenset(expression for expression, phases in inputs.items() if phases > 1)
         result = self.expression(self.function.result)
         return Schedule(tuple(self.tasks), tuple(self.constants), result, self.slots, shared)
+
+    def _link_phases(self) -> None:
+        """Makes each phase know the one after it."""
+        following: Phase | None = None
+        for index, task in reversed(list(enumerate(self.tasks))):
+            if isinstance(task, PhaseTask):
+                following = attrs.evolve(task.phase, following=following)
+                self.tasks[index] = attrs.evolve(task, phase=following)
 
     def _assign_levels(self) -> None:
         """Finds the level at which each node runs; what an aggregation yields is one level further."""

@@ -71,6 +71,7 @@ class Phase:
       input_types: The types of the inputs, as one client sees them.
       folds: The aggregations.
       held: Positions of the results that are kept as columns, with their member types.
+      following: The phase after it, where all of a schedule is run.
       made: What `made_once` keeps here.
     """
 
@@ -78,6 +79,7 @@ class Phase:
     input_types: tuple[Type, ...]
     folds: tuple[Fold, ...]
     held: tuple[tuple[int, Type], ...]
+    following: "Phase | None" = attrs.field(default=None, repr=False)
     made: Made = attrs.field(factory=cast("Callable[[], Made]", dict), init=False, repr=False)
 
     @property

@@ -96,7 +96,7 @@ def write_phase(
     portable: Portable,
     portable_key: object,
     copies: "Copies | None" = None,
-    versions: tuple[bytes, ...] = (),
+    sends_code: bool = False,
 ) -> PhaseRequest:
     """Writes a phase for a range of clients.
 
@@ -109,13 +109,17 @@ def write_phase(
       portable: Makes the carriers of a computation ones that the peer can load.
       portable_key: Tells apart the functions that may be given as `portable`.
       copies: Knows which inputs the peer has already.
-      versions: The versions of the functions in it that go by value, see `code_versions`.
+      sends_code: Whether functions may go by value, and so may be others than when the phase was last sent.
 
     Raises:
-      CarrierError: If a leaf function cannot travel.
+      CarrierError: If a leaf function cannot travel, or one of a phase that follows.
     """
     request = PhaseRequest()
-    request.CopyFrom(_kept_template(phase, portable, portable_key, versions))
+    request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
+    following = phase.following
+    while following is not None and portable_key not in _templates_of(following):
+        _kept_template(following, portable, portable_key, sends_code)  # what cannot travel shows early
+        following = following.following
     request.first_client = clients.start
     request.clients = len(clients)
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
@@ -154,8 +158,9 @@ def _name_of(index: int) -> str:
     return f"input {index} of the client work"
 
 
-def _kept_template(phase: Phase, portable: Portable, portable_key: object, versions: tuple[bytes, ...]) -> PhaseRequest:
+def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
     """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
+    versions = _code_versions(phase) if sends_code else ()
     templates = _templates_of(phase)
     kept = templates.get(portable_key)
     found: object = None
@@ -183,7 +188,7 @@ def _templates_of(phase: Phase) -> dict[object, _Kept]:
     return {}
 
 
-def code_versions(phase: Phase) -> tuple[bytes, ...]:
+def _code_versions(phase: Phase) -> tuple[bytes, ...]:
     """Returns what tells whether functions of a phase that go by value are as they were when it was last sent."""
     versions = map(code_version, _contents_of(phase))
     return tuple(version for version in versions if version is not None)

@@ -15,7 +15,7 @@ from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote.phases.phase_copies import PhaseCopies
-from fedstack.executors.remote.phases.phase_messages import code_versions, write_phase, write_span
+from fedstack.executors.remote.phases.phase_messages import write_phase, write_span
 from fedstack.executors.remote.phases.phase_results import ReceivedResult, read_result
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.executors.remote.sessions.remote_transfers import check_size, packer_for, receive
@@ -184,8 +184,8 @@ def _written(
     """Writes a phase for the peer of a session."""
     packer = packer_for(peer, session.stub)
     carriers = session.carriers
-    versions = code_versions(phase) if carriers.sends_code else ()
-    request = write_phase(phase, inputs, arguments, clients, packer, carriers.portable, carriers, copies, versions)
+    portable, sends_code = carriers.portable, carriers.sends_code
+    request = write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer
