@@ -1,6 +1,5 @@
 """The options of `fedstack serve` that make it a task of a cluster."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -44,6 +43,7 @@ def listen_as_task(options: SimpleNamespace) -> "Task | None":
             raise click.UsageError(f"Expected --cluster beside {' and '.join(alone)}, found none; give it too")
         return None
     from fedstack.service.cluster.task import Task, task_of
+    from fedstack.service.server.listening import place_of
     from fedstack.transport.wire.cluster_spec import ClusterSpec
 
     try:
@@ -54,7 +54,5 @@ def listen_as_task(options: SimpleNamespace) -> "Task | None":
         task = Task(task_of(cluster, options.job, options.task), uses_tls=bool(options.tls_cert))
     except InvalidValueError as error:
         raise click.UsageError(str(error).replace("job_name", "--job").replace("task_index", "--task")) from error
-    listens = task.listens
-    options.unix_socket = Path(listens.socket_path) if listens.socket_path else None
-    options.host, options.port = listens.host or options.host, listens.port
+    vars(options).update(place_of(task.listens))
     return task

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedstack.service.cluster.addresses_file import wait_for_addresses
-    from fedstack.service.cluster.server import Server, create_local_server
+    from fedstack.service.cluster.server import Server
     from fedstack.service.cluster.server_config import ServerConfig
     from fedstack.service.executor.executor_service import ExecutorService
     from fedstack.service.limits.limits import ServerLimits, ServiceLimits
@@ -28,7 +28,6 @@ __all__ = [
     "ServerLimits",
     "ServerThread",
     "ServiceLimits",
-    "create_local_server",
     "local_worker_pool",
     "wait_for_addresses",
 ]
@@ -44,7 +43,6 @@ _MODULES = {
     "ServerLimits": "service.limits.limits",
     "ServerThread": "service.server.server_thread",
     "ServiceLimits": "service.limits.limits",
-    "create_local_server": "service.cluster.server",
     "local_worker_pool": "service.pool.worker_pool",
     "wait_for_addresses": "service.cluster.addresses_file",
 }

@@ -89,7 +89,6 @@ PUBLIC_NAMES = {
         "ServerLimits",
         "ServerThread",
         "ServiceLimits",
-        "create_local_server",
         "local_worker_pool",
         "wait_for_addresses",
     ],

@@ -1,11 +1,11 @@
 """Runs a task of a cluster in this process: one server for everything that it hosts."""
 
 import asyncio
+import contextlib
+import logging
 import weakref
-from pathlib import Path
 from typing import TypeVar
 
-from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import AddressError, ClosedError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -15,8 +15,9 @@ from fedstack.service.cluster.server_config import ServerConfig
 from fedstack.service.cluster.task import Task, task_of
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.rpc.method_service import MethodService
+from fedstack.service.rpc.registering import RegistersMethods
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.listening import TcpListener
+from fedstack.service.server.listening import TcpListener, place_of
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop, start_apart
@@ -24,9 +25,10 @@ from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
 
 _S = TypeVar("_S", bound="Server")
+_logger = logging.getLogger(__name__)
 
 
-class Server(ClosesOnExit):
+class Server(RegistersMethods, ClosesOnExit):
     """A task of a cluster: it serves computations of other processes, methods, and whatever else it is given.
 
         with Server({"worker": ["localhost:0"]}) as server:
@@ -69,24 +71,33 @@ class Server(ClosesOnExit):
         self._executors = executors = ExecutorService(
             local_executor_factory(), limits=config.limits, policy=config.policy
         )
-        self._methods = MethodService(limits=config.limits)
+        super().__init__(MethodService(limits=config.limits))
         self._server = server = GrpcServer(
             [executors, self._methods, *config.services],
-            host=listens.host or "localhost",
-            port=listens.port,
-            unix_socket=Path(listens.socket_path) if listens.socket_path else None,
+            **place_of(listens),
             credentials=credentials,
             insecure=config.insecure,
             limits=config.server_limits,
         )
         self._thread = ServerThread(server)
-        weakref.finalize(self, _let_go, server).atexit = False
+        self._finalizer = weakref.finalize(self, _let_go, server)
+        self._finalizer.atexit = False
         if start:
             try:
                 self.start()
             except BaseException:
                 self.stop(0)
                 raise
+
+    @staticmethod
+    def create_local_server(config: ServerConfig | None = None, start: bool = True) -> "Server":
+        """Returns a server for this machine alone, at any port that is free: the only task of the job `localhost`.
+
+        Args:
+          config: How it serves.
+          start: Whether to start it at once.
+        """
+        return Server({"localhost": ["localhost:0"]}, config=config, start=start)
 
     @property
     def target(self) -> str:
@@ -101,18 +112,6 @@ class Server(ClosesOnExit):
     def server_def(self) -> ServerDef:
         """The task and its cluster; once the server has been started, with the real port."""
         return self._task.bound_at(self._server.target) if self._started else self._task.definition
-
-    def register(
-        self,
-        name: str,
-        computation: object,
-        inline: bool = False,
-        *,
-        parameter_types: ParameterTypes = None,
-        result_type: object = None,
-    ) -> None:
-        """Registers a method for clients of `fedstack.service.rpc`; see `fedstack.service.rpc.Server.register`."""
-        self._methods.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
 
     def start(self) -> None:
         """Returns when the server can be dialled. Idempotent.
@@ -168,6 +167,7 @@ class Server(ClosesOnExit):
         if grace is not None:
             check_number("grace", grace)
         self._closed = True
+        self._finalizer.detach()
         self._thread.stop(grace)
 
     def close(self) -> None:
@@ -192,16 +192,6 @@ class Server(ClosesOnExit):
         return f"<Server of {self._task}, {state}>"
 
 
-def create_local_server(config: ServerConfig | None = None, start: bool = True) -> Server:
-    """Returns a server for this machine alone, at any port that is free: the only task of the only job, `localhost`.
-
-    Args:
-      config: How it serves.
-      start: Whether to start it at once.
-    """
-    return Server({"localhost": ["localhost:0"]}, config=config, start=start)
-
-
 def _check_exposure(listens: Target, credentials: ServerCredentials, config: ServerConfig) -> None:
     """Checks that whoever is not known cannot run any code."""
     is_private = bool(listens.socket_path) or TcpListener(listens.host, listens.port).is_private
@@ -214,5 +204,12 @@ def _check_exposure(listens: Target, credentials: ServerCredentials, config: Ser
 
 
 def _let_go(server: GrpcServer) -> None:
-    """Stops a server that nothing refers to any more: a finalizer."""
-    io_loop.call_soon(lambda: start_apart(server.stop(0)))
+    """Stops a server that nothing refers to any more: a finalizer, which only says so to the loop."""
+    io_loop.call_soon(lambda: start_apart(_stop_forgotten(server)))
+
+
+async def _stop_forgotten(server: GrpcServer) -> None:
+    with contextlib.suppress(ClosedError):  # it has not been started
+        target = server.target
+        _logger.warning("The server at %s stops, as nothing refers to it any more; keep it in a variable", target)
+    await server.stop(0)

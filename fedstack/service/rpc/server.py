@@ -1,21 +1,21 @@
 """Defines the server of registered methods."""
 
-from pathlib import Path
 from types import TracebackType
 
-from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.rpc.arguments import check_layer
 from fedstack.service.rpc.method_service import MethodService
+from fedstack.service.rpc.registering import RegistersMethods
 from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.listening import place_of
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 
 
-class Server:
+class Server(RegistersMethods):
     """Serves computations under names. Made by `Server.create`.
 
     with Server.create("grpc", "localhost:8500") as server:
@@ -24,7 +24,7 @@ class Server:
     """
 
     def __init__(self, service: MethodService, server: GrpcServer) -> None:
-        self._service = service
+        super().__init__(service)
         self._thread = ServerThread(server)
 
     @classmethod
@@ -58,50 +58,17 @@ class Server:
             TLS, and that was not asked for.
         """
         check_layer(rpc_layer)
-        listens = parse_target(address, any_port=True)
+        place = place_of(parse_target(address, any_port=True))
         service = MethodService(factory, limits=service_limits)
         server = GrpcServer(
             [service],
-            host=listens.host or "localhost",
-            port=listens.port,
-            unix_socket=Path(listens.socket_path) if listens.socket_path else None,
+            **place,
             credentials=credentials,
             insecure=insecure,
             limits=limits,
             grace_seconds=grace_seconds,
         )
         return cls(service, server)
-
-    def register(
-        self,
-        name: str,
-        computation: object,
-        inline: bool = False,
-        *,
-        parameter_types: ParameterTypes = None,
-        result_type: object = None,
-    ) -> None:
-        """Registers a method, before or after the start. Clients that are there find it when they next look for it.
-
-        Args:
-          name: What clients call it. One that is no identifier is reached by `Client.call` only.
-          computation: A computation, leaf or federated, or a Python function.
-          inline: Whether it runs on the server's event loop, where everything else waits meanwhile: for functions of a
-            few microseconds that wait for nothing. They answer sooner by a change of threads.
-          parameter_types: For a Python function, its types: see `fedstack.python_computation`.
-          result_type: For a Python function, what it returns; `()` for nothing. Left out, it is taken from the
-            annotation or else from one call on zeros.
-
-        Raises:
-          InvalidValueError: If the name is taken, or one that clients have themselves.
-          InvalidComputationError: If it is no computation, or types do not fit the function.
-        """
-        self._service.register(name, computation, inline, parameter_types=parameter_types, result_type=result_type)
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The names of the methods."""
-        return self._service.names
 
     @property
     def target(self) -> str:

@@ -6,14 +6,29 @@ import os
 import socket
 import stat
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import attrs
 
 from fedstack.errors import AddressError
+from fedstack.transport.wire.addresses import Target
 
 # What every system takes for the path of a socket; Linux would take four bytes more.
 _MAX_PATH_BYTES = 103
+
+
+class Place(TypedDict):
+    """Where a `GrpcServer` listens, as arguments of it."""
+
+    host: str
+    port: int
+    unix_socket: Path | None
+
+
+def place_of(address: Target) -> Place:
+    """Returns where a server listens that is to have an address, whose port may be 0."""
+    path = address.socket_path
+    return Place(host=address.host or "localhost", port=address.port, unix_socket=Path(path) if path else None)
 
 
 class Listener(Protocol):

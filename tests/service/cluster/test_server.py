@@ -17,7 +17,7 @@ import fedstack
 from fedstack.errors import AddressError, AuthenticationError, ClosedError, InvalidValueError, MembershipError
 from fedstack.executors import RemoteExecutor
 from fedstack.leaves import CarrierPolicy
-from fedstack.service import ClusterSpec, Server, ServerConfig, ServerDef, ServiceLimits, create_local_server, rpc
+from fedstack.service import ClusterSpec, Server, ServerConfig, ServerDef, ServiceLimits, rpc
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 INTS = fl.FederatedType(np.int64, fl.CLIENTS)
@@ -95,11 +95,11 @@ def test_a_known_port_is_told_before_the_start_and_any_free_one_is_not():
 
 
 def test_a_local_server_is_the_only_task_of_its_cluster():
-    with create_local_server() as server:
+    with Server.create_local_server() as server:
         assert server.server_def.cluster.jobs == {"localhost": {0: server.target}}
         assert total_at(server.target) == 12
         assert total_at(ClusterSpec(server.server_def.cluster)) == 12
-    unstarted = create_local_server(ServerConfig(limits=ServiceLimits(max_sessions=1)), start=False)
+    unstarted = Server.create_local_server(ServerConfig(limits=ServiceLimits(max_sessions=1)), start=False)
     with pytest.raises(ClosedError):
         unstarted.join()
     unstarted.stop()
@@ -200,7 +200,7 @@ def test_a_port_is_free_as_soon_as_its_server_has_stopped_with_clients_still_con
     assert context
 
 
-def test_a_server_that_nothing_refers_to_frees_its_port():
+def test_a_server_that_nothing_refers_to_frees_its_port(caplog):
     server = Server(LOCAL)
     port, gone = port_of(server), threading.Event()
     grpc_server = server._server
@@ -211,6 +211,7 @@ def test_a_server_that_nothing_refers_to_frees_its_port():
     from fedstack.transport.peers.io_loop import io_loop
 
     io_loop.run_sync(grpc_server.wait(), WALL)
+    assert "stops, as nothing refers to it any more; keep it in a variable" in caplog.text
     with Server({"worker": [f"localhost:{port}"]}) as again:
         assert port_of(again) == port
 
