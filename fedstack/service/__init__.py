@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedstack.service.pool.worker_pool import local_worker_pool
     from fedstack.service.server.grpc_server import GrpcServer
     from fedstack.service.server.server_thread import ServerThread
+    from fedstack.transport.grpc.credentials import ServerCredentials
     from fedstack.transport.wire.cluster_spec import ClusterDef, ClusterSpec, ServerDef
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "GrpcServer",
     "Server",
     "ServerConfig",
+    "ServerCredentials",
     "ServerDef",
     "ServerLimits",
     "ServerThread",
@@ -39,6 +41,7 @@ _MODULES = {
     "GrpcServer": "service.server.grpc_server",
     "Server": "service.cluster.server",
     "ServerConfig": "service.cluster.server_config",
+    "ServerCredentials": "transport.grpc.credentials",
     "ServerDef": "transport.wire.cluster_spec",
     "ServerLimits": "service.limits.limits",
     "ServerThread": "service.server.server_thread",

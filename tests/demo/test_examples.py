@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cryptography")
 pytest.importorskip("sklearn")
 
-from serving import served
+from serving import first_line, served
 
 from fedstack.service import ClusterSpec
 from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
@@ -86,3 +86,17 @@ def test_the_raw_client_computes_also_where_a_token_is_asked_for(tmp_path: Path)
     away = raw_client(worker.target)
     assert away.stderr.startswith(f"{worker.target}: UNAVAILABLE: ")
     assert "Traceback" not in away.stderr
+
+
+def test_the_rpc_example_trains_a_model_at_its_server() -> None:
+    command = [sys.executable, EXAMPLES / "rpc_service.py"]
+    serving = [*command, "serve", "localhost:0"]
+    with subprocess.Popen(serving, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            target = first_line(server).removeprefix("serving read, step at ").strip()
+            training = [*command, "train", target, "--steps", "150"]
+            done = subprocess.run(training, capture_output=True, text=True, timeout=WALL, check=False)
+        finally:
+            server.kill()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "weights [1.0, 2.0, 3.0, 4.0] after 150 steps\n"

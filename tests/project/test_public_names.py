@@ -85,6 +85,7 @@ PUBLIC_NAMES = {
         "GrpcServer",
         "Server",
         "ServerConfig",
+        "ServerCredentials",
         "ServerDef",
         "ServerLimits",
         "ServerThread",

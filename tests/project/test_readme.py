@@ -33,6 +33,7 @@ PAGES = (
     "docs/mistakes.md",
     "docs/workers.md",
     "docs/cluster.md",
+    "docs/rpc.md",
     "docs/leaf_runtimes.md",
     "docs/metrics.md",
     "docs/recipes.md",

@@ -10,6 +10,7 @@ from typing import Any, cast
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.rpc.arguments import check_layer, seconds_of
 from fedstack.service.rpc.method_calls import Arguments, MethodCalls, check_method_name, prepare
 from fedstack.service.rpc.method_table import BLOCKING
@@ -157,7 +158,10 @@ class Client(ClosesOnExit):
         is_blocking = name.endswith(BLOCKING)
 
         def call(*args: object, timeout_in_ms: float = 0, **kwargs: object) -> object:
-            outcome = self._start(Arguments(signature.name, args, kwargs), timeout_in_ms)
+            try:
+                outcome = self._start(Arguments(signature.name, args, kwargs), timeout_in_ms)
+            except FedstackError as error:
+                raise without_own_frames(error).with_traceback(None) from error.__cause__
             return outcome.get_value() if is_blocking else outcome
 
         python = signature.of_python
