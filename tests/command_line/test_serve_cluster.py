@@ -16,6 +16,7 @@ from fedstack.command_line import serve_command
 from fedstack.command_line.cluster_options import listen_as_task
 from fedstack.command_line.environment_options import options_of as options_in
 from fedstack.service import ClusterSpec, wait_for_addresses
+from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 TOML = """
@@ -113,3 +114,17 @@ def test_processes_at_any_port_make_a_cluster(cluster: Path, tmp_path: Path) -> 
         assert spec.task_address("worker", 0) == f"grpc://{server.target}"
         with fedstack.create_sync_remote_execution_context(spec, credentials=ClientCredentials(token="secret")):
             assert total([1, 2, 3]) == 12
+
+
+def test_a_task_over_tls_says_so_in_its_address(files: CertificateFiles, tmp_path: Path) -> None:
+    cluster, addresses = '{"cluster": {"worker": ["grpcs://localhost:0"]}}', tmp_path / "addresses"
+    tls = ["--tls-cert", files.server_cert, "--tls-key", files.server_key, "--tls-client-ca", files.ca]
+    known = ClientCredentials.from_files(
+        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
+    )
+    mean = fl.federated_computation(lambda xs: fl.federated_mean(xs), fl.FederatedType(np.float64, fl.CLIENTS))
+    with served("--cluster", cluster, "--addresses", addresses, *tls) as server:
+        spec = wait_for_addresses(ClusterSpec.from_text(cluster), addresses, WALL)
+        assert spec == {"worker": [f"grpcs://{server.target}"]}
+        with fedstack.create_sync_remote_execution_context(spec, credentials=known):
+            assert mean([1.0, 3.0]) == 2.0

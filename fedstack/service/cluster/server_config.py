@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from typing import cast
 
 import attrs
 
@@ -46,7 +47,11 @@ class ServerConfig:
         Raises:
           InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
         """
-        credentials = self.credentials or ServerCredentials()
+        credentials = ServerCredentials() if self.credentials is None else self.credentials
+        if not isinstance(cast(object, credentials), ServerCredentials):
+            raise InvalidValueError(
+                f"Expected credentials as fedstack.service.ServerCredentials, found {type(credentials).__name__}"
+            )
         if self.token_file is None:
             return credentials
         if credentials.tokens:

@@ -279,6 +279,8 @@ def test_tokens_are_in_the_credentials_or_in_a_file(tmp_path):
         Server(LOCAL, config=ServerConfig(ServerCredentials(tokens=["two"]), tmp_path / "tokens"))
     with pytest.raises(InvalidValueError, match="none"):
         Server(LOCAL, config=ServerConfig(token_file=tmp_path / "none"))
+    with pytest.raises(InvalidValueError, match="as fedstack.service.ServerCredentials, found ClientCredentials"):
+        Server(LOCAL, config=ServerConfig(ClientCredentials(token="two")))
 
 
 def test_tokens_of_a_file_are_renewed_beside_certificates(files, tmp_path):
