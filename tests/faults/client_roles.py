@@ -14,6 +14,7 @@ from fault_leaves import FLOATS, mean_visit, mean_wobble, visit
 import fedstack
 from fedstack.computations.types.language import CLIENTS
 from fedstack.executors import RemoteExecutor
+from fedstack.service.cluster.server import Server
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.wire.addresses import parse_target
@@ -120,6 +121,24 @@ def fork_after_rounds(lifeline: socket.socket, target: str) -> list[Any]:
     ours.settimeout(20.0)
     with ours, ours.makefile() as answers:
         return [json.loads(answers.readline()), outcomes()]
+
+
+def fork_beside_server(lifeline: socket.socket) -> list[str]:
+    """Forks inside the block of a server; says what comes of the block's end in the child, and of the server here."""
+    with Server({"worker": ["127.0.0.1:0"]}) as server:
+        ours, childs = socket.socketpair()
+        if os.fork() == 0:
+            try:
+                server.stop()
+                childs.sendall(f"{server!r}\n".encode())
+            finally:
+                os._exit(0)
+        childs.close()
+        ours.settimeout(20.0)
+        with ours, ours.makefile() as answers:
+            child = answers.readline().strip()
+        with fedstack.create_sync_remote_execution_context(server.target):
+            return [child, f"{server!r}", str(float(mean_wobble([0.1, 0.2, 0.3])))]
 
 
 def fork_before_rounds(lifeline: socket.socket, target: str) -> list[Any]:

@@ -122,6 +122,13 @@ def test_a_client_of_a_cluster_that_stays_away_is_told_so(cluster: dict[str, lis
     assert all(address in str(caught.value) for address in cluster["worker"])
 
 
+def test_the_end_of_a_forked_child_leaves_the_server_to_its_parent(fleet: Fleet) -> None:
+    in_child, in_parent, result = fleet.start_client("fork_beside_server").listen()["answer"]
+    assert in_child == "<Server of task 0 of job 'worker', stopped>"
+    assert in_parent.startswith("<Server of task 0 of job 'worker', at grpc://127.0.0.1:")
+    assert float(result) == float(locally(mean_wobble, [0.1, 0.2, 0.3]))
+
+
 def test_two_hundred_clients_leave_nothing_behind(fleet: Fleet, cluster: dict[str, list[str]]) -> None:
     task = fleet.start_task(cluster, "worker", 0)
     processes = psutil.Process(), psutil.Process(task.pid)

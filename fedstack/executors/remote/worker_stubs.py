@@ -78,9 +78,10 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             name = "the peer of a channel" if channels == 1 else f"the peer of channel {channels}"
             stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target), name)))
         else:
+            advice = "; give its target" if hasattr(target, "target") else ""
             raise InvalidValueError(
-                f"Expected the address of a worker, as in 'localhost:8000', a channel or a stub, found "
-                f"{describe(target)}"
+                f"Expected the address of a worker, as in 'localhost:8000', a ClusterSpec, a channel or a stub, found "
+                f"{describe(target)}{advice}"
             )
     return stubs
 

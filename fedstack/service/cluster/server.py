@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import weakref
 from typing import TypeVar
 
@@ -80,6 +81,7 @@ class Server(RegistersMethods, ClosesOnExit):
             limits=config.server_limits,
         )
         self._thread = ServerThread(server)
+        self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _let_go, server)
         self._finalizer.atexit = False
         if start:
@@ -160,6 +162,8 @@ class Server(RegistersMethods, ClosesOnExit):
     def stop(self, grace: float | None = None) -> None:
         """Stops the server, and returns when its port is free. Idempotent.
 
+        In a forked child it leaves the server alone: it is the parent's.
+
         Args:
           grace: How long running calls have, in seconds, before they are cancelled; half a minute by default. Clients
             that only are connected hold nothing up.
@@ -168,7 +172,8 @@ class Server(RegistersMethods, ClosesOnExit):
             check_number("grace", grace)
         self._closed = True
         self._finalizer.detach()
-        self._thread.stop(grace)
+        if os.getpid() == self._owner:
+            self._thread.stop(grace)
 
     def close(self) -> None:
         """Stops the server; see `stop`."""
