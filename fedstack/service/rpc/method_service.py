@@ -4,6 +4,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import attrs
 
@@ -17,7 +18,7 @@ from fedstack.computations.values.federated_values import count_clients
 from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
-from fedstack.executors.base.verb_executor import engine_of, pull
+from fedstack.executors.base.verb_executor import VerbExecutor, pull
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -25,6 +26,7 @@ from fedstack.executors.concurrency.sync_driver import SyncDriver
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
+from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.proto import methods_pb2
 from fedstack.service.executor.requests import beats, control, read_value
 from fedstack.service.executor.sessions import held_values
@@ -33,6 +35,7 @@ from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
 from fedstack.transport.peers.executor_stub import FEATURES
+from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.peers.method_stub import METHODS
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
 from fedstack.transport.peers.methods import Method as PeerMethod
@@ -41,6 +44,7 @@ from fedstack.transport.wire.parcels import Incoming, Parcel
 
 # As many calls may wait for each other inside of functions; threads that only wait cost little.
 _MOST_AT_ONCE = 256
+_SOON_SECONDS = 1.0
 
 
 class MethodService(Service):
@@ -118,10 +122,19 @@ class MethodService(Service):
             chunking, seconds = self._core.limits.chunking, request.timeout_seconds
             packer = Packer(chunking.large_bytes, elements=True, sequences=True)
             if method.inline:
-                header = self._here.run(self._computed(method, payload, packer), inline=True)
+                work = self._run(method, payload, packer, self._no_clients)
+                header = self._here.run(work, inline=True)
             else:
                 progress = ProgressCounts() if method.has_clients else self._no_clients
                 work = self._run(method, payload, packer, progress)
+                del payload
+                if method.is_leaf and self._drives_inline:
+                    # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
+                    job = self._threads.submit(functools.partial(self._here.run, work, inline=True))
+                    if not seconds and await self._is_soon_done(job):
+                        yield Parcel(job.result(), packer.segments, chunking.chunk_bytes)
+                        return
+                    work = self._outcome(job)
                 running = asyncio.ensure_future(within(seconds, work, lambda: _late(seconds)))
                 async for beat in beats(running, progress, self._core.limits):
                     yield beat
@@ -145,36 +158,50 @@ class MethodService(Service):
         return payload
 
     async def _run(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
-        """Runs a method: one function on a thread from argument to answer, anything else from the event loop."""
-        if method.is_leaf:
-            return await self._threads.run(lambda: self._here.run(self._computed(method, payload, packer), inline=True))
-        if method.has_clients:
-            set_scope(attrs.evolve(current_scope(), progress=progress))
-        return await self._computed(method, payload, packer)
-
-    async def _computed(self, method: Method, payload: object, packer: Packer) -> bytes:
         """Runs a method and returns the message of the answer; its large arrays are in the packer."""
-        parameter, result = method.signature.function.parameter, method.signature.function.result
+        parameter = method.signature.function.parameter
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
             self._core.admission.check_clients(clients)
+            set_scope(attrs.evolve(current_scope(), progress=progress))
         executor, give_back = self._core.sessions.lend({} if clients is None else {CLIENTS: clients})
         try:
             with telling_path(executor):
-                engine = engine_of(executor)
-                if engine is None:
+                if not isinstance(executor, VerbExecutor):
                     return await self._by_verbs(executor, method, payload, packer)
-                found = await engine.begin(method.function).pull((), payload)
-                del payload
-                write = functools.partial(_response, packer, found, result)
-                if contains_sequence(result):  # streams run code of users: where that runs
-                    return await engine.finish(write, result)
-                return write() if is_quick(found, result) else await off_loop(write)
+                return await _computed(executor, method, payload, packer)
         finally:
             give_back()
 
+    @functools.cached_property
+    def _drives_inline(self) -> bool:
+        """Whether the factory's executors run functions on the thread that asks for it."""
+        executor, give_back = self._core.sessions.lend({})
+        give_back()
+        return isinstance(executor, VerbExecutor) and executor.drives_inline
+
+    async def _is_soon_done(self, job: "Future[bytes]") -> bool:
+        """Waits for work on a thread until it is time to show that it goes on."""
+        try:
+            return await arrival(job, min(_SOON_SECONDS, self._core.limits.heartbeat_seconds))
+        except asyncio.CancelledError:
+            self._give_up(job)
+            raise
+
+    async def _outcome(self, job: "Future[bytes]") -> bytes:
+        try:
+            await arrival(job)
+        except asyncio.CancelledError:
+            self._give_up(job)
+            raise
+        return job.result()
+
+    def _give_up(self, job: "Future[bytes]") -> None:
+        self._threads.abandon(job)
+        job.add_done_callback(drop_outcome)
+
     async def _by_verbs(self, executor: Executor, method: Method, payload: object, packer: Packer) -> bytes:
-        """Runs a method on an executor of another origin, or of another process."""
+        """Runs a method on an executor of another origin."""
         parameter = method.signature.function.parameter
         function = await held_values.create_computation(executor, method.computation)
         argument = None
@@ -195,6 +222,17 @@ class MethodService(Service):
 
     def __repr__(self) -> str:
         return f"<MethodService of {len(self._table)} methods>"
+
+
+async def _computed(executor: VerbExecutor, method: Method, payload: object, packer: Packer) -> bytes:
+    """Runs a method on an executor of ours."""
+    result = method.signature.function.result
+    found = await executor.invoke(method.source, payload)
+    del payload
+    write = functools.partial(_response, packer, found, result)
+    if contains_sequence(result):  # streams run code of users: where that runs
+        return await executor.finish(write, result)
+    return write() if is_quick(found, result) else await off_loop(write)
 
 
 def _late(seconds: float) -> DeadlineExceededError:

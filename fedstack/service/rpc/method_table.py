@@ -12,8 +12,6 @@ import attrs
 
 from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.leaves.python.python_computation import python_computation
-from fedstack.computations.plan.graph import Function
-from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import ConcreteComputation, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_federated, contains_function
@@ -74,7 +72,6 @@ class Method:
       signature: What it takes and returns.
       source: What was registered; it keeps a Python function alive.
       computation: The same as a message.
-      function: The same, traced.
       inline: Whether it runs on the server's event loop.
       has_clients: Whether its argument may say how many clients it is for.
       calls: Its calls.
@@ -88,7 +85,6 @@ class Method:
     signature: Signature
     source: ConcreteComputation
     computation: computation_pb2.Computation
-    function: Function
     inline: bool
     has_clients: bool
     calls: CallTimes = attrs.field(factory=CallTimes)
@@ -125,8 +121,7 @@ class MethodTable:
                 f"Expected a method without clients to run on the event loop, found {type_text(signature.function)} "
                 f"for {name!r}; leave out inline=True"
             )
-        proto = found.to_proto()
-        method = Method(signature, found, proto, plans.plan(proto), inline, has_clients)
+        method = Method(signature, found, found.to_proto(), inline, has_clients)
         with self._lock:
             if name in self._methods:
                 raise InvalidValueError(

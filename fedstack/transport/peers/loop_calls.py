@@ -60,8 +60,16 @@ def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
     return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
 
 
-async def arrival(future: "concurrent.futures.Future[Any]") -> None:
-    """Returns when a future that another thread fulfils is done, by one call on this loop."""
+async def arrival(future: "concurrent.futures.Future[Any]", seconds: float | None = None) -> bool:
+    """Waits until a future that another thread fulfils is done, by one call on this loop.
+
+    Args:
+      future: What to wait for.
+      seconds: How long at most; by default as long as it takes.
+
+    Returns:
+      Whether it is done.
+    """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 
@@ -74,4 +82,10 @@ async def arrival(future: "concurrent.futures.Future[Any]") -> None:
             calls_on(loop).add(arrive)
 
     future.add_done_callback(done)
-    await waiter
+    timer = None if seconds is None else loop.call_later(seconds, arrive)
+    try:
+        await waiter
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return future.done()
