@@ -153,11 +153,7 @@ class Server(RegistersMethods, ClosesOnExit):
     async def wait(self, timeout: float | None = None) -> bool:
         """Waits as `join` does, in an event loop."""
         self._check_joinable(timeout)
-        try:
-            await asyncio.wait_for(io_loop.run(self._server.wait()), timeout)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        return await io_loop.run(_has_stopped(self._server, timeout))
 
     def stop(self, grace: float | None = None) -> None:
         """Stops the server, and returns when its port is free. Idempotent.
@@ -188,7 +184,7 @@ class Server(RegistersMethods, ClosesOnExit):
 
     def _check_joinable(self, timeout: float | None) -> None:
         if timeout is not None:
-            check_number("timeout", timeout, endless=True)
+            check_number("timeout", timeout)
         if not (self._started or self._closed):
             raise ClosedError("Expected a server that has been started, found one that has not; call start() first")
 
@@ -206,6 +202,12 @@ def _check_exposure(listens: Target, credentials: ServerCredentials, config: Ser
             "client_root_certificates in ServerConfig.credentials, listen at a loopback address, or allow less in "
             "ServerConfig.policy (see SECURITY.md)"
         )
+
+
+async def _has_stopped(server: GrpcServer, timeout: float | None) -> bool:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(server.wait(), timeout)
+    return server.has_stopped
 
 
 def _let_go(server: GrpcServer) -> None:

@@ -167,6 +167,11 @@ class GrpcServer:
         self._meter.start()
         _logger.info("Listening at %s", self._facts.target)
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it has been told to stop, and has."""
+        return self._stopped.is_set()
+
     async def wait(self) -> None:
         """Returns when the server has stopped."""
         await self._stopped.wait()

@@ -38,7 +38,7 @@ class ServerThread:
         try:
             io_loop.run_sync(self.server.wait(), timeout)
         except futures.TimeoutError:  # in Python 3.10 another class than the built-in
-            return False
+            return self.server.has_stopped
         return True
 
     def stop(self, grace: float | None = None) -> None:

@@ -175,6 +175,9 @@ def test_join_tells_whether_the_server_has_stopped():
     joining.join()
     assert found == [True]
     assert server.join() is True
+    assert server.join(0) is True
+    with pytest.raises(InvalidValueError, match="Expected timeout of at least 0, and finite, found inf"):
+        server.join(float("inf"))
     assert repr(server) == "<Server of task 0 of job 'worker', stopped>"
 
 
@@ -186,6 +189,7 @@ async def test_a_server_is_used_in_an_event_loop():
             assert await (await executor.create_value(3, np.int64)).compute() == 3
         waiting = asyncio.ensure_future(server.wait())
     assert await asyncio.wait_for(waiting, WALL) is True
+    assert await server.wait(0) is True
 
 
 def test_a_port_is_free_as_soon_as_its_server_has_stopped_with_clients_still_connected():
