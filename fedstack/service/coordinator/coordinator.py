@@ -35,10 +35,10 @@ class ClusterCoordinator(Front):
           TypeMismatchError: If the arguments do not fit.
           ClosedError: After `close`.
         """
-        closure = self._closure(fn, args, kwargs, repeatable, prefetch)
+        closure, type_spec = self._closure(fn, args, kwargs, repeatable, prefetch)
         while not self._driver.schedule(closure):
             self._driver.loop.run_sync(self._driver.room())
-        return self._value(closure)
+        return self._value(closure, type_spec)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended.

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from fedstack.computations.types.language import RetryableError
-from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError
+from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.closures import Closure, Place
@@ -16,6 +16,7 @@ from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
+from fedstack.transport.wire.connection_errors import NOT_LISTENING
 
 _T = TypeVar("_T")
 
@@ -196,6 +197,9 @@ class Driver:
                     return await cast(Held, held).payload()
                 except RetryableError as error:
                     self.lose(site, error)
+                except ClosedError:
+                    if not place.lost:  # else it was closed since, and there may be another
+                        raise
             with self._lock:
                 self._scheduler.need(closure)
             self.turn()
@@ -236,7 +240,7 @@ class Driver:
             return
         error = without_own_frames(error)
         with self._lock:
-            self._scheduler.lose_place(site.place, error)
+            self._scheduler.lose_place(site.place, error, at_work=_ended_at_work(error))
         site.close()
         if not self._closed:
             self._workforce.replace(site, error)
@@ -337,6 +341,14 @@ class Driver:
 
     def __repr__(self) -> str:
         return f"<Driver of {self._scheduler!r}>"
+
+
+def _ended_at_work(error: Exception) -> bool:
+    """Returns whether a worker may have been ended by what it ran: it was there when that began."""
+    if isinstance(error, StaleSessionError):
+        return False
+    causes = error.causes.values() if isinstance(error, FedstackError) else ()
+    return NOT_LISTENING.found not in causes
 
 
 async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:

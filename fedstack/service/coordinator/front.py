@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.types.language import ConcreteComputation, ExecutorFactory
+from fedstack.computations.types.language import ConcreteComputation, ExecutorFactory, Type
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidValueError
@@ -16,7 +16,7 @@ from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
-from fedstack.service.coordinator.calls import Call, Function, Result, call_of, function_name, needs_of
+from fedstack.service.coordinator.calls import Function, Result, call_of, function_name, needs_of
 from fedstack.service.coordinator.closures import Closure
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.remote_value import RemoteValue
@@ -69,15 +69,15 @@ class Front(ClosesOnExit):
         kwargs: Mapping[str, object] | None,
         repeatable: bool,
         prefetch: bool,
-    ) -> Closure:
-        """Returns a call that is to be scheduled."""
+    ) -> tuple[Closure, Type]:
+        """Returns a call that is to be scheduled, and the type of its value."""
         if not isinstance(fn, ConcreteComputation):
             raise InvalidValueError(
                 f"Expected a computation to schedule, found {describe(fn)}; decorate it with "
                 "fedstack.python_computation"
             )
         call = call_of(self._function(fn), args or (), kwargs or {}, self._result_of)
-        return Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name)
+        return Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name), call.result_type
 
     def _function(self, computation: ConcreteComputation) -> Function:
         found = self._functions.get(id(computation))  # by content, as the language compares them, takes long
@@ -94,9 +94,9 @@ class Front(ClosesOnExit):
             raise ForeignValueError(f"Expected a value of this coordinator, found {value!r} of another one")
         return Result(value.closure, value.type_signature)
 
-    def _value(self, closure: Closure) -> RemoteValue:
-        """Returns what stands for the value of a closure that was scheduled."""
-        return RemoteValue(self, self._driver, closure, cast(Call, closure.call).result_type)
+    def _value(self, closure: Closure, type_spec: Type) -> RemoteValue:
+        """Returns what stands for the value of a closure that was scheduled, and may have ended."""
+        return RemoteValue(self, self._driver, closure, type_spec)
 
     async def _fetched(self, structure: object) -> object:
         values = list(dict.fromkeys(_remote_values(structure)))

@@ -8,8 +8,10 @@ from fedstack.service.coordinator.closures import Closure, Place, State
 MOST_RUNNING = 8
 # Closures that come while a call is under way wait so long for others to go along with.
 GATHER_SECONDS = 0.002
-# A closure that has lost so many workers runs without others beside it, and the next loss is its own fault.
+# A closure that has lost so many workers runs without others beside it. So many more are its own fault: that two are
+# lost just then for reasons of their own is too rare to see.
 LOSSES_UNTIL_ALONE = 2
+LOSSES_ALONE = 2
 
 
 class Queues:

@@ -67,6 +67,8 @@ class Runs:
             while True:
                 for closure in closures:
                     await self._prepare(site, closure, running)
+                    if site.place.lost:
+                        return  # what ran there is queued again
                 closures = self._tell(site, await self._outcomes(site, clients, running), clients)
                 if not closures and not running:
                     return
@@ -107,9 +109,11 @@ class Runs:
         except Exception as error:
             if isinstance(error, RetryableError):
                 raise
-            # One of them is to blame, or the only one.
             closures = list(running.values())
             running.clear()
+            if site.place.lost:
+                return []  # they are queued again
+            # One of them is to blame, or the only one.
             if len(closures) == 1:
                 return [(closures[0], error)]
             for closure in closures:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
 from fedstack.service.coordinator.closures import Closure, Place, State
-from fedstack.service.coordinator.queues import LOSSES_UNTIL_ALONE, MOST_RUNNING, Queues
+from fedstack.service.coordinator.queues import LOSSES_ALONE, LOSSES_UNTIL_ALONE, MOST_RUNNING, Queues
 
 MOST_QUEUED = 262_144
 # To rebuild a value, so many calls are repeated one after the other, at most.
@@ -115,8 +115,14 @@ class Scheduler:
         """There is one more place, which has nothing to do."""
         self._queues.add_place(place)
 
-    def lose_place(self, place: Place, error: Exception) -> None:
-        """A place is gone, and with it the values that only it held."""
+    def lose_place(self, place: Place, error: Exception, *, at_work: bool = True) -> None:
+        """A place is gone, and with it the values that only it held.
+
+        Args:
+          place: The place.
+          error: Why.
+          at_work: Whether what ran there may have ended it: it was still there when that began.
+        """
         if place.lost:
             return
         place.lost = True
@@ -128,12 +134,12 @@ class Scheduler:
         place.running.clear()
         place.values.clear()
         for closure in reversed(running):
-            closure.losses += 1
+            closure.losses += at_work
             if closure.state is not State.RUNNING:
                 continue  # cancelled, since another one failed
             if not closure.repeatable:
                 self._fail(closure, _not_repeated(closure, error))
-            elif closure.losses > LOSSES_UNTIL_ALONE:
+            elif closure.losses >= LOSSES_UNTIL_ALONE + LOSSES_ALONE:
                 self._fail(closure, _lost_too_often(closure, error))
             else:
                 self._begin([closure], first=True)
@@ -184,6 +190,8 @@ class Scheduler:
     def failed(self, closure: Closure, place: Place, error: Exception) -> None:
         """A place has run a closure, which has failed by its own fault."""
         place.running.pop(closure, None)
+        if place.lost:
+            return  # it is queued again, or runs elsewhere
         if closure.state is State.RUNNING:
             self._fail(closure, error)
         elif self._errors:  # it was cancelled for another one, and failed all the same
@@ -362,8 +370,8 @@ def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailabl
 
 def _lost_too_often(closure: Closure, error: Exception) -> LostWorkersError:
     lost = LostWorkersError(
-        f"{closure.name!r} ended {closure.losses} workers, the last one while nothing else ran there; it is not tried "
-        f"again: {error}"
+        f"{closure.name!r} ended {closure.losses} workers, the last {LOSSES_ALONE} while nothing else ran there; it "
+        f"is not tried again: {error}"
     )
     lost.__cause__ = error
     return lost

@@ -266,6 +266,30 @@ def test_a_closure_that_ends_workers_is_found_out_and_others_go_on() -> None:
     assert good.state in (State.READY, State.LOST)  # it has run, and other workers were lost after that
 
 
+def test_a_worker_that_was_gone_before_is_no_fault_of_what_it_was_given() -> None:
+    world = World(goes_on=True)
+    unlucky = world.add("unlucky")
+    for index in range(1, 10):
+        world.given()
+        [place] = world.scheduler.places
+        world.scheduler.lose_place(place, AWAY, at_work=False)
+        world.join(index)
+    world.given()
+    assert unlucky.state is State.RUNNING
+
+
+def test_what_fails_at_a_place_that_is_lost_runs_elsewhere() -> None:
+    world = World(goes_on=True)
+    closure = world.add("a")
+    world.given()
+    [place] = world.scheduler.places
+    world.scheduler.lose_place(place, AWAY)
+    world.scheduler.failed(closure, place, ValueError("its executor is closed"))
+    world.join(1)
+    world.given()
+    assert closure.state is State.RUNNING
+
+
 def test_a_value_is_dropped_when_neither_its_caller_nor_a_closure_needs_it() -> None:
     world = World()
     a = world.add("a")

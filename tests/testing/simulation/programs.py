@@ -1,7 +1,8 @@
 """Programs for simulated clusters, each of which checks every result that it gets."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import random
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import federated_language as fl
@@ -10,6 +11,7 @@ import numpy as np
 import fedstack
 from fedstack.computations.types.language import RetryableError
 from fedstack.executors import RemoteExecutor
+from fedstack.service.coordinator import AsyncClusterCoordinator
 from fedstack.testing import SimulatedCluster
 
 Program = Callable[[SimulatedCluster], Coroutine[Any, Any, None]]
@@ -28,6 +30,11 @@ def scaled(value, factor):
 @fedstack.python_computation(np.float32, np.float32)
 def third(value):
     return value / np.float32(3)
+
+
+@fedstack.python_computation([np.float32, np.float32], np.float32)
+def blended(left, right):
+    return (left + right) / np.float32(1.9)
 
 
 @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS), fl.FederatedType(np.float32, fl.SERVER))
@@ -106,4 +113,44 @@ async def kept_values(cluster: SimulatedCluster) -> None:
     await asyncio.gather(*(play(RemoteExecutor(stub), number) for number, stub in enumerate(cluster.stubs(), 1)))
 
 
-PROGRAMS: dict[str, Program] = {program.__name__: program for program in (rounds, kept_values)}
+async def scheduled_calls(cluster: SimulatedCluster) -> None:
+    """Calls over values of other calls, at any worker: each value has the right bits however often it is rebuilt."""
+    chance = random.Random(cluster.seed)
+    coordinator = AsyncClusterCoordinator(cluster.stubs(), connect_seconds=LONGEST_CALL, on_error="continue")
+    values = [
+        (await coordinator.schedule(third, [np.float32(number)]), np.float32(number) / np.float32(3))
+        for number in range(8)
+    ]
+    for step in range(40):
+        (left, left_known), (right, right_known) = chance.sample(values, 2)
+        value = await coordinator.schedule(blended, [left, right])
+        values[chance.randrange(len(values))] = (
+            value,
+            (left_known + right_known) / np.float32(1.9),
+        )
+        if chance.random() < 0.2:
+            found, known = chance.choice(values)
+            check("step", step, await bounded(cluster, found), known)
+        await asyncio.sleep(chance.expovariate(2.0))
+    await bounded(cluster, coordinator.join())
+    for number, (value, known) in enumerate(values):
+        check("value", number, await bounded(cluster, value), known)
+    del value, found, left, right
+    values.clear()
+    coordinator.close()
+
+
+async def bounded(cluster: SimulatedCluster, work: Awaitable[object]) -> object:
+    """Awaits what takes as many calls as there are values to rebuild."""
+    begun = cluster.time
+    found = await work
+    assert cluster.time - begun < 20 * LONGEST_CALL, f"it took {cluster.time - begun} s"
+    return found
+
+
+def check(what: str, number: int, found: object, known: np.float32) -> None:
+    """Checks the bits of a result."""
+    assert np.asarray(found).tobytes() == known.tobytes(), f"{what} {number}: {found!r} is not {known!r}"
+
+
+PROGRAMS: dict[str, Program] = {program.__name__: program for program in (rounds, kept_values, scheduled_calls)}

@@ -16,7 +16,7 @@ from fedstack.errors import DeadlineExceededError, InvalidValueError, WorkerUnav
 from fedstack.executors import RemoteExecutor
 from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
 
-SEEDS = range(40)  # each with every program
+SEEDS = range(70)  # each with every program: 210 runs
 
 
 @pytest.fixture(autouse=True)
