@@ -1,11 +1,10 @@
 """Makes calls of a server's methods on the transport's loop: finds the server, learns what it has, sends and gets."""
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -110,7 +109,8 @@ class MethodCalls:
         self._heartbeat_seconds = 0.0
         self._max_value_bytes = 0
         self._listing: asyncio.Task[None] | None = None
-        self._running: set[asyncio.Task[object]] = set()
+        self._running = 0
+        self._idle = asyncio.Event()
 
     @property
     def address(self) -> str:
@@ -133,17 +133,22 @@ class MethodCalls:
           prepared: The same for a signature that is known; `None` if none is.
           seconds: How long it may take; 0 for any time.
         """
-        with self._counted():
-            name = arguments.name
+        if self._closed:
+            raise self._closed_error()
+        self._running += 1
+        try:
             work = self._call(arguments, prepared, time.monotonic() + seconds if seconds else 0.0)
-            return await within(seconds, work, lambda: self._late(f"an answer of {name!r}", seconds))
+            return await within(seconds, work, lambda: self._late(f"an answer of {arguments.name!r}", seconds))
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
 
     def _late(self, what: str, seconds: float) -> DeadlineExceededError:
-        found = "" if self._is_ready else "; it cannot be reached"
-        return DeadlineExceededError(
-            f"Expected {what} from {self.address} within {seconds:.3g} seconds, found none{found}; allow more time, or "
-            "see what keeps it busy"
-        )
+        found = "none; allow more time, or see what keeps it busy"
+        if not self._is_ready:
+            found = "that it cannot be reached; start it, or correct the address"
+        return DeadlineExceededError(f"Expected {what} from {self.address} within {seconds:.3g} seconds, found {found}")
 
     async def _call(self, arguments: Arguments, prepared: Prepared | None, due: float) -> object:
         signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
@@ -234,25 +239,14 @@ class MethodCalls:
                     await connection.look(_LOOK_SECONDS)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    @contextlib.contextmanager
-    def _counted(self) -> Generator[None, None, None]:
-        task = asyncio.current_task()
-        assert task is not None
-        if self._closed:
-            raise self._closed_error()
-        self._running.add(task)
-        try:
-            yield
-        finally:
-            self._running.discard(task)
-
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"The client of {self.address} is closed; make a new one")
 
     async def end(self) -> None:
         """Closes the connection once the calls that run have ended: nobody has the client any more."""
         while self._running:
-            await asyncio.wait(set(self._running))
+            self._idle.clear()
+            await self._idle.wait()
         await self.close()
 
     async def close(self) -> None:

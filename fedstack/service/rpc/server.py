@@ -3,6 +3,7 @@
 from types import TracebackType
 
 from fedstack.computations.types.language import ExecutorFactory
+from fedstack.errors import InvalidValueError
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.rpc.arguments import check_layer
 from fedstack.service.rpc.method_service import MethodService
@@ -58,11 +59,16 @@ class Server(RegistersMethods):
             TLS, and that was not asked for.
         """
         check_layer(rpc_layer)
-        place = place_of(parse_target(address, any_port=True))
+        listens = parse_target(address, any_port=True)
+        if listens.secure and not (credentials is not None and credentials.uses_tls):
+            raise InvalidValueError(
+                f"Expected a certificate for a server at {address}, found none; leave the scheme out, or give "
+                "credentials"
+            )
         service = MethodService(factory, limits=service_limits)
         server = GrpcServer(
             [service],
-            **place,
+            **place_of(listens),
             credentials=credentials,
             insecure=insecure,
             limits=limits,

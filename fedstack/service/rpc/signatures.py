@@ -23,6 +23,13 @@ NOTHING = StructType([])
 _NO_STRUCTS = (int, float, complex, str, bytes, np.generic, np.ndarray)
 
 
+def _parameter_types(signature: "Signature") -> Sequence[tuple[str, Type]]:
+    whole = signature.function.parameter
+    if len(signature.parameters) > 1:
+        return [(name, member) for name, (_, member) in zip(signature.parameters, fields_of(cast(StructType, whole)))]
+    return [(name, cast(Type, whole)) for name in signature.parameters]
+
+
 @attrs.frozen(eq=False)
 class Signature:
     """What a method takes and returns.
@@ -33,6 +40,7 @@ class Signature:
       parameters: The names of its parameters: one for a whole value of the parameter type, several for its members.
       doc: What its author says of it.
       digest: Stands for type and names on the wire.
+      parameter_types: The names and types of the parameters.
     """
 
     name: str
@@ -41,13 +49,9 @@ class Signature:
     doc: str = ""
     digest: bytes = b""
 
-    @property
-    def parameter_types(self) -> Sequence[tuple[str, Type]]:
-        """The names and types of the parameters."""
-        whole = self.function.parameter
-        if len(self.parameters) > 1:
-            return [(name, member) for name, (_, member) in zip(self.parameters, fields_of(cast(StructType, whole)))]
-        return [(name, cast(Type, whole)) for name in self.parameters]
+    parameter_types: Sequence[tuple[str, Type]] = attrs.field(
+        init=False, default=attrs.Factory(_parameter_types, takes_self=True)
+    )
 
     @property
     def of_python(self) -> inspect.Signature:

@@ -144,6 +144,11 @@ def test_other_machines_need_tls_or_the_word_insecure():
         assert server.target.startswith("127.0.0.1:")
 
 
+def test_a_scheme_that_says_tls_needs_a_certificate():
+    with pytest.raises(InvalidValueError, match="Expected a certificate for a server at grpcs://localhost:0"):
+        rpc.Server.create("grpc", "grpcs://localhost:0")
+
+
 def test_a_server_listens_at_a_socket(tmp_path):
     with rpc.Server.create("grpc", f"unix:{tmp_path}/rpc") as server:
         server.register("add", add)
