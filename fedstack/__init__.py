@@ -5,7 +5,9 @@ execution contexts to run them in, and the executors that contexts are made of (
 """
 
 from fedstack import errors as errors
+from fedstack import leaves as leaves
 from fedstack import observe as observe
+from fedstack import service as service
 from fedstack._version import __version__ as __version__
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation

@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedstack.service import coordinator as coordinator
+    from fedstack.service import rpc as rpc
     from fedstack.service.cluster.addresses_file import wait_for_addresses
     from fedstack.service.cluster.server import Server
     from fedstack.service.cluster.server_config import ServerConfig
@@ -51,7 +53,12 @@ _MODULES = {
 }
 
 
+_FACES = frozenset({"coordinator", "rpc"})
+
+
 def __getattr__(name: str) -> object:
+    if name in _FACES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"fedstack.{_MODULES[name]}"), name)

@@ -1,6 +1,8 @@
 """The public names, written down a second time so that no change of them goes unnoticed."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -136,3 +138,9 @@ def test_every_public_name_is_there_and_documented(module: str) -> None:
 
 def test_the_front_door_has_at_most_thirty_names() -> None:
     assert len(PUBLIC_NAMES["fedstack"]) <= 30
+
+
+def test_what_import_fedstack_leads_to_can_be_written_with_dots_alone() -> None:
+    names = ["service.Server", "service.rpc.Client", "service.coordinator.ClusterCoordinator", "leaves.Leaf"]
+    program = "import fedstack\n" + "".join(f"fedstack.{name}\n" for name in names)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
