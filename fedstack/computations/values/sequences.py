@@ -164,21 +164,18 @@ class Batching:
 
     def cuts(self, rows: int, number: int) -> Iterator["slice | NDArray[np.intp]"]:
         """Yields the rows of each batch in a pass."""
+        order = self.order(rows, number)
+        for start in range(0, self.count(rows) * self.size, self.size):
+            cut = slice(start, start + self.size)
+            yield cut if order is None else order[cut]
+
+    def order(self, rows: int, number: int) -> "NDArray[np.intp] | None":
+        """Returns the order of the rows in a pass; `None` where they stay as they are."""
         if self.seed is None:
-            yield from self.slices(rows)
-            return
-        order = self._order(self.seed, rows, number if self.reshuffles else 0)
-        for cut in self.slices(rows):
-            yield order[cut]
-
-    def slices(self, rows: int) -> list[slice]:
-        """Returns the rows of each batch where they stay as they are."""
-        size = self.size
-        return [slice(start, start + size) for start in range(0, self.count(rows) * size, size)]
-
-    def _order(self, seed: int, rows: int, number: int) -> NDArray[np.intp]:
+            return None
         # Of raw words, which are the same in every release of NumPy, as what its generators draw of them is not.
-        words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(self.round, number))).random_raw(rows)
+        spawn_key = (self.round, number if self.reshuffles else 0)
+        words = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=spawn_key)).random_raw(rows)
         return np.argsort(words, kind="stable")
 
     def __repr__(self) -> str:
@@ -195,13 +192,18 @@ class Batches(HasPasses):
       arrays: Read-only arrays of shape [num_rows, ...], in dictionaries and tuples nested at will.
       num_rows: The number of examples.
       batching: How they make batches.
+      fitting: The type of elements that they were last found to fit, and their payload for it.
     """
 
     def __init__(self, arrays: object, num_rows: int, batching: Batching) -> None:
         self.arrays = arrays
         self.num_rows = num_rows
         self.batching = batching
+        self.fitting: tuple[object, object] | None = None
         self._passes = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "fitting": None}
 
     def __len__(self) -> int:
         return self.batching.count(self.num_rows)
@@ -243,7 +245,9 @@ def _mapped(arrays: Any, function: Callable[[NDArray[Any]], NDArray[Any]]) -> An
 
 def take(array: NDArray[Any], rows: "slice | NDArray[np.intp]") -> NDArray[Any]:
     """Returns the rows of a batch, read-only as all are."""
-    batch = array[rows]
-    if type(rows) is not slice:  # a view is as read-only as what it shows
-        batch.flags.writeable = False
+    if type(rows) is slice:
+        return array[rows]  # a view is as read-only as what it shows
+    # A third of what indexing takes.
+    batch = np.asarray(array).take(rows, axis=0)
+    batch.flags.writeable = False
     return batch

@@ -276,6 +276,8 @@ def normalize_sequence(
     Raises:
       TypeMismatchError: If `value` cannot be iterated over again and again, or an element does not fit.
     """
+    if isinstance(value, Batches):  # there may be one per client, and what comes below takes longer
+        return _batches(value, sequence.element, path, read)
     if is_data_frame(value):  # which iterates over its names
         mismatch(sequence, describe(value), path, "give fedstack.batches(df, batch_size)")
     if not _is_iterable(value):
@@ -299,17 +301,19 @@ def normalize_sequence(
     if isinstance(source, (list, tuple)):
         payloads = [normalize(item, element, f"{path}[{index}]", read) for index, item in enumerate(source)]
         return column_of(payloads, element)
-    if isinstance(source, Batches):
-        return _batches(source, element, path, read)
     rows = _array_rows(source, element, path, read)
     return SequenceView(source, element, path, read) if rows is None else rows
 
 
 def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> Iterable[object]:
     """Returns the payload of batches, of which what can be known beforehand fits."""
-    rows = _rows_of(batches, element, path, read, as_they_are=True)
-    if rows is not None:
-        return ColumnSequence(rows, batches.batching)
+    fitting = batches.fitting
+    if fitting is None or fitting[0] is not element:
+        rows = _rows_of(batches, element, path, read, as_they_are=True)
+        fitting = None if rows is None else (element, ColumnSequence(rows, batches.batching))
+        batches.fitting = fitting
+    if fitting is not None:
+        return cast(ColumnSequence, fitting[1])
     if not len(batches):
         return column_of([], element)
     # What does not fit does not in the first batch, or in one of fewer rows, the last.

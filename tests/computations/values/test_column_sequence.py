@@ -1,3 +1,6 @@
+import copy
+
+import federated_language as fl
 import numpy as np
 import pytest
 from hypothesis import given
@@ -5,6 +8,8 @@ from hypothesis import strategies as st
 
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.values import normalize
+from fedstack.data.client_data import batches
 
 SIZES = st.integers(0, 3000)
 
@@ -43,3 +48,38 @@ def test_indices_are_those_of_a_list(size, data):
 def test_an_index_outside_is_an_error(index):
     with pytest.raises(IndexError):
         pairs(3)[index]
+
+
+@given(
+    rows=st.integers(0, 200),
+    size=st.integers(1, 30),
+    width=st.sampled_from([0, 1, 3, 5000]),
+    seed=st.none() | st.integers(0, 9),
+    drop=st.booleans(),
+    number=st.integers(0, 2),
+)
+def test_batches_as_a_payload_are_those_that_users_see(rows, size, width, seed, drop, number):
+    x, y = np.arange(rows * width, dtype=np.float32).reshape(rows, width), np.arange(rows)
+    sequence = batches({"x": x, "rest": {"y": y}}, size, shuffle_seed=seed, drop_remainder=drop)
+    element = fl.to_type({"x": (np.float32, [None, width]), "rest": {"y": (np.int64, [None])}})
+    payload = normalize(sequence, fl.SequenceType(element))
+    seen = list(sequence.in_pass(number))
+    assert isinstance(payload, ColumnSequence)
+    assert len(payload) == len(seen)
+    for (found_x, (found_y,)), batch in zip(payload.in_pass(number), seen, strict=True):
+        np.testing.assert_array_equal(found_x, batch["x"])
+        np.testing.assert_array_equal(found_y, batch["rest"]["y"])
+        assert not found_x.flags.writeable
+        assert not found_y.flags.writeable
+        assert np.shares_memory(found_y, y) == (seed is None)
+    for index, batch in enumerate(sequence.in_pass(0)):
+        np.testing.assert_array_equal(payload[index][0], batch["x"])
+
+
+def test_batches_that_have_been_used_fit_other_types_and_can_be_copied():
+    sequence = batches(np.arange(6, dtype=np.int32), 4)
+    first = normalize(sequence, fl.SequenceType(fl.TensorType(np.int32, [None])))
+    second = normalize(copy.copy(sequence), fl.SequenceType(fl.TensorType(np.int64, [None])))
+    again = normalize(sequence, fl.SequenceType(fl.TensorType(np.int32, None)))
+    for found, dtype in ((first, np.int32), (second, np.int64), (again, np.int32)):
+        assert [(batch.tolist(), batch.dtype) for batch in found] == [([0, 1, 2, 3], dtype), ([4, 5], dtype)]
