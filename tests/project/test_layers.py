@@ -53,6 +53,8 @@ ROOMS = (
     "service/rpc",
     "service/cluster",
     "service/pool",
+    "service/coordinator/scheduling",
+    "service/coordinator/calls",
     "service/coordinator",
     "service",
     "__init__",

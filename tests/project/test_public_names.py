@@ -99,8 +99,10 @@ PUBLIC_NAMES = {
         "AsyncClusterCoordinator",
         "ClosureCancelledError",
         "ClusterCoordinator",
+        "PerWorkerValues",
         "RemoteValue",
         "as_completed",
+        "current_worker_index",
         "wait",
     ],
     "fedstack.testing": [

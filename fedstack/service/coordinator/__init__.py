@@ -2,6 +2,8 @@
 
 from fedstack.errors import ClosureCancelledError
 from fedstack.service.coordinator.async_coordinator import AsyncClusterCoordinator
+from fedstack.service.coordinator.calls.closure_bodies import current_worker_index
+from fedstack.service.coordinator.calls.per_worker import PerWorkerValues
 from fedstack.service.coordinator.coordinator import ClusterCoordinator
 from fedstack.service.coordinator.remote_value import RemoteValue, as_completed, wait
 
@@ -9,7 +11,9 @@ __all__ = [
     "AsyncClusterCoordinator",
     "ClosureCancelledError",
     "ClusterCoordinator",
+    "PerWorkerValues",
     "RemoteValue",
     "as_completed",
+    "current_worker_index",
     "wait",
 ]

@@ -20,10 +20,10 @@ class AsyncClusterCoordinator(Front):
         prefetch: bool = False,
     ) -> RemoteValue:
         """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for one more."""
-        closure, type_spec = self._closure(fn, args, kwargs, repeatable, prefetch)
+        closure, call = self._closure(fn, args, kwargs, repeatable, prefetch)
         while not self._driver.schedule(closure):
             await self._driver.loop.run(self._driver.room())
-        return self._value(closure, type_spec)
+        return self._value(closure, call)
 
     async def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended; see `ClusterCoordinator.join`."""

@@ -23,7 +23,8 @@ class ClusterCoordinator(Front):
         If as many closures wait as may, it waits until there is room for one more.
 
         Args:
-          fn: A computation.
+          fn: A computation, or a Python function, which goes by value to workers that allow that. It gets its arguments
+            as they are, and what it returns has the type that the language infers.
           args: Its arguments by position.
           kwargs: Its arguments by name. Values of other calls may stand anywhere in either.
           repeatable: Whether it may run again if its worker is lost, or its value with it.
@@ -35,10 +36,10 @@ class ClusterCoordinator(Front):
           TypeMismatchError: If the arguments do not fit.
           ClosedError: After `close`.
         """
-        closure, type_spec = self._closure(fn, args, kwargs, repeatable, prefetch)
+        closure, call = self._closure(fn, args, kwargs, repeatable, prefetch)
         while not self._driver.schedule(closure):
             self._driver.loop.run_sync(self._driver.room())
-        return self._value(closure, type_spec)
+        return self._value(closure, call)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended.

@@ -11,9 +11,9 @@ from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
-from fedstack.service.coordinator.closures import Closure, Place
 from fedstack.service.coordinator.runs import Runs
-from fedstack.service.coordinator.scheduler import Scheduler
+from fedstack.service.coordinator.scheduling.closures import Closure, Place
+from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 from fedstack.transport.wire.connection_errors import NOT_LISTENING

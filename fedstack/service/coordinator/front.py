@@ -2,13 +2,12 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import attrs
 
 from fedstack.computations.types.language import ConcreteComputation, ExecutorFactory, Type
-from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
@@ -16,11 +15,18 @@ from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
-from fedstack.service.coordinator.calls import Function, Result, call_of, function_name, needs_of
-from fedstack.service.coordinator.closures import Closure
+from fedstack.service.coordinator.calls.calls import Call, Function, Result, call_of, function_name, needs_of
+from fedstack.service.coordinator.calls.per_worker import (
+    PerWorkerDataset,
+    PerWorkerValues,
+    per_worker_dataset,
+    per_worker_value,
+)
+from fedstack.service.coordinator.calls.python_calls import function_of, opener_for, python_call
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.remote_value import RemoteValue
-from fedstack.service.coordinator.scheduler import MOST_QUEUED, MOST_RUNNING, Scheduler
+from fedstack.service.coordinator.scheduling.closures import Closure
+from fedstack.service.coordinator.scheduling.scheduler import MOST_QUEUED, MOST_RUNNING, Scheduler
 from fedstack.service.coordinator.workforce import FleetWorkforce, LocalWorkforce
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import start_apart
@@ -59,7 +65,7 @@ class Front(ClosesOnExit):
         goes_on = on_error == "continue"
         scheduler = Scheduler(max_queued, max_running, goes_on=goes_on, clock=workforce.io.time)
         self._driver = Driver(scheduler, workforce)
-        self._functions: OrderedDict[int, tuple[object, Function]] = OrderedDict()
+        self._functions: OrderedDict[tuple[object, ...], tuple[object, Function]] = OrderedDict()
         weakref.finalize(self, _end, self._driver).atexit = False
 
     def _closure(
@@ -69,34 +75,66 @@ class Front(ClosesOnExit):
         kwargs: Mapping[str, object] | None,
         repeatable: bool,
         prefetch: bool,
-    ) -> tuple[Closure, Type]:
-        """Returns a call that is to be scheduled, and the type of its value."""
-        if not isinstance(fn, ConcreteComputation):
-            raise InvalidValueError(
-                f"Expected a computation to schedule, found {describe(fn)}; decorate it with "
-                "fedstack.python_computation"
-            )
-        call = call_of(self._function(fn), args or (), kwargs or {}, self._result_of)
-        return Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name), call.result_type
+    ) -> tuple[Closure, Call]:
+        """Returns what is to be scheduled, and what it runs."""
+        if isinstance(fn, ConcreteComputation):
+            function = self._function((fn,), lambda: Function(fn, function_name(fn)))
+            call = call_of(function, args or (), kwargs or {}, self._result_of, self._opener_for)
+        elif callable(fn):
+            called, name = fn, function_name(fn)
 
-    def _function(self, computation: ConcreteComputation) -> Function:
-        found = self._functions.get(id(computation))  # by content, as the language compares them, takes long
+            def function_for(types: Sequence[Type]) -> Function:
+                return self._function((called, *map(str, types)), lambda: function_of(called, name, types))
+
+            call = python_call(name, args or (), kwargs or {}, self._result_of, function_for)
+        else:
+            raise InvalidValueError(f"Expected a computation or a Python function to schedule, found {describe(fn)}")
+        closure = Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name)
+        return closure, call
+
+    def _function(self, key: Sequence[object], make: Callable[[], Function]) -> Function:
+        """Returns what workers run: the same as for an earlier call if there was one of the same key."""
+        # By identity: to compare computations by content, as the language does, takes long.
+        known = tuple(part if isinstance(part, str) else id(part) for part in key)
+        found = self._functions.get(known)
         if found is None:
-            found = self._functions[id(computation)] = computation, Function(computation, function_name(computation))
+            found = self._functions[known] = key, make()
             if len(self._functions) > _MOST_FUNCTIONS:
                 self._functions.popitem(last=False)
         return found[1]
+
+    def _opener_for(self, expected: Type) -> Function:
+        return self._function((str(expected),), lambda: opener_for(expected))
+
+    def create_per_worker_value(self, source: object) -> PerWorkerValues:
+        """Returns a value that each worker makes by calling a function, or its own copy of a value.
+
+        Give it as an argument of Python functions. One closure at a time uses that of a worker; it is made anew where a
+        worker was lost.
+        """
+        return per_worker_value(source)
+
+    def create_per_worker_dataset(self, source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
+        """Returns a dataset of which each worker has its own; `iter` of it gives an iterator for each worker.
+
+        Args:
+          source: What can be iterated over again and again, or a function that returns it, called at each worker.
+
+        Raises:
+          InvalidValueError: If it can be iterated over once only, or not at all.
+        """
+        return per_worker_dataset(source)
 
     def _result_of(self, value: object) -> Result | None:
         if not isinstance(value, RemoteValue):
             return None
         if value.driver is not self._driver:
             raise ForeignValueError(f"Expected a value of this coordinator, found {value!r} of another one")
-        return Result(value.closure, value.type_signature)
+        return Result(value.closure, value.type_signature, value.boxed)
 
-    def _value(self, closure: Closure, type_spec: Type) -> RemoteValue:
+    def _value(self, closure: Closure, call: Call) -> RemoteValue:
         """Returns what stands for the value of a closure that was scheduled, and may have ended."""
-        return RemoteValue(self, self._driver, closure, type_spec)
+        return RemoteValue(self, self._driver, closure, call.result_type, call.boxed)
 
     async def _fetched(self, structure: object) -> object:
         values = list(dict.fromkeys(_remote_values(structure)))
@@ -104,7 +142,7 @@ class Front(ClosesOnExit):
         found = dict(zip(values, payloads))
 
         def result(value: RemoteValue) -> object:
-            return to_result(found[value], value.type_signature)
+            return value.result_of(found[value])
 
         return await off_loop(lambda: _replaced(structure, result))
 

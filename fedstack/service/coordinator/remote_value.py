@@ -4,14 +4,15 @@ import threading
 import time
 import weakref
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
 from fedstack.errors import DeadlineExceededError, InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.service.coordinator.closures import Closure
+from fedstack.service.coordinator.calls.boxes import Box, unboxed
 from fedstack.service.coordinator.driver import Driver, within
+from fedstack.service.coordinator.scheduling.closures import Closure
 
 _T = TypeVar("_T")
 
@@ -22,17 +23,23 @@ class RemoteValue:
     Give it as an argument of later calls, on its own or anywhere inside of a structure. `await` it to fetch it.
     """
 
-    def __init__(self, owner: object, driver: Driver, closure: Closure, type_spec: Type) -> None:
+    def __init__(self, owner: object, driver: Driver, closure: Closure, type_spec: Type, boxed: bool = False) -> None:
         self._owner = owner  # a coordinator that nobody refers to is closed
         self._driver = driver
         self._closure = closure
         self._type = type_spec
+        self._boxed = boxed
         weakref.finalize(self, driver.drop, closure).atexit = False
 
     @property
     def type_signature(self) -> Type:
-        """The type of the value."""
+        """The type of the value, as a worker has it: of a Python function's that of a box with any value."""
         return self._type
+
+    @property
+    def boxed(self) -> bool:
+        """Whether it is the value of a Python function, whose type is known when it is fetched."""
+        return self._boxed
 
     @property
     def closure(self) -> Closure:
@@ -71,7 +78,11 @@ class RemoteValue:
 
     async def _fetched(self) -> object:
         payload = await self._driver.bring_home(self._closure)
-        return await off_loop(lambda: to_result(payload, self._type))
+        return await off_loop(lambda: self.result_of(payload))
+
+    def result_of(self, payload: object) -> object:
+        """Returns the value of a payload, in the containers of its type."""
+        return unboxed(cast(Box, payload)) if self._boxed else to_result(payload, self._type)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise InvalidValueError(

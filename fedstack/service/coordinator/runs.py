@@ -8,9 +8,10 @@ from typing import Any, Protocol, cast
 from fedstack.computations.types.language import ExecutorValue, RetryableError
 from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.service.coordinator.calls import Call
-from fedstack.service.coordinator.closures import Closure, State
-from fedstack.service.coordinator.scheduler import Scheduler
+from fedstack.foundations.traceback_filter import without_own_frames
+from fedstack.service.coordinator.calls.calls import Call
+from fedstack.service.coordinator.scheduling.closures import Closure, State
+from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
 
 
@@ -96,7 +97,7 @@ class Runs:
             if error is None:
                 self._scheduler.gone(closure, site.place)
             else:
-                self._scheduler.failed(closure, site.place, error)
+                self._scheduler.failed(closure, site.place, without_own_frames(error))
 
     async def _outcomes(
         self, site: Site, clients: int, running: dict[ExecutorValue, Closure]
@@ -132,7 +133,7 @@ class Runs:
                 elif isinstance(error, RetryableError):
                     self._scheduler.gone(closure, site.place)
                 elif error is not None:
-                    self._scheduler.failed(closure, site.place, error)
+                    self._scheduler.failed(closure, site.place, without_own_frames(error))
                 elif closure.prefetch and closure.state is State.RUNNING:
                     homes.append(closure)
                 else:

@@ -2,7 +2,7 @@
 
 import abc
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -22,8 +22,8 @@ from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
-from fedstack.service.coordinator.calls import Argument, Call, Function, Known, Result
-from fedstack.service.coordinator.closures import Closure, Place
+from fedstack.service.coordinator.calls.calls import Argument, Call, Function, Known, Lasting, Opened, Result
+from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.transport.peers.executor_stub import ExecutorStub
 
 # Values of one worker are disposed of in batches of so many.
@@ -74,7 +74,7 @@ class Site(abc.ABC):
         self.place = place
         self._values = values
         self._executors: dict[int, Executor] = {}
-        self._functions: dict[Executor, WeakKeyDictionary[Function, asyncio.Future[ExecutorValue]]] = {}
+        self._lasting: dict[Executor, WeakKeyDictionary[Function | Lasting, asyncio.Future[ExecutorValue]]] = {}
         self._brought: dict[tuple[Executor, Closure], asyncio.Future[ExecutorValue]] = {}
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class Site(abc.ABC):
         found = self._executors.get(clients)
         if found is None:
             found = self._executors[clients] = self._make_executor(clients)
-            self._functions[found] = WeakKeyDictionary()
+            self._lasting[found] = WeakKeyDictionary()
         return found
 
     def is_quick(self, call: Call) -> bool:
@@ -102,12 +102,19 @@ class Site(abc.ABC):
         executor = self._executors.get(call.clients)
         if executor is None:
             return False
-        function = self._functions[executor].get(call.function)
-        return function is not None and function.done() and self._has(executor, call.argument)
+        return self._is_kept(executor, call.function) and self._has(executor, call.argument)
+
+    def _is_kept(self, executor: Executor, lasting: Function | Lasting) -> bool:
+        found = self._lasting[executor].get(lasting)
+        return found is not None and found.done()
 
     def _has(self, executor: Executor, argument: Argument | None) -> bool:
         if argument is None or isinstance(argument, Known):
             return True
+        if isinstance(argument, Lasting):
+            return self._is_kept(executor, argument)
+        if isinstance(argument, Opened):
+            return self._is_kept(executor, argument.function) and self._has(executor, argument.boxed)
         if isinstance(argument, Result):
             held = cast("Held | None", argument.closure.held.get(self.place))
             return held is not None and held.executor is executor
@@ -116,30 +123,34 @@ class Site(abc.ABC):
     async def call(self, call: Call) -> Held:
         """Makes the value of a call, without running it."""
         executor = self.executor(call.clients)
-        function = await self._function(executor, call.function)
+        function = await self._kept(executor, call.function)
         argument = None if call.argument is None else await self._argument(executor, call.argument)
         return Held(executor, await executor.create_call(function, argument))
 
-    async def _function(self, executor: Executor, function: Function) -> ExecutorValue:
-        functions = self._functions[executor]
-        found = functions.get(function)
+    async def _kept(self, executor: Executor, lasting: Function | Lasting) -> ExecutorValue:
+        """Returns what stands for something in an executor, where it is brought once."""
+        kept = self._lasting[executor]
+        found = kept.get(lasting)
         if found is None:
-            found = functions[function] = asyncio.ensure_future(
-                _awaited(executor.create_value(function.computation, function.type_signature))
-            )
+            found = kept[lasting] = asyncio.ensure_future(_created(executor, lasting))
             found.add_done_callback(consume_exception)
         try:
             return await asyncio.shield(found)
         except BaseException:
             if found.done():
-                functions.pop(function, None)  # the next one may have more luck
+                kept.pop(lasting, None)  # the next one may have more luck
             raise
 
     async def _argument(self, executor: Executor, argument: Argument) -> ExecutorValue:
         if isinstance(argument, Known):
             return await create_known(executor, argument.payload, argument.type_signature)
+        if isinstance(argument, Lasting):
+            return await self._kept(executor, argument)
         if isinstance(argument, Result):
             return await self._value(executor, argument.closure, argument.type_signature)
+        if isinstance(argument, Opened):
+            boxed = await self._argument(executor, argument.boxed)
+            return await executor.create_call(await self._kept(executor, argument.function), boxed)
         members = [await self._argument(executor, member) for member in argument.members]
         return await executor.create_struct(Struct(list(zip(argument.names, members))))
 
@@ -163,10 +174,10 @@ class Site(abc.ABC):
 
     def close(self) -> None:
         """Ends the executors that this has made. Idempotent; never raises."""
-        for functions in (*self._functions.values(), self._brought):
-            for future in functions.values():
+        for futures in (*self._lasting.values(), self._brought):
+            for future in futures.values():
                 future.cancel()
-        self._functions.clear()
+        self._lasting.clear()
         for executor in self._executors.values():
             self._close_executor(executor)
         self._executors.clear()
@@ -255,5 +266,7 @@ class LocalSite(Site):
             close()
 
 
-async def _awaited(work: Awaitable[ExecutorValue]) -> ExecutorValue:
-    return await work
+async def _created(executor: Executor, lasting: Function | Lasting) -> ExecutorValue:
+    if isinstance(lasting, Lasting):
+        return await create_known(executor, lasting.payload, lasting.type_signature)
+    return await executor.create_value(lasting.computation, lasting.type_signature)

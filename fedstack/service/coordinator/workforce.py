@@ -7,8 +7,8 @@ from fedstack.errors import StaleSessionError, WorkerUnavailableError
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.fleet_observer import FleetObserver
 from fedstack.executors.fleet.worker import Worker
-from fedstack.service.coordinator.closures import Place
 from fedstack.service.coordinator.driver import Driver, Workforce
+from fedstack.service.coordinator.scheduling.closures import Place
 from fedstack.service.coordinator.sites import LocalSite, RemoteSite, Site
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 

@@ -156,7 +156,7 @@ def test_arguments_that_do_not_fit_are_refused_at_once(coordinator: ClusterCoord
     with pytest.raises(TypeMismatchError, match="Expected no arguments for 'three', found 1"):
         coordinator.schedule(three, (1.0,))
     assert coordinator.schedule(subtract, (1.0,), {"y": 3.0}).get() == -2.0
-    with pytest.raises(InvalidValueError, match="python_computation"):
+    with pytest.raises(InvalidValueError, match="Expected a computation or a Python function"):
         coordinator.schedule(3)
     coordinator.join()
 

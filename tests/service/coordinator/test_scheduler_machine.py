@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fedstack.errors import WorkerUnavailableError
-from fedstack.service.coordinator.closures import Closure, Place, State
-from fedstack.service.coordinator.scheduler import Scheduler
+from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 
 MOST_RUNNING = 3
 AWAY = WorkerUnavailableError("it is away")

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import pickle
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -19,22 +20,35 @@ def register_reducer(kind: type, reduce: Callable[[Any], Reduced]) -> None:
     _reducers[kind] = reduce
 
 
-def dumps(value: object) -> bytes:
+def dumps(value: object, refer: Callable[[object], object] = lambda part: None) -> bytes:
     """Returns a value as bytes; functions of scripts and notebooks go by value, those of modules by name.
+
+    Args:
+      value: The value.
+      refer: Returns what is written in place of a part, for `find` of `loads`; `None` to write the part itself.
 
     Raises:
       Exception: Whatever a part of the value raises that cannot be written.
     """
     buffer = io.BytesIO()
-    _pickler()(buffer).dump(value)
+    pickler = _pickler()(buffer)
+    pickler.refer = refer
+    pickler.dump(value)
     return buffer.getvalue()
 
 
-def loads(content: bytes) -> Any:
-    """Returns the value. This executes code that is in the content."""
-    import cloudpickle
+def loads(content: bytes, find: Callable[[Any], object] | None = None) -> Any:
+    """Returns the value. This executes code that is in the content.
 
-    return cloudpickle.loads(content)
+    Args:
+      content: What `dumps` has returned.
+      find: Returns the part for which there is something else in it.
+    """
+    if find is None:
+        return pickle.loads(content)
+    unpickler = pickle.Unpickler(io.BytesIO(content))
+    unpickler.persistent_load = find
+    return unpickler.load()
 
 
 @functools.cache
@@ -45,6 +59,9 @@ def _pickler() -> Any:
     base = cast("Any", cloudpickle).CloudPickler
 
     class Pickler(base):
+        def persistent_id(self, obj: object) -> object:
+            return self.refer(obj)
+
         def reducer_override(self, obj: Any) -> Any:
             # cloudpickle would refer to it by name, and in another process there is nothing of that name.
             if type(obj) is _CACHED and obj.__module__ == "__main__":

@@ -19,7 +19,7 @@ from fedstack.computations.values.federated_values import count_clients, normali
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.errors import TypeMismatchError
-from fedstack.service.coordinator.closures import Closure
+from fedstack.service.coordinator.scheduling.closures import Closure
 
 
 @attrs.frozen(eq=False)
@@ -49,11 +49,28 @@ class Known:
 
 
 @attrs.frozen(eq=False)
+class Lasting:
+    """One that is here and comes in many calls. Workers keep it for as long as anything refers to this."""
+
+    payload: object
+    type_signature: Type
+
+
+@attrs.frozen(eq=False)
 class Result:
-    """One that is the value of a closure."""
+    """One that is the value of a closure, or in the box that is."""
 
     closure: Closure
     type_signature: Type
+    boxed: bool = False
+
+
+@attrs.frozen(eq=False)
+class Opened:
+    """One that is in the box that is the value of a closure."""
+
+    function: Function
+    boxed: Result
 
 
 @attrs.frozen(eq=False)
@@ -64,7 +81,7 @@ class Members:
     members: "Sequence[Argument]"
 
 
-Argument = Known | Result | Members
+Argument = Known | Lasting | Result | Opened | Members
 
 
 @attrs.frozen(eq=False)
@@ -75,11 +92,13 @@ class Call:
       function: What it calls.
       argument: With what; `None` without a parameter.
       clients: The number of clients of the federated values in the argument.
+      boxed: Whether what it yields is in a box.
     """
 
     function: Function
     argument: Argument | None
     clients: int = 0
+    boxed: bool = False
 
     @property
     def result_type(self) -> Type:
@@ -98,6 +117,7 @@ def call_of(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     result_of: Callable[[object], Result | None],
+    opener_for: Callable[[Type], Function],
 ) -> Call:
     """Returns the call of a function.
 
@@ -106,6 +126,7 @@ def call_of(
       args: Its arguments by position: one alone is the whole argument, as everywhere in the language.
       kwargs: Those by name.
       result_of: Returns the closure of something that stands for its value, and `None` for anything else.
+      opener_for: Returns what takes a value of a type out of its box.
 
     Raises:
       TypeMismatchError: If they do not fit the parameter; the message has the path to what does not.
@@ -120,7 +141,7 @@ def call_of(
                 f"Expected no arguments for {function.name!r}, found {len(args)} by position and {list(kwargs)}"
             )
         return Call(function, None)
-    reader = _Reader(result_of)
+    reader = _Reader(result_of, opener_for)
     argument = reader.read(_packed(function.name, parameter, args, kwargs), parameter, "arg")
     return Call(function, argument, reader.clients)
 
@@ -129,6 +150,8 @@ def needs_of(argument: Argument | None) -> tuple[Closure, ...]:
     """Returns the closures whose values are in an argument."""
     if isinstance(argument, Result):
         return (argument.closure,)
+    if isinstance(argument, Opened):
+        return (argument.boxed.closure,)
     if isinstance(argument, Members):
         return tuple(need for member in argument.members for need in needs_of(member))
     return ()
@@ -161,13 +184,16 @@ class _Reader:
       clients: The number of clients of what has been read.
     """
 
-    def __init__(self, result_of: Callable[[object], Result | None]) -> None:
+    def __init__(self, result_of: Callable[[object], Result | None], opener_for: Callable[[Type], Function]) -> None:
         self._result_of = result_of
+        self._opener_for = opener_for
         self.clients = 0
 
     def read(self, value: object, type_spec: Type, path: str) -> Argument:
         result = self._result_of(value)
         if result is not None:
+            if result.boxed:
+                return Opened(self._opener_for(type_spec), result)
             check_assignable(type_spec, result.type_signature, path)
             return result
         if isinstance(type_spec, StructType) and self._has_results(value):

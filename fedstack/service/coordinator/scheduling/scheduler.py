@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
-from fedstack.service.coordinator.closures import Closure, Place, State
-from fedstack.service.coordinator.queues import LOSSES_ALONE, LOSSES_UNTIL_ALONE, MOST_RUNNING, Queues
+from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduling.queues import LOSSES_ALONE, LOSSES_UNTIL_ALONE, MOST_RUNNING, Queues
 
 MOST_QUEUED = 262_144
 # To rebuild a value, so many calls are repeated one after the other, at most.

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from fedstack.service.coordinator.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
 
 MOST_RUNNING = 8
 # Closures that come while a call is under way wait so long for others to go along with.

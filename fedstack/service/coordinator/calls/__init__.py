@@ -1,0 +1,1 @@
+"""What closures call, and with what."""

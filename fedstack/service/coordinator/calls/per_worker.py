@@ -1,0 +1,89 @@
+"""Defines values of which each worker has its own, such as iterators over data."""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.leaves.python.function_pickles import dumps
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import CarrierError, InvalidValueError
+from fedstack.service.coordinator.calls.boxes import BOX
+from fedstack.service.coordinator.calls.calls import Lasting
+
+
+@attrs.frozen
+class _Iterate:
+    """Begins an iteration in a worker."""
+
+    make: Callable[[], Iterable[object]]
+
+    def __call__(self) -> Iterator[object]:
+        return iter(self.make())
+
+
+@attrs.frozen
+class _Constant:
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+class PerWorkerValues:
+    """A value of which each worker has its own: made there when it is first used, and anew when a worker was lost.
+
+    Give it as an argument of Python functions; one closure at a time uses it.
+    """
+
+    def __init__(self, make: Callable[[], object], what: str) -> None:
+        self.key = uuid.uuid4().hex
+        self._what = what
+        try:
+            content = dumps(make)
+        except Exception as error:  # what it refers to may refuse in any way
+            raise CarrierError(f"Pickling {what} raised {type(error).__name__}: {error}") from error
+        self.maker = Lasting(np.frombuffer(content, np.uint8), BOX)
+
+    def __next__(self) -> NoReturn:
+        raise NotImplementedError(f"Expected to be used in a scheduled function, found a call of next() on {self!r}")
+
+    def __repr__(self) -> str:
+        return f"<PerWorkerValues of {self._what}>"
+
+
+class PerWorkerDataset:
+    """A dataset of which each worker has its own; `iter` gives an iterator for each of them."""
+
+    def __init__(self, make: Callable[[], Iterable[object]], what: str) -> None:
+        self._make = make
+        self._what = what
+
+    def __iter__(self) -> PerWorkerValues:  # type: ignore[override]
+        return PerWorkerValues(_Iterate(self._make), f"iterators over {self._what}")
+
+    def __repr__(self) -> str:
+        return f"<PerWorkerDataset of {self._what}>"
+
+
+def per_worker_value(source: object) -> PerWorkerValues:
+    """Returns a value that each worker makes by calling a function, or a copy of a value."""
+    return PerWorkerValues(source if callable(source) else _Constant(source), describe(source))
+
+
+def per_worker_dataset(source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
+    """Returns a dataset that each worker makes by calling a function, or a copy of one.
+
+    Raises:
+      InvalidValueError: If it can be iterated over once only, or not at all.
+    """
+    if callable(source):
+        return PerWorkerDataset(source, describe(source))
+    if isinstance(source, Iterator) or not isinstance(cast(object, source), Iterable):
+        raise InvalidValueError(
+            f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
+            f"{describe(cast(object, source))}"
+        )
+    return PerWorkerDataset(_Constant(source), describe(source))

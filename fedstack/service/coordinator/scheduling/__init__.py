@@ -1,0 +1,1 @@
+"""Which closure runs where, and what becomes of it: state machines."""
