@@ -10,6 +10,8 @@ from thread_starts import ThreadStarts
 
 # A loaded machine is slow; no test depends on speed.
 settings.register_profile("fedstack", deadline=None)
+# For `make matrix`: random examples look for values that are treated wrongly, and every Python treats them alike.
+settings.register_profile("few", deadline=None, max_examples=20)
 settings.load_profile("fedstack")
 
 
