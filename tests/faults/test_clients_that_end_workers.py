@@ -83,7 +83,8 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
         check_two_ended(caplog, "signal 11 (SIGSEGV)")
         assert all("Fatal Python error: Segmentation fault" in text for text in endings(caplog))
         assert all("ctypes.string_at(0)" in text for text in endings(caplog))
-        eventually(lambda: repr(pool) == f"<WorkerPool of {workers} processes, {workers} of them alive>")
+        processes = "1 process" if workers == 1 else f"{workers} processes"
+        eventually(lambda: repr(pool) == f"<WorkerPool of {processes}, {workers} of them alive>")
         assert len(set(before) - set(pool.pids)) == min(workers, 2)
         assert total(CLIENTS[:10]) == sum(CLIENTS[:10])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import federated_language as fl
 import numpy as np
+from google.protobuf.message import Message
 
 import fedstack
 from fedstack.computations.plan.schedule import schedule
@@ -40,6 +41,7 @@ STREAMS = {
     "UploadValue": "upload",
     "DownloadValue": "download",
     "Evaluate": "exchange",
+    "Start": "exchange",
     "RunPhase": "exchange",
 }
 DEEP = 10_000
@@ -220,10 +222,12 @@ class Drawer:
         weights = {
             self.create_value: 12, self.create_call: 8, self.create_struct: 3, self.create_selection: 4,
             self.compute: 3, self.create: 4, self.upload: 3, self.evaluate: 2, self.compute_now: 4, self.download: 2,
-            self.phase: 3, self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
+            self.start: 2, self.phase: 3, self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
             self.handshake: 0.3, self.renew: 0.3, self.status: 0.3, self.dispose: 1,
         }  # fmt: skip
         (draw,) = self.choose.choices(list(weights), list(weights.values()))
+        if not self.sessions and self.choose.random() < 0.5:
+            draw = self.choose.choice([self.get_executor, self.open_session])
         return draw(self.session())
 
     def cardinalities(self) -> list[plain.Cardinality]:
@@ -364,16 +368,33 @@ class Drawer:
 
     def evaluate(self, session: str) -> Request:
         request = extended.EvaluateRequest(executor=self.executor(session))
+        segments = self.created_beside(session, request)
+        if self.choose.random() < 0.7:
+            request.value_ref.id = request.creation[0].id if request.creation else self.computable(session)
+        return self.in_frames("Evaluate", request, segments)
+
+    def start(self, session: str) -> Request:
+        request = extended.StartRequest(executor=self.executor(session))
+        segments = self.created_beside(session, request)
+        for _ in range(self.choose.randrange(3)):
+            known = self.choose.random() < 0.7 and request.creation
+            request.value_ref.add(id=request.creation[0].id if known else self.computable(session))
+        if self.choose.random() < 0.2:
+            request.cancel_ref.add(id=self.value(session))
+        return self.in_frames("Start", request, segments)
+
+    def created_beside(self, session: str, request: extended.EvaluateRequest | extended.StartRequest) -> list[Segment]:
         segments: list[Segment] = []
         for _ in range(self.choose.randrange(3)):
             typed, beside = self.typed()
             request.creation.add(id=self.new_id(session), value=typed)
             segments += beside
             request.creation.add().CopyFrom(self.creation(session))
-        if self.choose.random() < 0.7:
-            request.value_ref.id = request.creation[0].id if request.creation else self.computable(session)
+        return segments
+
+    def in_frames(self, method: str, request: Message, segments: list[Segment]) -> Request:
         frames = data_frames(segments, self.choose.choice([999, 1 << 20]))
-        return Request("Evaluate", [header_frame(request.SerializeToString()), *frames])
+        return Request(method, [header_frame(request.SerializeToString()), *frames])
 
     def download(self, session: str) -> Request:
         request = extended.DownloadRequest(executor=self.executor(session))

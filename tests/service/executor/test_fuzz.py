@@ -126,8 +126,9 @@ class Talk:
         elif method == "UploadValue":
             upload = extended.Upload.FromString(extended.Frame.FromString(request.frames[0]).header)
             sessions.setdefault(upload.executor.id, {})[upload.id] = None
-        elif method == "Evaluate":
-            asked = extended.EvaluateRequest.FromString(extended.Frame.FromString(request.frames[0]).header)
+        elif method in ("Evaluate", "Start"):
+            message = extended.EvaluateRequest if method == "Evaluate" else extended.StartRequest
+            asked = message.FromString(extended.Frame.FromString(request.frames[0]).header)
             sessions.setdefault(asked.executor.id, {}).update((creation.id, None) for creation in asked.creation)
         elif method == "DisposeExecutor":
             sessions.pop(plain.DisposeExecutorRequest.FromString(request.frames[0]).executor.id, None)
