@@ -30,6 +30,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
 from fedstack.computations.values.tensor_values import (
     ReadTensor,
@@ -177,8 +178,7 @@ def _scalar_column(values: Sequence[object], member: TensorType, where: Where, r
         return ScalarColumn(np.array(values, dtype))
     if kinds == {float} and kind_of_dtype(dtype) == "f":
         wide = np.array(values, np.float64)
-        with np.errstate(all="ignore"):
-            narrow = wide.astype(dtype)
+        narrow = quietly(wide.astype, dtype)
         if np.logical_and.reduce(np.isfinite(narrow)):  # as `all()`, which takes a way round through Python
             return ScalarColumn(narrow)
     elif kinds == {int} and dtype.kind in "iu":

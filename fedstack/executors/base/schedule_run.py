@@ -92,6 +92,8 @@ class ScheduleRun:
         return column
 
     async def _make(self, slots: Sequence[int]) -> None:
+        if self._makers.keys().isdisjoint(slots):
+            return
         waiting = self._unfinished(slots)
         if waiting and len(self._tasks) > 1 and runs_inline():
             in_order, forks = self._needed(slots)
@@ -133,7 +135,8 @@ class ScheduleRun:
         return any((task.program if isinstance(task, ServerTask) else task.phase.program).steps for task in tasks)
 
     async def _run_task(self, task: Task) -> None:
-        await self._make(sorted(task.reads))
+        if not self._makers.keys().isdisjoint(task.reads):
+            await self._make(sorted(task.reads))
         if isinstance(task, ServerTask):
             inputs = [self.read(expression) for expression in task.inputs]
             self.values[task.target] = await self._runner.run_server_task(task, inputs)

@@ -23,7 +23,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_checks import check_assignable
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, join_path, type_from_proto
+from fedstack.computations.types.type_structure import contains_sequence, fields_of, join_path, type_from_proto
 from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
 from fedstack.computations.values.tensor_values import describe
@@ -116,7 +116,8 @@ class VerbExecutor(ClosesOnExit, Executor):
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        return work() if self.engine is None else await self.engine.finish(work, type_spec)
+        engine = self.engine if contains_sequence(type_spec) else None  # there are no streams in others
+        return work() if engine is None else await engine.finish(work, type_spec)
 
     def check_open(self) -> None:
         """Raises `ClosedError` after `close()`."""

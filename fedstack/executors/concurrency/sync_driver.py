@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
-from fedstack.executors.concurrency.leaf_threads import run_inline, runs_inline
+from fedstack.executors.concurrency.leaf_threads import RunInline, runs_inline
 from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.transport.peers.daemon_threads import start_loop
@@ -99,7 +99,7 @@ class SyncDriver:
             return self._finish(coroutine)
         # Variables that the coroutine sets are its own: once it has moved it could not unset them here.
         context = contextvars.copy_context()
-        with run_inline():
+        with RunInline():
             try:
                 while True:
                     request = context.run(coroutine.send, None)
@@ -123,7 +123,7 @@ class SyncDriver:
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, loop)
             try:
-                with run_inline(False), waiting():
+                with RunInline(False), waiting():
                     return future.result()
             except BaseException:
                 # Ctrl-C while waiting: the work must not go on behind the caller's back.

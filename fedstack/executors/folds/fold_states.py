@@ -6,7 +6,6 @@ the general one, is in `aggregate_state.py`.
 """
 
 import abc
-import contextvars
 import threading
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -18,6 +17,7 @@ from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import flattener, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
 from fedstack.computations.values.messages.arrays import float_limits
+from fedstack.computations.values.quiet import quiet_context, quietly
 from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
 from fedstack.executors.folds.leaf_fold import LeafFold, LeafStream, leaf_columns
 from fedstack.executors.folds.tree_fold import Partial
@@ -96,11 +96,13 @@ class TreeState(FoldState):
         return tensor.dtype
 
     def feed(self, start: int, columns: Sequence[Column]) -> None:
-        with np.errstate(all="ignore"):
-            weights = self.add_weights(start, columns[1].items()) if self.weights is not None else None
-            for leaf, column in zip(self.leaves, leaf_columns(columns[0], self.fold.member)):
-                leaf.feed(start, column, weights, self.fold.reads_alone)
+        quietly(self._feed, start, columns)
         self.add_clients(len(columns[0]))
+
+    def _feed(self, start: int, columns: Sequence[Column]) -> None:
+        weights = self.add_weights(start, columns[1].items()) if self.weights is not None else None
+        for leaf, column in zip(self.leaves, leaf_columns(columns[0], self.fold.member)):
+            leaf.feed(start, column, weights, self.fold.reads_alone)
 
     def add_weights(self, start: int, weights: Sequence[object]) -> np.ndarray:
         """Takes in the weights of the clients from `start` on, and returns them."""
@@ -124,13 +126,14 @@ class TreeState(FoldState):
                 leaf.merge(theirs)
 
     def result(self) -> object:
-        with np.errstate(all="ignore"):
-            totals = self._finish([leaf.total() for leaf in self.leaves])
-            empty_or_total = [
-                self._empty(leaf.tensor) if total is None else as_payload(total)
-                for leaf, total in zip(self.leaves, totals)
-            ]
-            return unflatten(iter(empty_or_total), self.fold.member)
+        return quietly(self._total)
+
+    def _total(self) -> object:
+        totals = self._finish([leaf.total() for leaf in self.leaves])
+        empty_or_total = [
+            self._empty(leaf.tensor) if total is None else as_payload(total) for leaf, total in zip(self.leaves, totals)
+        ]
+        return unflatten(iter(empty_or_total), self.fold.member)
 
     def _finish(self, totals: list[np.ndarray | None]) -> list[np.ndarray | None]:
         """Returns the results of the tensors, out of arrays that are ours; `None` without clients."""
@@ -146,9 +149,7 @@ class TreeStream(FoldStream):
         self._flatten = flattener(state.fold.member)
         self._leaves = [LeafStream(leaf, start, state.fold.reads_alone) for leaf in state.leaves]
         self._weights: list[object] = []
-        # With overflows and the like ignored in it; leaf functions do not run there.
-        self._quiet = contextvars.copy_context()
-        self._quiet.run(np.seterr, all="ignore")
+        self._quiet = quiet_context()
 
     def add(self, results: list[object]) -> None:
         weight: object = None

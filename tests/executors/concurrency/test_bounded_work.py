@@ -11,7 +11,7 @@ import pytest
 
 import fedstack
 from fedstack.executors import LeafExecutor
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, run_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
 
 LIMIT = 20.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -197,7 +197,7 @@ async def test_callers_and_threads_of_a_pool_make_room_for_each_other():
     threads = LeafThreads(1, counts_callers=True)
 
     async def here(work):
-        with run_inline():
+        with RunInline():
             return await threads.run(work)
 
     for number in range(5):

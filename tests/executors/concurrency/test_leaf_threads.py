@@ -16,7 +16,7 @@ from fedstack.computations.leaves.work_scope import WorkScope, set_scope
 from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
-from fedstack.executors.concurrency.leaf_threads import LeafThreads, run_inline
+from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
 from fedstack.executors.concurrency.thread_pool import count_threads, waiting
 
 LIMIT = 10.0
@@ -127,7 +127,7 @@ async def test_a_cancelled_run_tells_its_work_and_makes_room_for_another_thread(
 
 async def test_work_runs_on_the_callers_thread_where_that_is_allowed():
     threads = LeafThreads()
-    with run_inline():
+    with RunInline():
         assert await threads.run(threading.get_ident) == threading.get_ident()
     assert await threads.run(threading.get_ident) != threading.get_ident()
     threads.close()
