@@ -49,7 +49,7 @@ FLOAT = fl.TensorType(np.float32)
 LARGE_AT_CLIENTS = fl.FederatedType(LARGE, fl.CLIENTS)
 Fail = Callable[[], object]
 Way = Callable[[], Iterator[Fail]]
-WARM_UP, TIMES = 2, 12
+WARM_UP, TIMES = 2, 6
 # Each time costs a process that starts.
 TIMES_OF_WORKERS = 5
 MOST_BYTES = 3 * BYTES

@@ -34,6 +34,8 @@ from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")]
 CLIENTS = list(range(16))
+# A search among few is a short one: most tests are about what it finds.
+FEW = list(range(KILLER - 3, KILLER + 1))
 
 
 @contextlib.contextmanager
@@ -91,16 +93,16 @@ def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, 
 
 def test_a_function_by_value_is_found_too(caplog) -> None:
     with pool_of(2):
-        found = failure_of(of_a_function_by_value())
-        assert (found.client_index, found.computation_name) == (KILLER, "crash")
+        found = failure_of(of_a_function_by_value(), FEW)
+        assert (found.client_index, found.computation_name) == (3, "crash")
         check_two_ended(caplog, "signal 11 (SIGSEGV)")
 
 
 def test_a_client_that_leaves_is_named_with_the_exit_status(caplog) -> None:
     with pool_of(2):
-        found = failure_of(total_of(leave))
-        assert found.client_index == KILLER
-        assert "'leave' ended its process with exit status 3; at client 13; " in str(found)
+        found = failure_of(total_of(leave), FEW)
+        assert found.client_index == 3
+        assert "'leave' ended its process with exit status 3; at client 3; " in str(found)
         check_two_ended(caplog, "exit status 3")
 
 
@@ -111,23 +113,23 @@ def test_of_two_clients_that_crash_the_first_is_named() -> None:
 
 def test_a_function_that_always_crashes_is_named_with_one_of_the_clients() -> None:
     with pool_of(2) as pool:
-        found = failure_of(total_of(crash_always))
+        found = failure_of(total_of(crash_always), FEW)
         # The first of a range that has ended two workers: which range that is, depends on which worker was quicker.
-        assert (found.client_index in (0, 8), found.computation_name) == (True, "crash_always")
+        assert (found.client_index in (0, 2), found.computation_name) == (True, "crash_always")
         eventually(lambda: repr(pool) == "<WorkerPool of 2 processes, 2 of them alive>")
         assert total_of(crash)([1, 2]) == 3
 
 
 def test_a_client_that_crashes_in_a_later_phase_is_named(caplog) -> None:
     with pool_of(2):
-        found = failure_of(two_phases)
-        assert (found.client_index, found.computation_name) == (KILLER, "crash_of_both")
+        found = failure_of(two_phases, FEW)
+        assert (found.client_index, found.computation_name) == (3, "crash_of_both")
         check_two_ended(caplog, "signal 11 (SIGSEGV)")
 
 
 def test_clients_that_end_a_process_only_together_are_named_together() -> None:
     with pool_of(2):
-        found = failure_of(total_of(leave_together), list(range(8)))
+        found = failure_of(total_of(leave_together), list(range(4)))
         expected = "ended its process with exit status 4 at clients 2 to 3 together, and at none of them alone"
         assert expected in str(found)
         assert found.client_index is None

@@ -234,3 +234,9 @@ def test_tests_stand_in_folders_named_after_the_rooms() -> None:
     of_the_whole = {"benchmarks", "faults", "project", "releases"}
     folders = {file.parent.relative_to(tests).as_posix() for file in tests.rglob("test_*.py")} - of_the_whole
     assert [folder for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
+
+
+def test_modules_of_the_tests_have_names_of_their_own() -> None:
+    """pytest puts the folder of each on the path, so of two with one name only one is found."""
+    names = Counter(file.name for file in (PACKAGE.parent / "tests").rglob("*.py") if file.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
