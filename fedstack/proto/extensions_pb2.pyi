@@ -3,6 +3,7 @@ from federated_language.proto import computation_pb2 as _computation_pb2
 from federated_language.proto import data_type_pb2 as _data_type_pb2
 from fedstack.proto import executor_pb2 as _executor_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
@@ -253,6 +254,26 @@ class StartResponse(_message.Message):
     outcome: _containers.RepeatedCompositeFieldContainer[StartResponse.Outcome]
     differing_module: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, outcome: _Optional[_Iterable[_Union[StartResponse.Outcome, _Mapping]]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UpdateRequest(_message.Message):
+    __slots__ = ("executor", "value_ref", "how", "value")
+    class How(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ASSIGN: _ClassVar[UpdateRequest.How]
+        ADD: _ClassVar[UpdateRequest.How]
+        SUBTRACT: _ClassVar[UpdateRequest.How]
+    ASSIGN: UpdateRequest.How
+    ADD: UpdateRequest.How
+    SUBTRACT: UpdateRequest.How
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    executor: _executor_pb2.ExecutorId
+    value_ref: _executor_pb2.ValueRef
+    how: UpdateRequest.How
+    value: TypedValue
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., how: _Optional[_Union[UpdateRequest.How, str]] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("executor", "value_ref")

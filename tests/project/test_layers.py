@@ -55,6 +55,7 @@ ROOMS = (
     "service/pool",
     "service/coordinator/scheduling",
     "service/coordinator/calls",
+    "service/coordinator/variables",
     "service/coordinator",
     "service",
     "__init__",

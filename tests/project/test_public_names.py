@@ -97,10 +97,12 @@ PUBLIC_NAMES = {
     ],
     "fedstack.service.coordinator": [
         "AsyncClusterCoordinator",
+        "AsyncVariable",
         "ClosureCancelledError",
         "ClusterCoordinator",
         "PerWorkerValues",
         "RemoteValue",
+        "Variable",
         "as_completed",
         "current_worker_index",
         "wait",

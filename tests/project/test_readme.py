@@ -32,6 +32,7 @@ PAGES = (
     "docs/observe.md",
     "docs/mistakes.md",
     "docs/workers.md",
+    "docs/coordinator.md",
     "docs/cluster.md",
     "docs/rpc.md",
     "docs/leaf_runtimes.md",

@@ -106,6 +106,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
     "service._MODULES": (CONSTANT, "names of modules"),
     "service.rpc._MODULES": (CONSTANT, "names of modules"),
+    "service.coordinator.variables.held_variable._servers._items": (100, "servers of variables; of allowed code alone"),
+    "service.executor.updates._OPERATIONS": (CONSTANT, "operations"),
     "service.limits.fair_shares.caller_at": (4096, "addresses"),
     "service.executor.executor_group._PLACEMENTS": (CONSTANT, "placements"),
     "transport.grpc.grpc_module._TOLD": (CONSTANT, "texts"),

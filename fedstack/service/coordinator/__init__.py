@@ -6,13 +6,16 @@ from fedstack.service.coordinator.calls.closure_bodies import current_worker_ind
 from fedstack.service.coordinator.calls.per_worker import PerWorkerValues
 from fedstack.service.coordinator.coordinator import ClusterCoordinator
 from fedstack.service.coordinator.remote_value import RemoteValue, as_completed, wait
+from fedstack.service.coordinator.variables.variable import AsyncVariable, Variable
 
 __all__ = [
     "AsyncClusterCoordinator",
+    "AsyncVariable",
     "ClosureCancelledError",
     "ClusterCoordinator",
     "PerWorkerValues",
     "RemoteValue",
+    "Variable",
     "as_completed",
     "current_worker_index",
     "wait",

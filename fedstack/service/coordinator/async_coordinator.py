@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from fedstack.service.coordinator.driver import within
 from fedstack.service.coordinator.front import Front
 from fedstack.service.coordinator.remote_value import RemoteValue
+from fedstack.service.coordinator.variables.variable import AsyncVariable
+from fedstack.transport.peers.io_loop import io_loop
 
 
 class AsyncClusterCoordinator(Front):
@@ -36,3 +38,7 @@ class AsyncClusterCoordinator(Front):
     async def fetch(self, structure: object, timeout: float | None = None) -> object:
         """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
         return await self._driver.loop.run(within(self._fetched(structure), timeout, self))
+
+    async def variable(self, initial_value: object, type_spec: object = None) -> AsyncVariable:
+        """Returns a variable; see `ClusterCoordinator.variable`."""
+        return AsyncVariable(*await io_loop.run(self._variable(initial_value, type_spec)))

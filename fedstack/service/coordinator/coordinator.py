@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from fedstack.service.coordinator.front import Front
 from fedstack.service.coordinator.remote_value import RemoteValue, wait_for
+from fedstack.service.coordinator.variables.variable import Variable
+from fedstack.transport.peers.io_loop import io_loop
 
 
 class ClusterCoordinator(Front):
@@ -67,3 +69,18 @@ class ClusterCoordinator(Front):
           DeadlineExceededError: If it takes longer than `timeout` seconds.
         """
         return wait_for(self._driver, self._fetched(structure), timeout, self)
+
+    def variable(self, initial_value: object, type_spec: object = None) -> Variable:
+        """Returns a variable: state that functions read and change wherever they run, and this program too.
+
+        A task of job `ps` holds it, or where the cluster has none, a server of this process at a loopback address.
+
+        Args:
+          initial_value: Its value.
+          type_spec: The type; by default the one that the language infers.
+
+        Raises:
+          TypeMismatchError: If the value does not fit.
+          WorkerUnavailableError: If no server can be reached that is to hold it.
+        """
+        return Variable(*io_loop.run_sync(self._variable(initial_value, type_spec)))

@@ -7,9 +7,12 @@ from typing import Any, TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.types.language import ConcreteComputation, ExecutorFactory, Type
+from fedstack.computations.types.language import ConcreteComputation, ExecutorFactory, Type, infer_type
+from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import describe
+from fedstack.computations.values.values import normalize
 from fedstack.errors import ForeignValueError, InvalidValueError
+from fedstack.executors.base.verb_executor import to_declared_type
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.side_by_side import gather
@@ -27,9 +30,11 @@ from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.remote_value import RemoteValue
 from fedstack.service.coordinator.scheduling.closures import Closure
 from fedstack.service.coordinator.scheduling.scheduler import MOST_QUEUED, MOST_RUNNING, Scheduler
+from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
+from fedstack.service.coordinator.variables.variable_owner import VariableOwner
 from fedstack.service.coordinator.workforce import FleetWorkforce, LocalWorkforce
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.io_loop import io_loop, start_apart
 
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
 # So many functions are known at workers although nothing refers to them just now.
@@ -65,8 +70,9 @@ class Front(ClosesOnExit):
         goes_on = on_error == "continue"
         scheduler = Scheduler(max_queued, max_running, goes_on=goes_on, clock=workforce.io.time)
         self._driver = Driver(scheduler, workforce)
+        self._variables = VariableOwner(workers, credentials)
         self._functions: OrderedDict[tuple[object, ...], tuple[object, Function]] = OrderedDict()
-        weakref.finalize(self, _end, self._driver).atexit = False
+        weakref.finalize(self, _end, self._driver, self._variables).atexit = False
 
     def _closure(
         self,
@@ -125,6 +131,13 @@ class Front(ClosesOnExit):
         """
         return per_worker_dataset(source)
 
+    async def _variable(self, initial_value: object, type_spec: object) -> tuple[HeldVariable, VariableServer, object]:
+        declared = infer_type(initial_value) if type_spec is None else to_declared_type(type_spec)
+        assert declared is not None
+        payload = normalize(initial_value, declared, "initial_value")
+        keep = snapshot_of(declared)
+        return await self._variables.make(payload if keep is None else keep(payload, None), declared)
+
     def _result_of(self, value: object) -> Result | None:
         if not isinstance(value, RemoteValue):
             return None
@@ -151,14 +164,16 @@ class Front(ClosesOnExit):
         if not self._closed:
             self._closed = True
             self._driver.loop.finish(self._driver.end(), timeout=5.0)
+            io_loop.finish(self._variables.end())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{' closed' if self._closed else ''} over {self._driver!r}>"
 
 
-def _end(driver: Driver) -> None:
-    """Ends a driver whose coordinator nobody refers to any more; a finalizer."""
+def _end(driver: Driver, variables: VariableOwner) -> None:
+    """Ends what a coordinator that nobody refers to any more has had; a finalizer."""
     driver.loop.call_soon(lambda: start_apart(driver.end()))
+    io_loop.call_soon(lambda: start_apart(variables.end()))
 
 
 def _workforce_of(workers: Workers, credentials: ClientCredentials | None, connect_seconds: float) -> Workforce:

@@ -53,7 +53,7 @@ class Creations:
                 continue
             size = 0
             if creation.HasField("value"):
-                payload, type_spec, size = await self._value(session, creation.value, request_bytes, received)
+                payload, type_spec, size = await self.value(session, creation.value, request_bytes, received)
                 if is_there:
                     continue
                 created = await held_values.create_known(session.executor, payload, type_spec)
@@ -66,14 +66,14 @@ class Creations:
             if not session.has(creation.id):  # the same call may have come twice
                 session.add(created, size, creation.id)
 
-    async def _value(
+    async def value(
         self,
         session: Session,
         value: messages.TypedValue,
         request_bytes: int,
         received: "Received[Any] | None",
     ) -> tuple[object, Type, int]:
-        """Returns the payload of a value, with the bytes that follow, its type and its size."""
+        """Returns the payload of a value that has come, with the bytes that follow, its type and its size."""
 
         def check(size: int) -> None:
             self._core.admission.check_size(size, ARRAY_SPARE_BYTES)

@@ -29,6 +29,7 @@ from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Session
 from fedstack.service.executor.starts import Starts
+from fedstack.service.executor.updates import Updates
 from fedstack.service.processes.resident_memory import resident_bytes
 from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
@@ -47,6 +48,7 @@ class ExecutorExtensions:
         self._core = core
         self._creations = Creations(core)
         self._starts = Starts(core)
+        self._updates = Updates(self._creations)
         self.server: Server | None = None
 
     @property
@@ -63,6 +65,7 @@ class ExecutorExtensions:
             "DownloadValue": DownloadMethod(self.download_value),
             "Evaluate": ExchangeMethod(self.evaluate),
             "Start": ExchangeMethod(self.start),
+            "Update": UploadMethod(self.update),
             "RunPhase": ExchangeMethod(self.run_phase),
             "GetStatus": control(messages.GetStatusRequest, self.get_status),
         }
@@ -133,6 +136,13 @@ class ExecutorExtensions:
         creation = messages.CreateRequest.Creation(id=upload.id, value=upload.value)
         session = self._core.find(upload.executor)
         await self._core.run(session, self._received(session, [creation], received))
+        return messages.CreateResponse().SerializeToString()
+
+    async def update(self, incoming: Incoming) -> bytes:
+        """Puts another value in place of one."""
+        received = await receive(incoming, messages.UpdateRequest)
+        session = self._core.find(received.message.executor)
+        await self._core.run(session, self._updates.run(session, received))
         return messages.CreateResponse().SerializeToString()
 
     async def _received(

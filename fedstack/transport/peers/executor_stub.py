@@ -33,7 +33,8 @@ LOAD = "load"
 ISOLATE = "isolate"
 EVALUATE = "evaluate"
 START = "start"
-FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, START, WHOLE)
+UPDATE = "update"
+FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, START, UPDATE, WHOLE)
 # Within this time a peer has an answer, or says that there will be one.
 SOON_SECONDS = 1.0
 
@@ -201,6 +202,10 @@ class ExecutorStub(ServiceStub):
         """Creates values, and runs some of them."""
         soon = self._control_seconds + SOON_SECONDS
         return self.exchange(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
+
+    async def update(self, request: extended.UpdateRequest, segments: Sequence[Segment]) -> None:
+        """Puts another value in place of one."""
+        await self.upload(f"/{EXTENSIONS}/Update", request, segments, extended.CreateResponse)
 
     def run_phase(
         self,

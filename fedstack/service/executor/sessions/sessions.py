@@ -57,6 +57,7 @@ class Session:
       features: What its client can do beyond the first release with extensions.
       worker_index: Which of its client's workers this is; `None` where these have no numbers.
       kept: What functions of its client keep between calls.
+      updating: Is held where one value is put in place of another.
       caller: Who has opened it, where that can be told.
     """
 
@@ -79,6 +80,7 @@ class Session:
         self.kept: dict[str, Any] = {}
         self.caller = current_scope().caller
         self.ended = ""
+        self.updating = asyncio.Lock()
         self._limits = limits
         self._close = close
         self._values: dict[str, tuple[ExecutorValue, int]] = {}
@@ -123,6 +125,12 @@ class Session:
         self._values[value_id] = (value, size)
         self.bytes += size
         return value_id
+
+    def replace(self, value_id: str, value: ExecutorValue) -> None:
+        """Puts a value of the same size in place of one."""
+        _, size = self._values[value_id]
+        self._values[value_id] = value, size
+        self._pulls.pop(value_id, None)
 
     def check_room(self, size: int) -> None:
         """Checks that there is room for one more value of a size.

@@ -33,6 +33,7 @@ REQUESTS: dict[str, type[Any]] = {
     "DownloadValue": extended.DownloadRequest,
     "Evaluate": extended.EvaluateRequest,
     "Start": extended.StartRequest,
+    "Update": extended.UpdateRequest,
     "RunPhase": extended.PhaseRequest,
 }
 WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession", "GetStatus"}

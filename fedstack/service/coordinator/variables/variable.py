@@ -1,0 +1,102 @@
+"""Defines variables: state that closures and the coordinator's program read and change."""
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.values import normalize
+from fedstack.proto.extensions_pb2 import UpdateRequest
+from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer, server_at
+
+_T = TypeVar("_T")
+
+
+class _Held:
+    """A variable, and how to reach it."""
+
+    def __init__(self, held: HeldVariable, server: VariableServer, owner: object = None) -> None:
+        self._held = held
+        self._server = server
+        self._owner = owner  # the variable is there as long as this
+
+    @property
+    def type_signature(self) -> Type:
+        """The type of the value."""
+        return self._held.type_signature
+
+    async def _read(self) -> object:
+        return to_result(await self._held.read(self._server), self.type_signature)
+
+    def _updated(self, how: "UpdateRequest.How", value: object) -> Coroutine[Any, Any, None]:
+        payload = normalize(value, self.type_signature, "value")
+        return self._held.update(self._server, how, payload)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        held, written = self._held, self.type_signature.to_proto().SerializeToString()
+        return _variable_at, (held.address, held.session, held.value, written)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of type {self.type_signature} at {self._held.address}>"
+
+
+class Variable(_Held):
+    """A value that changes, held by a server. Functions that are scheduled may use it, captured or as an argument.
+
+    A closure that is run again, since a worker was lost, changes it again.
+    """
+
+    def read_value(self) -> object:
+        """Returns the value.
+
+        Raises:
+          StaleSessionError: If the server that held it was started anew.
+          WorkerUnavailableError: If that cannot be reached.
+        """
+        return self._run(self._read())
+
+    def assign(self, value: object) -> None:
+        """Puts another value in place.
+
+        Raises:
+          TypeMismatchError: If that has another type.
+        """
+        self._run(self._updated(UpdateRequest.ASSIGN, value))
+
+    def assign_add(self, value: object) -> None:
+        """Adds to the value, in one step: of several at the same time none is lost."""
+        self._run(self._updated(UpdateRequest.ADD, value))
+
+    def assign_sub(self, value: object) -> None:
+        """Subtracts from the value, in one step."""
+        self._run(self._updated(UpdateRequest.SUBTRACT, value))
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return self._server.io.run_sync(work)
+
+
+class AsyncVariable(_Held):
+    """A variable for programs with an event loop. As an argument of a function that is scheduled it is a `Variable`."""
+
+    async def read_value(self) -> object:
+        """Returns the value; see `Variable.read_value`."""
+        return await self._server.io.run(self._read())
+
+    async def assign(self, value: object) -> None:
+        """Puts another value in place; see `Variable.assign`."""
+        await self._server.io.run(self._updated(UpdateRequest.ASSIGN, value))
+
+    async def assign_add(self, value: object) -> None:
+        """Adds to the value; see `Variable.assign_add`."""
+        await self._server.io.run(self._updated(UpdateRequest.ADD, value))
+
+    async def assign_sub(self, value: object) -> None:
+        """Subtracts from the value; see `Variable.assign_sub`."""
+        await self._server.io.run(self._updated(UpdateRequest.SUBTRACT, value))
+
+
+def _variable_at(address: str, session: str, value: str, type_spec: bytes) -> Variable:
+    """Returns a variable in another process than the one that made it."""
+    declared = type_from_proto(computation_pb2.Type.FromString(type_spec))
+    return Variable(HeldVariable(address, session, value, declared), server_at(address))

@@ -1,0 +1,83 @@
+"""Holds the variables of a coordinator: at the tasks of job `ps`, or at a server of its own."""
+
+import contextlib
+import itertools
+
+from fedstack.computations.types.language import Type
+from fedstack.errors import ClosedError, FedstackError
+from fedstack.executors.remote.remote_values import RemoteValue
+from fedstack.executors.remote.worker_stubs import make_stubs
+from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
+
+_JOB = "ps"
+
+
+class VariableOwner:
+    """Makes variables, one server after the other. Its coroutines run on the transport's loop.
+
+    Args:
+      workers: What the coordinator was given; a cluster may have a job for variables.
+      credentials: Certificates and the token for that.
+    """
+
+    def __init__(self, workers: object, credentials: ClientCredentials | None) -> None:
+        spec = workers.spec if isinstance(workers, ClusterJob) else workers
+        self._job = spec.job(_JOB) if isinstance(spec, ClusterSpec) and _JOB in spec.jobs else None
+        self._credentials = credentials
+        self._servers: list[tuple[VariableServer, RemoteExecutor]] = []
+        self._next = itertools.count()
+        self._own: object = None
+        self._closed = False
+
+    async def make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
+        """Makes a variable; returns which it is, its server, and what it lives as long as."""
+        if self._closed:
+            raise ClosedError("The coordinator is closed; make a new one")
+        if not self._servers:
+            await self._open()
+        server, executor = self._servers[next(self._next) % len(self._servers)]
+        await server.handshake()
+        value = await executor.create_known(payload, type_spec)
+        assert isinstance(value, RemoteValue)
+        for error in (await executor.start([value])).values():
+            if error is not None:
+                raise error
+        held = HeldVariable(server.stub.address, value.session.executor.id, value.id, type_spec)
+        return held, server, value
+
+    async def _open(self) -> None:
+        stubs = await self._own_server() if self._job is None else make_stubs(self._job, self._credentials)
+        for stub in stubs:
+            executor = RemoteExecutor(stub)
+            executor.set_cardinalities({})
+            self._servers.append((VariableServer(stub), executor))
+
+    async def _own_server(self) -> list[ExecutorStub]:
+        from fedstack.service.executor.executor_service import ExecutorService
+        from fedstack.service.server.grpc_server import GrpcServer  # those who have variables alone need gRPC
+
+        server = GrpcServer([ExecutorService(local_executor_factory())], reflection=False)
+        await server.start()
+        self._own = server
+        return make_stubs(server.target, None)
+
+    async def end(self) -> None:
+        """Drops all variables. Never raises."""
+        from fedstack.service.server.grpc_server import GrpcServer
+
+        self._closed = True
+        servers, self._servers = self._servers, []
+        for server, executor in servers:
+            executor.close()
+            with contextlib.suppress(FedstackError):
+                await server.stub.close()
+        if isinstance(self._own, GrpcServer):
+            await self._own.stop(0.0)
+
+    def __repr__(self) -> str:
+        return f"<VariableOwner at {len(self._servers)} servers>"
