@@ -92,7 +92,9 @@ def test_the_step_after_a_function_is_the_next_line_of_the_user(tmp_path: Path) 
 def test_steps_past_the_end_of_a_function_stop_in_lines_of_the_user_only(tmp_path: Path, step: str) -> None:
     means = SCRIPT.replace("np.int32", "(np.float32, [2])").replace("x // 2", "x / np.float32(2)")
     means = means.replace("federated_sum", "federated_mean").replace("[4, 6]", "[np.ones(2, np.float32)] * 2")
-    done = debugged(tmp_path, *[step] * 8, "c", script=means)
+    # As of Python 3.13 pdb also stops in the line that calls it, which both calls have.
+    inside = 10 if sys.version_info >= (3, 13) else 8
+    done = debugged(tmp_path, *[step] * inside, "c", script=means)
     assert done.returncode == 0, done.stderr
     assert "result [0.5 0.5]" in done.stdout
     stops = [line.removeprefix("(Pdb) ") for line in done.stdout.splitlines()]
@@ -100,7 +102,7 @@ def test_steps_past_the_end_of_a_function_stop_in_lines_of_the_user_only(tmp_pat
     assert all("script.py(" in stop for stop in stops), stops
     # The rest and the end of the first call, the second one from its beginning to its end, and the line after.
     names = [stop.partition(")")[2].partition("(")[0] for stop in stops]
-    assert names == ["halved"] * 8 + ["run"]
+    assert names == ["halved"] * inside + ["run"]
 
 
 def test_another_debugger_that_was_chosen_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,18 @@ def loads(content: bytes, find: Callable[[Any], object] | None = None) -> Any:
       content: What `dumps` has returned.
       find: Returns the part for which there is something else in it.
     """
-    if find is None:
-        return pickle.loads(content)
-    unpickler = pickle.Unpickler(io.BytesIO(content))
-    unpickler.persistent_load = find
-    return unpickler.load()
+    return pickle.loads(content) if find is None else _Unpickler(content, find).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds parts. As of Python 3.13 an attribute of the instance is no `persistent_load`."""
+
+    def __init__(self, content: bytes, find: Callable[[Any], object]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._find = find
+
+    def persistent_load(self, pid: Any) -> object:
+        return self._find(pid)
 
 
 @functools.cache
