@@ -180,7 +180,7 @@ class FailingFactory(fl.framework.ExecutorFactory):
     def __init__(self, failures):
         self.inner = fedstack.local_executor_factory()
         self.failures = failures
-        self.made = 0
+        self.made = self.cleaned = 0
 
     def create_executor(self, cardinalities):
         self.made += 1
@@ -189,6 +189,7 @@ class FailingFactory(fl.framework.ExecutorFactory):
         return self.inner.create_executor(cardinalities)
 
     def clean_up_executor(self, cardinalities):
+        self.cleaned += 1
         self.inner.clean_up_executor(cardinalities)
 
 
@@ -198,8 +199,22 @@ def test_retryable_errors_are_tried_again_and_the_last_attempt_may_succeed(caplo
     context = SyncExecutionContext(factory, retry_policy=policy)
     with fedstack.use_context(context):
         assert total([1]) == 2
-    assert factory.made == 3
+    assert (factory.made, factory.cleaned) == (3, 2)
     assert caplog.text.count("Trying a computation again") == 2
+    context.close()
+    factory.inner.close()
+
+
+def test_a_factory_of_another_origin_cleans_up_after_a_failed_call_whose_error_tells_the_stack():
+    factory = FailingFactory(0)
+    context = SyncExecutionContext(factory)
+    with fedstack.use_context(context):
+        with pytest.raises(LeafError) as caught:
+            stopping_with(lambda: 1 // 0)([1, 2])
+        assert caught.value.executor_path[0] == "ReferenceResolvingExecutor"
+        assert factory.cleaned == 1
+        assert total([1]) == 2
+    assert (factory.made, factory.cleaned) == (2, 1)
     context.close()
     factory.inner.close()
 

@@ -1,5 +1,6 @@
 """Keeping executors for re-use."""
 
+import numpy as np
 import pytest
 
 from fedstack.computations.types.language import CLIENTS
@@ -22,7 +23,8 @@ def factory():
 
 
 def test_equal_cardinalities_give_the_same_executor(factory):
-    assert factory.create_executor({CLIENTS: 3}) is factory.create_executor({CLIENTS: 3})
+    executor = factory.create_executor({CLIENTS: 3})
+    assert factory.create_executor({CLIENTS: 3}) is factory.create_executor({CLIENTS: np.int64(3)}) is executor
 
 
 def test_missing_clients_are_the_default_number(factory):
