@@ -7,6 +7,7 @@ import attrs
 from benchmarks import (
     broadcast,
     bystanders,
+    coordinator,
     fedavg,
     methods,
     programs,
@@ -52,6 +53,7 @@ WORKLOADS = (
     Workload("remote-rounds", "rounds over workers; floor: gRPC with plain bytes", remote_rounds.run),
     Workload("remote-training", "clients in pure Python on workers; floor: bare processes", remote_training.run),
     Workload("methods", "calls of registered methods; floor: gRPC with plain bytes", methods.run),
+    Workload("coordinator", "calls scheduled over two workers; floor: gRPC with plain bytes", coordinator.run),
     Workload("bystanders", "waits of one client beside another that keeps the worker busy", bystanders.run),
     Workload("rounds", "rounds with varying numbers of clients", rounds.run),
 )

@@ -70,6 +70,14 @@ def test_the_example_averages_on_a_cluster_of_two_tasks(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+\.\d{4} on average of 1000 clients, on 2 tasks\n", done.stdout)
 
 
+def test_the_example_sweeps_over_workers_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "parameter_sweep.py", "--points", "3", "--picture", tmp_path / "sweep.png"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^best: step size 0\.\d+, momentum 0\.\d+, loss ", done.stdout, re.MULTILINE)
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+
 def raw_client(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, EXAMPLES / "raw_client.py", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)

@@ -1,0 +1,50 @@
+"""Values stay at the workers that made them, however many calls follow."""
+
+import numpy as np
+
+import fedstack
+from fedstack.observe import Event, Observer, RpcEnded, add_observer
+from fedstack.service import ExecutorService, GrpcServer, ServerThread
+from fedstack.service.coordinator import ClusterCoordinator
+
+SIZE = 8 << 20
+
+
+class Bytes(Observer):
+    """Counts what a server of this process has received and sent."""
+
+    total = 0
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, RpcEnded):
+            self.total += event.bytes_received + event.bytes_sent
+
+
+@fedstack.python_computation([], (np.float32, [None]))
+def make():
+    return np.zeros(SIZE, np.float32)
+
+
+@fedstack.python_computation([(np.float32, [None])], (np.float32, [None]))
+def add_one(x):
+    return x + 1
+
+
+@fedstack.python_computation([(np.float32, [None])], np.float32)
+def last(x):
+    return x[-1]
+
+
+def test_a_chain_over_a_large_value_sends_none_of_it() -> None:
+    counted = Bytes()
+    with (
+        add_observer(counted),
+        ServerThread(GrpcServer([ExecutorService(fedstack.local_executor_factory())])) as server,
+        ClusterCoordinator(server.target) as coordinator,
+    ):
+        value = coordinator.schedule(make)
+        for _ in range(20):
+            value = coordinator.schedule(add_one, (value,))
+        assert coordinator.schedule(last, (value,)).get() == 20.0
+        coordinator.join()
+    assert 0 < counted.total < 200_000
