@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from fedstack.computations.types.language import ExecutorValue, RetryableError
@@ -10,7 +10,7 @@ from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.coordinator.calls.calls import Call
-from fedstack.service.coordinator.scheduling.closures import Closure, State
+from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
 
@@ -44,7 +44,8 @@ class Runs:
         self._scheduler = scheduler
         self._lock = lock
         self._driver = driver
-        self._running: dict[Closure, Held] = {}
+        # By place too: a closure may still be under way at one that is lost when it runs at another.
+        self._running: dict[tuple[Place, Closure], Held] = {}
 
     def close(self) -> None:
         """Drops what stands for values. Nothing runs any more."""
@@ -74,8 +75,11 @@ class Runs:
                 if not closures and not running:
                     return
                 self._scheduler.calls_begin(site.place, 1)
-        except RetryableError as error:
-            self._driver.lose(site, cast(Exception, error))
+        except Exception as error:
+            self._broken(site, [*closures, *running.values()], error)
+        finally:
+            for closure in running.values():
+                self._running.pop((site.place, closure), None)
 
     async def _prepare(self, site: Site, closure: Closure, running: dict[ExecutorValue, Closure]) -> None:
         call = cast("Call | None", closure.call)
@@ -89,7 +93,7 @@ class Runs:
                 raise
             self._tell_one(site, closure, error)
         else:
-            self._running[closure] = held
+            self._running[site.place, closure] = held
             running[held.value] = closure
 
     def _tell_one(self, site: Site, closure: Closure, error: Exception | None) -> None:
@@ -137,15 +141,13 @@ class Runs:
                 elif closure.prefetch and closure.state is State.RUNNING:
                     homes.append(closure)
                 else:
-                    self._scheduler.succeeded(closure, site.place, self._running[closure])
+                    self._scheduler.succeeded(closure, site.place, self._running[site.place, closure])
             self._scheduler.call_ended(site.place)
+        found = {closure: self._running.pop((site.place, closure), None) for closure, _ in outcomes}
         if loss is not None:
             raise loss
         if homes:
-            self._driver.start(self._fetch(site, homes))
-        for closure, _ in outcomes:
-            if closure not in homes:
-                self._running.pop(closure, None)
+            self._driver.start(self._fetch(site, {closure: cast(Held, found[closure]) for closure in homes}))
         closures = self._driver.turn(site)
         follow = [closure for closure in closures if self._goes_along(site, closure, clients)]
         others = [closure for closure in closures if closure not in follow]
@@ -157,22 +159,33 @@ class Runs:
         call = cast(Call, closure.call)
         return call.clients == clients and site.is_quick(call)
 
-    async def _fetch(self, site: Site, closures: Sequence[Closure]) -> None:
+    async def _fetch(self, site: Site, found: Mapping[Closure, Held]) -> None:
         """Brings values home before they count as there."""
         try:
-            payloads = await gather([self._running[closure].payload() for closure in closures])
-        except RetryableError as error:
-            self._driver.lose(site, cast(Exception, error))
+            payloads = await gather([held.payload() for held in found.values()])
+        except Exception as error:
+            self._broken(site, found, error)
             return
         with self._lock:
-            for closure, payload in zip(closures, payloads):
-                self._scheduler.succeeded(closure, site.place, self._running.pop(closure), (payload,))
+            for (closure, held), payload in zip(found.items(), payloads):
+                self._scheduler.succeeded(closure, site.place, held, (payload,))
+        self._driver.turn()
+
+    def _broken(self, site: Site, closures: Iterable[Closure], error: Exception) -> None:
+        """Notes that something went wrong with what ran at a site: it is lost, or they have failed."""
+        if isinstance(error, RetryableError):
+            self._driver.lose(site, error)
+            return
+        with self._lock:
+            for closure in closures:
+                self._scheduler.failed(closure, site.place, error)
         self._driver.turn()
 
     def stop(self, sites: Iterable[Site], closures: Sequence[Closure]) -> None:
         """Stops closures that were cancelled, wherever they run."""
         for site in sites:
-            held = [self._running[one] for one in closures if one in site.place.running and one in self._running]
+            keys = [(site.place, one) for one in closures if one in site.place.running]
+            held = [self._running[key] for key in keys if key in self._running]
             if held:
                 self._driver.start(_stop(site, held))
 

@@ -123,7 +123,7 @@ async def scheduled_calls(cluster: SimulatedCluster) -> None:
     ]
     for step in range(40):
         (left, left_known), (right, right_known) = chance.sample(values, 2)
-        value = await coordinator.schedule(blended, [left, right])
+        value = await coordinator.schedule(blended, [left, right], prefetch=chance.random() < 0.2)
         values[chance.randrange(len(values))] = (
             value,
             (left_known + right_known) / np.float32(1.9),
