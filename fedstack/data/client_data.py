@@ -1,6 +1,5 @@
 """Lays out the data of simulated clients: batches of arrays, sequences that a function makes, seeds."""
 
-import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
@@ -9,11 +8,11 @@ import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
 from fedstack.computations.values.tensor_values import is_data_frame
+from fedstack.data.argument_checks import checked_flag, checked_positive, checked_seed
 from fedstack.data.client_columns import check_named_once, column_array
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
-_BOOLS = (bool, np.bool_)
 Arrays: TypeAlias = object  # An array, or dicts, tuples, namedtuples and data frames of them, nested at will.
 
 
@@ -66,17 +65,32 @@ def batches(
       InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a nullable column
         has no value in a row, an argument is out of range, or there is no `shuffle_seed` for `round` or `reshuffle`.
     """
-    size = _positive("batch_size", batch_size)
+    size = checked_positive("batch_size", batch_size)
     orders = _orders(shuffle_seed, round, reshuffle)
-    batching = Batching(size, _flag("drop_remainder", drop_remainder), *orders)
+    batching = Batching(size, checked_flag("drop_remainder", drop_remainder), *orders)
+    frozen, rows = frozen_arrays(arrays, "batches")
+    return Batches(frozen, rows, batching)
+
+
+def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:
+    """Returns the same containers with read-only arrays, and how many rows these have.
+
+    Args:
+      arrays: See `batches`.
+      where: What they were given to, for messages.
+
+    Raises:
+      TypeMismatchError: If there is a scalar or a masked array among them.
+      InvalidValueError: If the numbers of rows differ, or a data frame cannot be taken column by column.
+    """
     lengths: dict[str, int] = {}
     frozen = _freeze(arrays, "arrays", lengths)
     if len(set(lengths.values())) != 1:
         found = ", ".join(f"{path}: {length}" for path, length in lengths.items()) or "no arrays"
         raise InvalidValueError(
-            f"Expected arrays of one leading dimension, found {found}; at batches; use one row per example"
+            f"Expected arrays of one leading dimension, found {found}; at {where}; use one row per example"
         )
-    return Batches(frozen, next(iter(lengths.values())), batching)
+    return frozen, next(iter(lengths.values()))
 
 
 def client_seeds(seed: int, n: int) -> list[int]:
@@ -96,7 +110,7 @@ def client_seeds(seed: int, n: int) -> list[int]:
       TypeMismatchError: If an argument is not an integer.
       InvalidValueError: If an argument is negative.
     """
-    entropy, count = _seed("seed", seed), _seed("n", n)
+    entropy, count = checked_seed("seed", seed), checked_seed("n", n)
     return [int(np.random.SeedSequence(entropy, spawn_key=(k,)).generate_state(1, np.uint64)[0]) for k in range(count)]
 
 
@@ -136,38 +150,9 @@ def _orders(seed: int | None, round: int | None, reshuffle: bool | None) -> tupl
             )
     if seed is None:
         return None, 0, False
-    number = 0 if round is None else _seed("round", round, MAX_ROUND)
-    return _seed("shuffle_seed", seed, MAX_SEED), number, reshuffle is None or _flag("reshuffle", reshuffle)
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, _BOOLS):
-        raise TypeMismatchError(f"Expected {name} to be True or False, found `{type(value).__name__}`")
-    return bool(cast(object, value))
-
-
-def _seed(name: str, value: object, most: int | None = None) -> int:
-    number = _integer(name, value)
-    if number < 0:
-        raise InvalidValueError(f"Expected {name} to be zero or more, found {number}; give a non-negative integer")
-    if most is not None and number > most:
-        bits = most.bit_length()
-        raise InvalidValueError(f"Expected {name} below 2**{bits}, found one of {number.bit_length()} bits")
-    return number
-
-
-def _positive(name: str, value: object) -> int:
-    number = _integer(name, value)
-    if number < 1:
-        raise InvalidValueError(f"Expected {name} to be one or more, found {number}; give a positive integer")
-    return number
-
-
-def _integer(name: str, value: object) -> int:
-    found = type(value).__name__
-    try:
-        if not isinstance(value, _BOOLS):
-            return operator.index(cast("Any", value))
-    except TypeError:
-        pass
-    raise TypeMismatchError(f"Expected {name} to be an integer, found `{found}`; give an integer")
+    number = 0 if round is None else checked_seed("round", round, MAX_ROUND)
+    return (
+        checked_seed("shuffle_seed", seed, MAX_SEED),
+        number,
+        reshuffle is None or checked_flag("reshuffle", reshuffle),
+    )

@@ -60,7 +60,7 @@ def by_client(
                 f"Expected {counted(len(ids), 'row')} as in column {client_id!r}, found shape {list(array.shape)}; "
                 f"at column {name!r}; give all columns the same rows"
             )
-    clients, rows_of = _group(ids, client_id)
+    clients, rows_of = group_rows(ids, client_id)
     result: dict[Any, dict[str, NDArray[Any]]] = {client: {} for client in clients}
     for name, array in arrays.items():
         for client, rows in zip(clients, rows_of, strict=True):
@@ -102,8 +102,16 @@ def _id_array(column: Any, path: str) -> NDArray[Any]:
     return ids
 
 
-def _group(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
-    """Returns the distinct ids and, for each, its rows."""
+def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[np.intp]]]:
+    """Returns the distinct ids and, for each, its rows.
+
+    Args:
+      ids: The id of each row.
+      column: The name of their column, for messages.
+
+    Raises:
+      InvalidValueError: If a row has no id, or one that cannot be the key of a dictionary.
+    """
     values = cast("list[Any]", ids.tolist())
     if ids.dtype.kind in "mM" and any(isinstance(value, int) for value in values):
         values = list(ids)  # Python has no times to the nanosecond; NumPy would make bare numbers of them

@@ -57,6 +57,7 @@ ROOMS = (
     "service/coordinator/calls",
     "service/coordinator/variables",
     "service/coordinator",
+    "service/data",
     "service",
     "__init__",
     "demo",

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
     "docs/data.md",
+    "docs/datasets.md",
     "docs/contexts.md",
     "docs/editors.md",
     "docs/errors.md",

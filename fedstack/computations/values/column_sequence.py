@@ -3,6 +3,7 @@
 | what | its elements |
 | --- | --- |
 | `ColumnSequence` | those of a column, or, with a `Batching`, batches of its rows |
+| `BlockSequence` | those of columns that are made one after the other |
 | `SequenceColumn` | for each client such a sequence, out of one column with the rows of all of them |
 """
 
@@ -25,6 +26,7 @@ from fedstack.computations.values.columns import (
     concatenate,
 )
 from fedstack.computations.values.sequences import AHEAD, Batching, HasPasses, reshuffles, take
+from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import counted
 
 # How many elements are made at a time. They are garbage soon, so memory does not grow with the sequence.
@@ -175,6 +177,71 @@ def _kept(column: Column, keep: Callable[[np.ndarray], np.ndarray]) -> Column:
     return column
 
 
+class HasBlocks:
+    """What knows the type of its elements and has them in columns: a sequence that needs no look at each element."""
+
+    __slots__ = ()
+
+    @property
+    def element_type(self) -> Type:
+        """The type of the elements."""
+        raise NotImplementedError
+
+    @property
+    def held(self) -> Column | None:
+        """All elements, where they are in memory anyway."""
+        return None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there is no last element."""
+        return False
+
+    def blocks(self) -> Iterator[Column]:
+        """Yields the elements as columns of some, anew each time."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class BlockSequence:
+    """The payload of what has its elements in columns: they are made as they stream by, each time anew."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: HasBlocks) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[object]:
+        return itertools.chain.from_iterable(self.lists())
+
+    def lists(self) -> Iterator[Sequence[object]]:
+        """Yields the elements in lists of some."""
+        for block in self.source.blocks():
+            yield _items(block, 0, len(block))
+
+    def held(self, element: Type) -> ColumnSequence:
+        """Returns all elements, in memory.
+
+        Raises:
+          InvalidValueError: If there is no last one.
+        """
+        if self.source.is_endless:
+            raise InvalidValueError(
+                f"Expected a sequence that ends where it has to be held in memory, found {self.source!r}; "
+                "give its take(n)"
+            )
+        blocks = [_as_rows(block) for block in self.source.blocks()]
+        return ColumnSequence(concatenate(blocks, element) if blocks else _as_rows(column_from_payloads([], element)))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"<BlockSequence of {self.source!r}>"
+
+
 class ShownSequence(HasPasses):
     """A payload as a function sees it, which may return it.
 
@@ -268,6 +335,8 @@ def column_of(sequence: Iterable[object], element: Type) -> ColumnSequence:
     """Returns a sequence of payloads as one of columns; of a stream, every element is made."""
     if isinstance(sequence, ColumnSequence):
         return sequence
+    if isinstance(sequence, BlockSequence):
+        return sequence.held(element)
     return ColumnSequence(packed_elements(sequence, element, lambda some, _: column_from_payloads(some, element)))
 
 

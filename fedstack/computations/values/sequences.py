@@ -134,6 +134,13 @@ def check_one_order(sequence: object, path: str) -> None:
         )
 
 
+def drawn_order(seed: int, key: tuple[int, ...], rows: int) -> NDArray[np.intp]:
+    """Returns an order of rows, another one for each seed and key, and the same in every release of NumPy."""
+    # Of raw words: what NumPy's generators draw of them differs from release to release.
+    words = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)).random_raw(rows)
+    return np.argsort(words, kind="stable")
+
+
 @attrs.frozen
 class Batching:
     """How the rows of a sequence make its batches.
@@ -173,10 +180,7 @@ class Batching:
         """Returns the order of the rows in a pass; `None` where they stay as they are."""
         if self.seed is None:
             return None
-        # Of raw words, which are the same in every release of NumPy, as what its generators draw of them is not.
-        spawn_key = (self.round, number if self.reshuffles else 0)
-        words = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=spawn_key)).random_raw(rows)
-        return np.argsort(words, kind="stable")
+        return drawn_order(self.seed, (self.round, number if self.reshuffles else 0), rows)
 
     def __repr__(self) -> str:
         order = "" if self.seed is None else f", shuffle_seed={self.seed}, round={self.round}"

@@ -23,7 +23,13 @@ from fedstack.computations.types.language import (
     Type,
 )
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, join_path, shape_fits
-from fedstack.computations.values.column_sequence import ColumnSequence, ShownSequence, column_of
+from fedstack.computations.values.column_sequence import (
+    BlockSequence,
+    ColumnSequence,
+    HasBlocks,
+    ShownSequence,
+    column_of,
+)
 from fedstack.computations.values.columns import Column, Payload, RowsColumn, ScalarColumn, StructColumn
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator, HasPasses, in_pass, reshuffles
@@ -145,6 +151,8 @@ def in_lists(sequence: Iterable[object], number: int) -> Iterator[Sequence[objec
     """
     if isinstance(sequence, ColumnSequence):
         return sequence.lists(number)
+    if isinstance(sequence, BlockSequence):
+        return sequence.lists()
     if not isinstance(sequence, (list, tuple)):
         return None
     return (sequence[first : first + AHEAD] for first in range(0, len(sequence), AHEAD))
@@ -278,6 +286,8 @@ def normalize_sequence(
     """
     if isinstance(value, Batches):  # there may be one per client, and what comes below takes longer
         return _batches(value, sequence.element, path, read)
+    if isinstance(value, HasBlocks):
+        return _blocks(value, sequence.element, path)
     if is_data_frame(value):  # which iterates over its names
         mismatch(sequence, describe(value), path, "give fedstack.batches(df, batch_size)")
     if not _is_iterable(value):
@@ -303,6 +313,14 @@ def normalize_sequence(
         return column_of(payloads, element)
     rows = _array_rows(source, element, path, read)
     return SequenceView(source, element, path, read) if rows is None else rows
+
+
+def _blocks(source: HasBlocks, element: Type, path: str) -> Iterable[object]:
+    """Returns the payload of what has its elements in columns already."""
+    if not element.is_assignable_from(source.element_type):
+        mismatch(SequenceType(element), f"{source!r} of {source.element_type}", path, "map its elements to that type")
+    held = source.held
+    return BlockSequence(source) if held is None else ColumnSequence(held)
 
 
 def _batches(batches: Batches, element: Type, path: str, read: ReadTensor) -> Iterable[object]:

@@ -1,0 +1,5 @@
+"""Datasets: client data that is read, prepared and divided as it is needed."""
+
+from fedstack.service.data.dataset import Dataset
+
+__all__ = ["Dataset"]

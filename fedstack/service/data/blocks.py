@@ -1,0 +1,216 @@
+"""Cuts, picks and stacks elements as columns of some: blocks. Datasets handle their elements in these."""
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string
+from fedstack.computations.values.columns import (
+    Column,
+    ConstantColumn,
+    ListColumn,
+    Payload,
+    RowsColumn,
+    StructColumn,
+    column_from_payloads,
+)
+from fedstack.computations.values.messages.payload_sizes import known_bytes
+from fedstack.computations.values.sequences import take
+from fedstack.computations.values.tensor_values import describe, read_only
+from fedstack.errors import InvalidValueError, TypeMismatchError
+
+# The elements of a dataset, some at a time, each block with one element at least.
+Blocks: TypeAlias = Iterator[Column]
+
+# What a block has at most: many enough that the work of one is not what counts, few enough to stay in the cache.
+BLOCK_ROWS = 1 << 13
+BLOCK_BYTES = 1 << 20
+
+
+# How long an element may wait for those after it in the same block.
+_SECONDS_AHEAD = 0.005
+
+
+class Pace:
+    """Says how many elements to make at a time: one at first, then more, as long as they are small and quickly made.
+
+    Attributes:
+      rows: How many.
+    """
+
+    def __init__(self, element: Type) -> None:
+        self.rows = 1
+        self._element = element
+
+    def note(self, block: Column, seconds: float) -> None:
+        """Notes what was made, and how long that took."""
+        if seconds > _SECONDS_AHEAD or block_bytes(block, self._element) > BLOCK_BYTES:
+            self.rows = max(1, self.rows // 2)
+        else:
+            self.rows = min(BLOCK_ROWS, self.rows * 2)
+
+
+def rows_at_once(element: Type) -> int:
+    """Returns how many elements of a type make a block."""
+    size = exact_bytes(element)
+    return BLOCK_ROWS if not size else max(1, min(BLOCK_ROWS, BLOCK_BYTES // size))
+
+
+def block_bytes(block: Column, element: Type) -> int:
+    """Returns about how much memory the elements of a block take."""
+    return len(block) * (exact_bytes(element) or 0) or sum(known_bytes(item, element) for item in block.items())
+
+
+def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
+    """Returns arrays with a row for each element as the column of these.
+
+    Args:
+      arrays: An array per tensor of the element, in tuples where that has structs; strings as NumPy or Python has them.
+      element: The type of an element.
+      rows: How many there are.
+      path: Where the arrays are from, for messages.
+
+    Raises:
+      TypeMismatchError: If the dtype or the shape of one is another.
+    """
+    if isinstance(element, StructType):
+        members = zip(cast("Sequence[object]", arrays), fields_of(element))
+        return StructColumn(tuple(column_over(array, t, rows, path) for array, (_, t) in members), rows)
+    tensor, array = cast(TensorType, element), cast("NDArray[Any]", arrays)
+    found = tensor_of_rows(array)
+    if found is None or not tensor.is_assignable_from(found):
+        raise TypeMismatchError(f"Expected rows of {tensor}, found {describe(array)}; at {path}")
+    if not is_string(tensor):
+        return RowsColumn(read_only(np.asarray(array, tensor.dtype)))
+    return ListColumn([_strings(row, path) for row in array])
+
+
+def tensor_of_rows(array: NDArray[Any]) -> TensorType | None:
+    """Returns the type of the rows of an array; `None` if the language has no such type."""
+    try:
+        return TensorType(np.str_ if array.dtype.kind in "SUO" else array.dtype.type, array.shape[1:])
+    except (TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def _strings(row: object, path: str) -> object:
+    if not isinstance(row, np.ndarray):
+        if not isinstance(row, (str, bytes)):
+            raise TypeMismatchError(f"Expected text, found {describe(row)}; at {path}; give the array a numeric dtype")
+        return row.encode() if isinstance(row, str) else bytes(row)
+    rows = cast("NDArray[Any]", row)
+    strings = np.empty(rows.shape, np.object_)
+    for place, item in np.ndenumerate(rows):
+        strings[place] = _strings(item, path)
+    strings.flags.writeable = False
+    return strings
+
+
+def pieces(column: Column, rows: int, start: int = 0) -> Blocks:
+    """Cuts a column into blocks of so many rows."""
+    for first in range(start, len(column), rows):
+        yield column.slice(first, min(first + rows, len(column)))
+
+
+def picked(column: Column, rows: NDArray[np.intp]) -> Column:
+    """Returns the column of some rows of another, in any order."""
+    if isinstance(column, StructColumn):
+        return StructColumn(tuple([picked(field, rows) for field in column.fields]), len(rows))
+    if isinstance(column, RowsColumn):
+        return type(column)(take(column.values, rows))
+    if isinstance(column, ConstantColumn):
+        return ConstantColumn(column.value, len(rows))
+    items = column.items()
+    return ListColumn([items[row] for row in rows.tolist()], list_is_own=True)
+
+
+def stacked(column: Column, size: int, element: Type, place: str) -> Column:
+    """Returns the column of batches of so many rows each; the rows are a multiple of that.
+
+    Raises:
+      InvalidValueError: If the arrays in a batch differ in shape.
+    """
+    count = len(column) // size
+    if isinstance(element, StructType):
+        fields = [stacked(column.field(i), size, t, place) for i, (_, t) in enumerate(fields_of(element))]
+        return StructColumn(tuple(fields), count)
+    if isinstance(column, RowsColumn):
+        return RowsColumn(column.values.reshape(count, size, *column.shape[1:]))
+    items, tensor = column.items(), cast(TensorType, element)
+    cuts = range(0, count * size, size)
+    return ListColumn([_array_of(items[first : first + size], tensor, place) for first in cuts], list_is_own=True)
+
+
+def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArray[Any]:
+    if is_scalar(tensor):
+        array = np.empty(len(items), np.object_ if is_string(tensor) else tensor.dtype)
+        array[:] = items
+    else:
+        shapes = list(dict.fromkeys(np.shape(cast("NDArray[Any]", item)) for item in items))
+        if len(shapes) > 1:
+            raise InvalidValueError(
+                f"Expected arrays of one shape in a batch, found {list(shapes[0])} and {list(shapes[1])}; at {place}; "
+                "map them to one shape first"
+            )
+        array = np.stack(cast("Sequence[NDArray[Any]]", items))
+    array.flags.writeable = False
+    return array
+
+
+def side_by_side(parts: Sequence[Blocks]) -> Blocks:
+    """Yields structs of an element of each; it ends with the first that does."""
+    waiting: list[Column | None] = [None] * len(parts)
+    while True:
+        heads: list[Column] = []
+        for part, found in zip(parts, waiting):
+            head = next(part, None) if found is None else found
+            if head is None:
+                return
+            heads.append(head)
+        rows = min(map(len, heads))
+        yield StructColumn(tuple(head.slice(0, rows) for head in heads), rows)
+        waiting = [head.slice(rows, len(head)) if len(head) > rows else None for head in heads]
+
+
+def without_first(blocks: Blocks, number: int) -> Blocks:
+    """Yields all but the first elements."""
+    for block in blocks:
+        if number < len(block):
+            yield block.slice(number, len(block)) if number else block
+        number = max(0, number - len(block))
+
+
+def only_first(blocks: Blocks, number: int) -> Blocks:
+    """Yields the first elements, and asks for none after them."""
+    while number:
+        block = next(blocks, None)
+        if block is None:
+            return
+        block = block.slice(0, number) if number < len(block) else block
+        number -= len(block)
+        yield block
+
+
+def packed(elements: Iterable[Payload], element: Type) -> Blocks:
+    """Yields payloads in blocks; those before an error come out before it."""
+    rest, pace = iter(elements), Pace(element)
+    failure: Exception | None = None
+    while failure is None:
+        some: list[Payload] = []
+        begun = time.perf_counter()
+        try:
+            some.extend(itertools.islice(rest, pace.rows))
+        except Exception as error:
+            failure = error
+        if some:
+            block = column_from_payloads(some, element, list_is_own=True)
+            pace.note(block, time.perf_counter() - begun)
+            yield block
+        elif failure is None:
+            return
+    raise failure

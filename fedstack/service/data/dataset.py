@@ -1,0 +1,270 @@
+"""Defines datasets: a source of elements and what is done to them, as data."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
+
+from fedstack.computations.values.sequences import MAX_SEED
+from fedstack.computations.values.tensor_values import describe
+from fedstack.data.argument_checks import checked_flag, checked_integer, checked_positive, checked_seed
+from fedstack.data.client_data import frozen_arrays
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.service.data import files
+from fedstack.service.data.blocks import column_over
+from fedstack.service.data.element_functions import ElementFunction
+from fedstack.service.data.element_types import checked_element, laid_out, type_of
+from fedstack.service.data.pipeline import Pipeline
+from fedstack.service.data.sources import (
+    ArraysSource,
+    ComputationSource,
+    ConcatenatedSource,
+    GeneratorSource,
+    RangeSource,
+    ZippedSource,
+)
+from fedstack.service.data.steps import (
+    BatchStep,
+    EnumerateStep,
+    FilterStep,
+    MapStep,
+    PrefetchStep,
+    RepeatStep,
+    ShuffleStep,
+    SkipStep,
+    Step,
+    TakeStep,
+)
+
+_T = TypeVar("_T")
+_INT64 = range(-(2**63), 2**63)
+_MOST = 2**63 - 1
+
+
+class Dataset(Pipeline):
+    """Elements of one type, in one order: the same ones each time that somebody iterates.
+
+    A dataset is a *source* and the *steps* that are done to its elements. It is made by `Dataset.range`, `from_arrays`,
+    `from_npy`, `from_npz`, `from_csv`, `from_json_lines`, `from_generator` or `from_computation`, and each step returns
+    a new one. Nothing is read before somebody iterates.
+
+    Elements are NumPy scalars, read-only arrays, `bytes` for strings, and `dict`s and tuples of those. A dataset can be
+    given to computations wherever they take a sequence of its elements.
+
+    Attributes:
+      element_type: The type of an element.
+    """
+
+    def _with(self, step: Step) -> "Dataset":
+        return Dataset(self._source, (*self._steps, step), step.element(self._element))
+
+    def map(self, computation: object) -> "Dataset":
+        """Applies a computation to each element. It may run for elements ahead of those that are asked for.
+
+        Raises:
+          InvalidComputationError: If it is no computation without placements.
+          TypeMismatchError: If it does not take the elements.
+        """
+        return self._with(MapStep(ElementFunction(computation, "map")))
+
+    def filter(self, computation: object) -> "Dataset":
+        """Keeps the elements for which a computation returns true.
+
+        Raises:
+          InvalidComputationError: If it is no computation that returns `bool`.
+          TypeMismatchError: If it does not take the elements.
+        """
+        return self._with(FilterStep(ElementFunction(computation, "filter")))
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> "Dataset":
+        """Puts consecutive elements together, each array with a new first dimension.
+
+        Args:
+          batch_size: How many make a batch.
+          drop_remainder: Whether a last batch of fewer elements is left out.
+        """
+        flag = checked_flag("drop_remainder", drop_remainder)
+        return self._with(BatchStep(min(checked_positive("batch_size", batch_size), _MOST), flag))
+
+    def shuffle(self, buffer_size: int, seed: int) -> "Dataset":
+        """Shuffles the elements: they are drawn from a buffer, half of which is filled up again when it is drawn.
+
+        Each repetition of a `repeat` after it has another order; all follow from the seed.
+
+        Args:
+          buffer_size: How many elements the buffer has. If the dataset has no more, every order is as likely.
+          seed: A non-negative integer.
+        """
+        size = min(checked_positive("buffer_size", buffer_size), _MOST)
+        return self._with(ShuffleStep(size, checked_seed("seed", seed, MAX_SEED)))
+
+    def take(self, count: int) -> "Dataset":
+        """Keeps the first elements."""
+        return self._with(TakeStep(checked_seed("count", count, _MOST)))
+
+    def skip(self, count: int) -> "Dataset":
+        """Leaves out the first elements."""
+        return self._with(SkipStep(checked_seed("count", count, _MOST)))
+
+    def repeat(self, count: int | None = None) -> "Dataset":
+        """Goes over the elements several times, without end if `count` is left out."""
+        return self._with(RepeatStep(None if count is None else checked_seed("count", count, _MOST)))
+
+    def enumerate(self, start: int = 0) -> "Dataset":
+        """Makes pairs of an int64 number and an element."""
+        first = checked_integer("start", start)
+        if first not in _INT64:
+            raise InvalidValueError(f"Expected an int64 number, found {first}; at the start of enumerate")
+        return self._with(EnumerateStep(first))
+
+    def prefetch(self, buffer_size: int) -> "Dataset":
+        """Makes about so many elements ahead, on a thread; at least a block of them."""
+        return self._with(PrefetchStep(min(checked_positive("buffer_size", buffer_size), _MOST)))
+
+    def zip(self, *others: "Dataset") -> "Dataset":
+        """Makes tuples of an element of this and of each other dataset, as many as the shortest has elements."""
+        return Dataset(ZippedSource((self, *_datasets(others, "zip"))))
+
+    def concatenate(self, *others: "Dataset") -> "Dataset":
+        """Appends other datasets, of elements of the same type.
+
+        Raises:
+          TypeMismatchError: If they are of another type.
+        """
+        for other in _datasets(others, "concatenate"):
+            if not self._element.is_equivalent_to(other.element_type):
+                raise TypeMismatchError(f"Expected {self._element}, found {other.element_type}; at concatenate")
+        return Dataset(ConcatenatedSource((self, *others)))
+
+    def apply(self, transformation: "Callable[[Dataset], _T]") -> _T:
+        """Returns what a function makes of the dataset."""
+        return transformation(self)
+
+    @staticmethod
+    def range(start: int, stop: int | None = None, step: int = 1) -> "Dataset":
+        """Returns the int64 numbers of Python's `range` for these arguments."""
+        first, last = (0, start) if stop is None else (start, stop)
+        checked = [checked_integer(n, value) for n, value in (("start", first), ("stop", last), ("step", step))]
+        if not checked[2] or not all(number in _INT64 for number in checked):
+            raise InvalidValueError(
+                f"Expected int64 numbers and a step other than 0, found {checked}; at Dataset.range"
+            )
+        return Dataset(RangeSource(range(*checked)))
+
+    @staticmethod
+    def from_arrays(arrays: object) -> "Dataset":
+        """Returns the rows of arrays as elements.
+
+        Args:
+          arrays: An array, or dicts and tuples of arrays, nested at will, or a data frame. All have as many rows. They
+            are not copied: leave them as they are.
+
+        Raises:
+          TypeMismatchError: If one is a scalar, masked, or of a dtype that the language does not have.
+          InvalidValueError: If the numbers of rows differ.
+        """
+        frozen, rows = frozen_arrays(arrays, "Dataset.from_arrays")
+        element, members = laid_out(frozen, "arrays")
+        return Dataset(
+            ArraysSource(checked_element(element), column_over(members, element, rows, "Dataset.from_arrays"))
+        )
+
+    @staticmethod
+    def from_npy(files_or_pattern: object) -> "Dataset":
+        """Returns the rows of arrays in `.npy` files, which are read as they are wanted; each file is a split.
+
+        Args:
+          files_or_pattern: A path, a pattern such as `"data/*.npy"`, or a list of paths. The first file says the type.
+
+        Raises:
+          InvalidValueError: If there is no such file, or no array in the first. At an iteration, if one does not fit.
+        """
+        paths = files.files_of(files_or_pattern, "Dataset.from_npy")
+        return Dataset(files.NpyFiles(files.npy_type(paths[0]), paths))
+
+    @staticmethod
+    def from_npz(files_or_pattern: object) -> "Dataset":
+        """Returns dicts of the rows of the arrays in `.npz` files; each file is a split. See `from_npy`."""
+        paths = files.files_of(files_or_pattern, "Dataset.from_npz")
+        return Dataset(files.NpzFiles(files.npz_type(paths[0]), paths))
+
+    @staticmethod
+    def from_csv(files_or_pattern: object, types: object, *, delimiter: str = ",") -> "Dataset":
+        """Returns dicts of the cells of CSV files, which have the names of the columns in the first line.
+
+        Args:
+          files_or_pattern: A path, a pattern such as `"data/*.csv"`, or a list of paths; each file is a split.
+          types: A dict from the names of the columns to read to their dtypes; `np.str_` for text.
+          delimiter: What is between the cells.
+
+        Raises:
+          TypeMismatchError: If `types` is no such dict.
+          InvalidValueError: If there is no such file. At an iteration, if a file does not fit, with file and line.
+        """
+        element = type_of(types, "Dataset.from_csv")
+        paths = files.files_of(files_or_pattern, "Dataset.from_csv")
+        return Dataset(files.CsvFiles(element, paths, delimiter))
+
+    @staticmethod
+    def from_json_lines(files_or_pattern: object, element_type: object) -> "Dataset":
+        """Returns what files have that have a JSON value on each line.
+
+        Args:
+          files_or_pattern: A path, a pattern such as `"data/*.jsonl"`, or a list of paths; each file is a split.
+          element_type: The type of an element. Members of objects that it does not name are left out.
+
+        Raises:
+          InvalidValueError: If there is no such file. At an iteration, if a file does not fit, with file and line.
+        """
+        element = checked_element(type_of(element_type, "Dataset.from_json_lines"))
+        return Dataset(files.JsonLinesFiles(element, files.files_of(files_or_pattern, "Dataset.from_json_lines")))
+
+    @staticmethod
+    def from_generator(
+        function: Callable[[int], Iterable[object]], element_type: object, num_splits: int = 1, *, name: str = ""
+    ) -> "Dataset":
+        """Returns what a function yields for each number of a split.
+
+        Args:
+          function: Takes a number below `num_splits` and returns an iterable, the same elements each time.
+          element_type: The type of an element.
+          num_splits: How many splits there are.
+          name: Registers the function, so that a dataset that comes from another process finds it here.
+
+        Raises:
+          TypeMismatchError: If `function` is none; a generator that runs already can be read only once.
+          InvalidValueError: If the name is another function's.
+        """
+        if not callable(cast(object, function)):
+            once = "the one-shot iterator " * isinstance(cast(object, function), Iterator)
+            raise TypeMismatchError(
+                f"Expected a function of the number of a split, found {once}`{type(function).__name__}`; at "
+                "Dataset.from_generator; give the function that makes the iterator"
+            )
+        element = checked_element(type_of(element_type, "Dataset.from_generator"))
+        source = GeneratorSource(function, element, checked_positive("num_splits", num_splits), name)
+        if name:
+            source.register()
+        return Dataset(source)
+
+    @staticmethod
+    def from_computation(computation: object, num_splits: int | None = None) -> "Dataset":
+        """Returns the sequence that a computation returns, or that it returns for each number of a split.
+
+        Args:
+          computation: A computation of type `( -> T*)`, or `(int32 -> T*)`.
+          num_splits: How many splits there are, for the latter.
+
+        Raises:
+          InvalidComputationError: If it is of another type.
+          TypeMismatchError: If there is a number of splits where it takes none, or none where it takes one.
+        """
+        splits = None if num_splits is None else checked_positive("num_splits", num_splits)
+        return Dataset(ComputationSource(ElementFunction(computation, "Dataset.from_computation"), splits))
+
+
+def _datasets(others: Sequence[object], where: str) -> "tuple[Dataset, ...]":
+    for other in others:
+        if not isinstance(other, Dataset):
+            raise TypeMismatchError(
+                f"Expected datasets, found {describe(other)}; at {where}; make one of it, as Dataset.from_arrays does"
+            )
+    return cast("tuple[Dataset, ...]", tuple(others))

@@ -1,0 +1,268 @@
+"""Writes datasets as messages, and reads them: what is registered, and travels to those who read splits."""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.computations.leaves.portability import check_received, portable
+from fedstack.computations.leaves.work_scope import current_policy
+from fedstack.computations.types.language import Type, computation_pb2
+from fedstack.computations.types.type_structure import flatten, is_string, tensor_leaves, type_from_proto, unflatten
+from fedstack.computations.values.columns import empty_column
+from fedstack.computations.values.messages.arrays import array_from_proto, write_array
+from fedstack.errors import CarrierError, InvalidComputationError
+from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetDefinitions, DatasetStep, FilesSource
+from fedstack.service.data import files, steps
+from fedstack.service.data.blocks import column_over, stacked
+from fedstack.service.data.dataset import Dataset
+from fedstack.service.data.element_functions import ElementFunction
+from fedstack.service.data.element_types import checked_element
+from fedstack.service.data.pipeline import Pipeline
+from fedstack.service.data.sources import (
+    ArraysSource,
+    ComputationSource,
+    ConcatenatedSource,
+    Elements,
+    GeneratorSource,
+    RangeSource,
+    Source,
+    ZippedSource,
+    registered_generator,
+)
+
+_THE_DATASET = "the definition of a dataset"
+
+
+def definition_of(dataset: Pipeline, destination: Destination) -> DatasetDefinition:
+    """Returns the message for a dataset.
+
+    Args:
+      dataset: The dataset.
+      destination: Where it is to go, which says in what form functions travel.
+
+    Raises:
+      CarrierError: If a function cannot go there, or a generator has no name.
+    """
+    proto = DatasetDefinition(element=dataset.source.element.to_proto())
+    _write_source(dataset.source, proto, destination)
+    for step in dataset.steps:
+        _write_step(step, proto.step.add(), destination)
+    return proto
+
+
+def read_definition(proto: DatasetDefinition) -> Dataset:
+    """Returns the dataset that a message is of. No file is opened, and no function loaded.
+
+    Raises:
+      FedstackError: If the message is of none, or brings a function that the policy in force does not let in.
+    """
+    kind = proto.WhichOneof("source")
+    if kind is None:
+        raise InvalidComputationError(f"Expected a source, found none that this release knows; at {_THE_DATASET}")
+    element = checked_element(type_from_proto(proto.element))
+    source = _SOURCES[kind](proto, element)
+    if not source.element.is_equivalent_to(element):
+        raise InvalidComputationError(f"Expected elements of {element}, found {source.element}; at {_THE_DATASET}")
+    dataset = Dataset(source)
+    for step in proto.step:
+        name = step.WhichOneof("kind")
+        if name is None:
+            raise InvalidComputationError(f"Expected a step, found none that this release knows; at {_THE_DATASET}")
+        dataset = _STEPS[name](dataset, step)
+    return dataset
+
+
+def digest_of_definition(proto: DatasetDefinition) -> bytes:
+    """Returns what stands for all that a definition says; of files it says only where they are."""
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
+
+
+@functools.singledispatch
+def _write_source(source: Source, proto: DatasetDefinition, destination: Destination) -> None:
+    raise NotImplementedError(source)
+
+
+@_write_source.register
+def _(source: RangeSource, proto: DatasetDefinition, destination: Destination) -> None:
+    numbers = source.numbers
+    proto.range.start, proto.range.stop, proto.range.step = numbers.start, numbers.stop, numbers.step
+
+
+@_write_source.register
+def _(source: ArraysSource, proto: DatasetDefinition, destination: Destination) -> None:
+    proto.arrays.rows = rows = len(source.column)
+    if rows:
+        (whole,) = stacked(source.column, rows, source.element, _THE_DATASET).items()
+        for array, (path, tensor) in zip(flatten(whole, source.element), tensor_leaves(source.element)):
+            write_array(proto.arrays.array.add(), array, tensor.dtype, path=path)
+
+
+@_write_source.register
+def _(source: files.FilesSource, proto: DatasetDefinition, destination: Destination) -> None:
+    proto.files.CopyFrom(FilesSource(format=source.format, path=source.paths, delimiter=source.delimiter))
+
+
+@_write_source.register
+def _(source: GeneratorSource, proto: DatasetDefinition, destination: Destination) -> None:
+    if not source.name:
+        raise CarrierError(
+            f"Expected a generator with a name, found {source!r}; give Dataset.from_generator a name, and import the "
+            "module that calls it in the other process too"
+        )
+    proto.generator.name, proto.generator.splits = source.name, source.num_splits
+
+
+@_write_source.register
+def _(source: ComputationSource, proto: DatasetDefinition, destination: Destination) -> None:
+    proto.computation.computation.CopyFrom(portable(source.function.computation, destination))
+    proto.computation.splits = source.splits or 0
+
+
+@_write_source.register
+def _(source: ZippedSource, proto: DatasetDefinition, destination: Destination) -> None:
+    _write_parts(source.parts, proto.zipped, destination)
+
+
+@_write_source.register
+def _(source: ConcatenatedSource, proto: DatasetDefinition, destination: Destination) -> None:
+    _write_parts(source.parts, proto.concatenated, destination)
+
+
+def _write_parts(parts: tuple[Elements, ...], proto: DatasetDefinitions, destination: Destination) -> None:
+    proto.dataset.extend(definition_of(cast(Pipeline, part), destination) for part in parts)
+
+
+def _read_arrays(proto: DatasetDefinition, element: Type) -> Source:
+    rows, tensors = proto.arrays.rows, list(tensor_leaves(element))
+    if not rows:
+        return ArraysSource(element, empty_column(element))
+    if len(proto.arrays.array) != len(tensors):
+        found = len(proto.arrays.array)
+        raise InvalidComputationError(f"Expected {len(tensors)} arrays, found {found}; at {_THE_DATASET}")
+    arrays: list[NDArray[Any]] = []
+    for array, (path, tensor) in zip(proto.arrays.array, tensors):
+        shape = None if tensor.shape is None else (rows, *tensor.shape)
+        dtype = np.dtype(np.str_) if is_string(tensor) else tensor.dtype
+        arrays.append(cast("NDArray[Any]", array_from_proto(array, dtype, shape, path=path or _THE_DATASET)))
+    return ArraysSource(element, column_over(unflatten(iter(arrays), element), element, rows, _THE_DATASET))
+
+
+def _read_files(proto: DatasetDefinition, element: Type) -> Source:
+    found = proto.files
+    if found.format not in _FILES or not found.path:
+        raise InvalidComputationError(f"Expected files of a format that this release knows; at {_THE_DATASET}")
+    return _FILES[found.format](element, tuple(found.path), found.delimiter)
+
+
+def _read_generator(proto: DatasetDefinition, element: Type) -> Source:
+    source = registered_generator(proto.generator.name)
+    if source.num_splits != proto.generator.splits:
+        raise InvalidComputationError(
+            f"Expected {proto.generator.splits} splits, found {source.num_splits} of the {source!r} that this process "
+            "has; give both the same number"
+        )
+    return source
+
+
+def _read_computation(proto: DatasetDefinition, element: Type) -> Source:
+    function = ElementFunction(_admitted(proto.computation.computation), _THE_DATASET)
+    return ComputationSource(function, proto.computation.splits or None)
+
+
+def _read_parts(proto: DatasetDefinitions) -> tuple[Elements, ...]:
+    if not proto.dataset:
+        raise InvalidComputationError(f"Expected several datasets, found none; at {_THE_DATASET}")
+    return tuple(read_definition(part) for part in proto.dataset)
+
+
+_SOURCES: dict[str, Callable[[DatasetDefinition, Type], Source]] = {
+    "range": lambda p, t: Dataset.range(p.range.start, p.range.stop, p.range.step).source,
+    "arrays": _read_arrays,
+    "files": _read_files,
+    "generator": _read_generator,
+    "computation": _read_computation,
+    "zipped": lambda p, t: ZippedSource(_read_parts(p.zipped)),
+    "concatenated": lambda p, t: ConcatenatedSource(_read_parts(p.concatenated)),
+}
+_FILES: dict[int, Callable[[Type, tuple[str, ...], str], Source]] = {
+    FilesSource.NPY: files.NpyFiles,
+    FilesSource.NPZ: files.NpzFiles,
+    FilesSource.CSV: files.CsvFiles,
+    FilesSource.JSON_LINES: files.JsonLinesFiles,
+}
+
+
+@functools.singledispatch
+def _write_step(step: steps.Step, proto: DatasetStep, destination: Destination) -> None:
+    raise NotImplementedError(step)
+
+
+@_write_step.register
+def _(step: steps.MapStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.map.CopyFrom(portable(step.function.computation, destination))
+
+
+@_write_step.register
+def _(step: steps.FilterStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.filter.CopyFrom(portable(step.function.computation, destination))
+
+
+@_write_step.register
+def _(step: steps.BatchStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.batch.size, proto.batch.drop_remainder = step.number, step.drop_remainder
+
+
+@_write_step.register
+def _(step: steps.ShuffleStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.shuffle.buffer_size = step.number
+    proto.shuffle.seed = step.seed.to_bytes((step.seed.bit_length() + 7) // 8, "big")
+
+
+@_write_step.register
+def _(step: steps.RepeatStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.repeat.SetInParent()
+    if step.number is not None:
+        proto.repeat.count = step.number
+
+
+@_write_step.register
+def _(step: steps.TakeStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.take = step.number
+
+
+@_write_step.register
+def _(step: steps.SkipStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.skip = step.number
+
+
+@_write_step.register
+def _(step: steps.EnumerateStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.enumerate = step.start
+
+
+@_write_step.register
+def _(step: steps.PrefetchStep, proto: DatasetStep, destination: Destination) -> None:
+    proto.prefetch = step.number
+
+
+_STEPS: dict[str, Callable[[Dataset, DatasetStep], Dataset]] = {
+    "map": lambda dataset, step: dataset.map(_admitted(step.map)),
+    "filter": lambda dataset, step: dataset.filter(_admitted(step.filter)),
+    "batch": lambda dataset, step: dataset.batch(step.batch.size, step.batch.drop_remainder),
+    "shuffle": lambda d, step: d.shuffle(step.shuffle.buffer_size, int.from_bytes(step.shuffle.seed, "big")),
+    "repeat": lambda d, step: d.repeat(step.repeat.count if step.repeat.HasField("count") else None),
+    "take": lambda dataset, step: dataset.take(step.take),
+    "skip": lambda dataset, step: dataset.skip(step.skip),
+    "enumerate": lambda dataset, step: dataset.enumerate(step.enumerate),
+    "prefetch": lambda dataset, step: dataset.prefetch(step.prefetch),
+}
+
+
+def _admitted(computation: computation_pb2.Computation) -> computation_pb2.Computation:
+    check_received(computation, current_policy())
+    return computation

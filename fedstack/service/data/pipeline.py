@@ -1,0 +1,147 @@
+"""Reads datasets: runs the steps that are done to the elements of a source, whole or split by split."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.column_sequence import BlockSequence
+from fedstack.computations.values.columns import Column
+from fedstack.errors import InvalidValueError
+from fedstack.service.data.blocks import Blocks, without_first
+from fedstack.service.data.element_types import checked_element, shower
+from fedstack.service.data.sources import Elements, Source
+from fedstack.service.data.steps import Asks, Step
+
+
+@attrs.frozen
+class Division:
+    """How the work on a dataset is divided.
+
+    Attributes:
+      split: What can be read split by split, in any order and at several places.
+      after: What has to be done to all its elements together, in turn.
+    """
+
+    split: "Pipeline"
+    after: tuple[Step, ...]
+
+
+class Pipeline(Elements):
+    """A source of elements, and what is done to them.
+
+    Args:
+      source: Where the elements come from.
+      steps: What is done to them, in turn.
+      element: The type of what comes out; by default that of the source.
+    """
+
+    def __init__(self, source: Source, steps: tuple[Step, ...] = (), element: Type | None = None) -> None:
+        self._source = source
+        self._steps = steps
+        self._element = checked_element(source.element if element is None else element)
+        self._shown = shower(self._element)
+
+    @property
+    def source(self) -> Source:
+        """Where its elements come from."""
+        return self._source
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What is done to them, in turn."""
+        return self._steps
+
+    @property
+    def element_type(self) -> Type:
+        return self._element
+
+    @property
+    def element_spec(self) -> Type:
+        """The same as `element_type`."""
+        return self._element
+
+    @property
+    def cardinality(self) -> float | None:
+        """The number of elements: an integer, `math.inf`, or `None` where it is not known."""
+        size = self._source.size
+        for step in self._steps:
+            size = step.size(size)
+        return size
+
+    def __len__(self) -> int:
+        size = self.cardinality
+        if size is None or size == math.inf:
+            what = "is not known" if size is None else "is infinite"
+            raise TypeError(f"Expected a dataset of known length, found {self!r}, whose length {what}")
+        return int(size)
+
+    @property
+    def is_endless(self) -> bool:
+        return self.cardinality == math.inf
+
+    @property
+    def held(self) -> Column | None:
+        return None if self._steps else self._source.held
+
+    def __iter__(self) -> Iterator[Any]:
+        lists = BlockSequence(self).lists()
+        if self._shown is None:
+            return itertools.chain.from_iterable(lists)
+        return itertools.chain.from_iterable(map(self._shown, some) for some in lists)
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """Returns an iterator over the elements, the same as `iter` does."""
+        return iter(self)
+
+    def __repr__(self) -> str:
+        return " → ".join(map(repr, (self._source, *self._steps))).join(("<Dataset ", f": {self._element}*>"))
+
+    def blocks(self) -> Blocks:
+        return self._run(lambda _: self._source.blocks())
+
+    @property
+    def num_splits(self) -> int:
+        return 1 if self._asks_for_more else self._source.num_splits
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        if not 0 <= split < self.num_splits:
+            raise InvalidValueError(f"Expected a split of {self!r} below {self.num_splits}, found {split}")
+        if self._asks_for_more:
+            return without_first(self.blocks(), start)
+        if all(step.keeps_count for step in self._steps):
+            return self._run(lambda _: self._source.read(split, start))
+        return without_first(self._run(lambda _: self._source.read(split)), start)
+
+    def divided(self) -> Division:
+        """Returns how the work on it is divided among those who read splits, and whoever gets all their elements.
+
+        What asks for the order of elements stays in front of the point where they come together, with all before it, as
+        work on one split: so it means there what it means here.
+        """
+        ordered = [place + 1 for place, step in enumerate(self._steps) if step.asks is Asks.ORDER]
+        first = max(ordered, default=0)
+        while first < len(self._steps) and self._steps[first].asks is Asks.NOTHING:
+            first += 1
+        element = self._source.element
+        for step in self._steps[:first]:
+            element = step.element(element)
+        return Division(type(self)(self._source, self._steps[:first], element), self._steps[first:])
+
+    @property
+    def _asks_for_more(self) -> bool:
+        return any(step.asks is not Asks.NOTHING for step in self._steps)
+
+    def _run(self, start: Callable[[int], Blocks]) -> Blocks:
+        element = self._source.element
+        for step in self._steps:
+            start = _started(step, start, element)
+            element = step.element(element)
+        return start(0)
+
+
+def _started(step: Step, start: Callable[[int], Blocks], element: Type) -> Callable[[int], Blocks]:
+    return lambda epoch: step.run(start, element, epoch)

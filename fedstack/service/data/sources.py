@@ -1,0 +1,270 @@
+"""Where the elements of datasets come from: sources, with numbered splits that can be read from any element on."""
+
+import abc
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import numpy as np
+
+from fedstack.computations.plan.interpreter import run_once
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
+from fedstack.computations.values.column_sequence import ColumnSequence, HasBlocks
+from fedstack.computations.values.columns import Column, Payload, ScalarColumn
+from fedstack.computations.values.sequences import FromGenerator
+from fedstack.computations.values.values import SequenceView
+from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import name_text
+from fedstack.service.data.blocks import BLOCK_ROWS, Blocks, packed, pieces, rows_at_once, side_by_side, without_first
+from fedstack.service.data.element_functions import ElementFunction
+
+# How many elements a split has where a source can be split anywhere.
+SPLIT_ROWS = 1 << 16
+INT64 = TensorType(np.int64)
+INT32 = TensorType(np.int32)
+
+
+class Elements(HasBlocks):
+    """What sources are put together of: datasets, as far as sources know them."""
+
+    @property
+    def cardinality(self) -> float | None:
+        """How many elements there are; infinite, or `None` if it is not known."""
+        raise NotImplementedError
+
+    @property
+    def num_splits(self) -> int:
+        """How many splits there are."""
+        raise NotImplementedError
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        """Yields the elements of a split, from a number of them on."""
+        raise NotImplementedError
+
+
+class Source(abc.ABC):
+    """Yields elements.
+
+    Attributes:
+      element: The type of an element.
+      num_splits: How many splits there are.
+      size: How many elements; infinite, or `None` if it is not known.
+    """
+
+    def __init__(self, element: Type, num_splits: int) -> None:
+        self.element = element
+        self.num_splits = num_splits
+
+    @property
+    def size(self) -> float | None:
+        return None
+
+    @property
+    def held(self) -> Column | None:
+        """All elements, where they are in memory anyway."""
+        return None
+
+    @abc.abstractmethod
+    def read(self, split: int, start: int = 0) -> Blocks:
+        """Yields the elements of a split, from a number of them on."""
+
+    def blocks(self) -> Blocks:
+        """Yields all elements."""
+        return itertools.chain.from_iterable(self.read(split) for split in range(self.num_splits))
+
+
+class RangeSource(Source):
+    """Integers, as Python's `range` has them."""
+
+    def __init__(self, numbers: range) -> None:
+        super().__init__(INT64, -(-len(numbers) // SPLIT_ROWS))
+        self.numbers = numbers
+
+    @property
+    def size(self) -> int:
+        return len(self.numbers)
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        mine = self.numbers[split * SPLIT_ROWS : (split + 1) * SPLIT_ROWS][start:]
+        for first in range(0, len(mine), BLOCK_ROWS):
+            some = mine[first : first + BLOCK_ROWS]
+            values = np.arange(some.start, some.stop, some.step, dtype=np.int64)
+            values.flags.writeable = False
+            yield ScalarColumn(values)
+
+    def __repr__(self) -> str:
+        return repr(self.numbers)
+
+
+class ArraysSource(Source):
+    """The rows of arrays that are in memory."""
+
+    def __init__(self, element: Type, column: Column) -> None:
+        super().__init__(element, -(-len(column) // SPLIT_ROWS))
+        self.column = column
+
+    @property
+    def size(self) -> int:
+        return len(self.column)
+
+    @property
+    def held(self) -> Column:
+        return self.column
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        mine = self.column.slice(split * SPLIT_ROWS, min((split + 1) * SPLIT_ROWS, len(self.column)))
+        return pieces(mine, rows_at_once(self.element), start)
+
+    def __repr__(self) -> str:
+        return "arrays"
+
+
+class GeneratorSource(Source):
+    """What a function yields for the number of each split.
+
+    Attributes:
+      function: The function.
+      name: What it is registered under; empty if it is not.
+    """
+
+    def __init__(
+        self, function: Callable[[int], Iterable[object]], element: Type, num_splits: int, name: str = ""
+    ) -> None:
+        super().__init__(element, num_splits)
+        self.function = function
+        self.name = name
+        # They know the iterator that they had last, and refuse to have it again.
+        self._splits: dict[int, FromGenerator[object]] = {}
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        elements = self._splits.setdefault(split, FromGenerator(functools.partial(self.function, split)))
+        view = SequenceView(elements, self.element, f"split {split} of {self!r}")
+        return packed(itertools.islice(view, start, None), self.element)
+
+    def register(self) -> None:
+        """Lets other processes' datasets name this function in this process.
+
+        Raises:
+          InvalidValueError: If the name is another function's.
+        """
+        before = _registered.setdefault(self.name, self)
+        if _origin(before.function) != _origin(self.function):
+            raise InvalidValueError(
+                f"Expected a new name, found {self.name!r}, which is registered for {_origin(before.function)[1]!r}; "
+                "at Dataset.from_generator; choose another name"
+            )
+        _registered[self.name] = self  # the same cell of a notebook, run again
+
+    def __repr__(self) -> str:
+        return f"generator {self.name or _origin(self.function)[1]!r}"
+
+
+# The functions that datasets from other processes may name.
+_registered: dict[str, GeneratorSource] = {}
+
+
+def registered_generator(name: str) -> GeneratorSource:
+    """Returns the source that has been registered under a name in this process.
+
+    Raises:
+      CarrierError: If there is none.
+    """
+    found = _registered.get(name)
+    if found is None:
+        known = ", ".join(sorted(_registered)) or "none"
+        raise CarrierError(
+            f"Expected a generator that is registered in this process ({known}), found {name_text(name)!r}; import the "
+            "module there that calls Dataset.from_generator with that name"
+        )
+    return found
+
+
+def _origin(function: object) -> tuple[str, str]:
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
+
+
+class ComputationSource(Source):
+    """The sequence that a computation returns, or that it returns for each split.
+
+    Args:
+      function: The computation, of type `( -> T*)` or `(int32 -> T*)`.
+      splits: How many splits there are; `None` if it takes no number.
+
+    Raises:
+      InvalidComputationError: If the computation is of another type.
+      TypeMismatchError: If there is a number of splits where it takes none, or none where it takes one.
+    """
+
+    def __init__(self, function: ElementFunction, splits: int | None) -> None:
+        parameter, result = function.type.parameter, function.type.result
+        if not isinstance(result, SequenceType) or (parameter is not None and parameter != INT32):
+            raise InvalidComputationError(
+                f"Expected a computation of type ( -> T*) or (int32 -> T*), found {function.type}; at "
+                "Dataset.from_computation; its argument is the number of a split"
+            )
+        if (splits is None) != (parameter is None):
+            what = "no num_splits beside a computation without a parameter"
+            if parameter is not None:
+                what = "num_splits beside a computation of a split"
+            raise TypeMismatchError(f"Expected {what}, found {splits}; at Dataset.from_computation")
+        super().__init__(result.element, 1 if splits is None else splits)
+        self.function = function
+        self.splits = splits
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        inputs = [] if self.splits is None else [np.int32(split)]
+        try:
+            (sequence,) = run_once(self.function.program, inputs)
+            if isinstance(sequence, ColumnSequence) and sequence.batching is None:
+                yield from pieces(sequence.column, rows_at_once(self.element), start)
+            else:
+                yield from packed(itertools.islice(cast("Iterable[Payload]", sequence), start, None), self.element)
+        except FedstackError as error:
+            raise with_place(error, f"in split {split}") from error.__cause__
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+class ZippedSource(Source):
+    """Elements of several datasets side by side; it ends with the first that does."""
+
+    def __init__(self, parts: tuple[Elements, ...]) -> None:
+        super().__init__(StructType([part.element_type for part in parts]), 1)
+        self.parts = parts
+
+    @property
+    def size(self) -> float | None:
+        sizes = [part.cardinality for part in self.parts]
+        return None if None in sizes else min(cast("list[float]", sizes))
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        return without_first(side_by_side([part.blocks() for part in self.parts]), start)
+
+    def __repr__(self) -> str:
+        return f"zip({', '.join(map(repr, self.parts))})"
+
+
+class ConcatenatedSource(Source):
+    """Elements of several datasets one after the other. Its splits are theirs."""
+
+    def __init__(self, parts: tuple[Elements, ...]) -> None:
+        super().__init__(parts[0].element_type, sum(part.num_splits for part in parts))
+        self.parts = parts
+
+    @property
+    def size(self) -> float | None:
+        sizes = [part.cardinality for part in self.parts]
+        return None if None in sizes else sum(cast("list[float]", sizes))
+
+    def read(self, split: int, start: int = 0) -> Blocks:
+        for part in self.parts:
+            if split < part.num_splits:
+                return part.read(split, start)
+            split -= part.num_splits
+        raise IndexError(split)
+
+    def __repr__(self) -> str:
+        return f"concatenate({', '.join(map(repr, self.parts))})"

@@ -1,0 +1,185 @@
+"""Datasets out of files, good and bad ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.service.data import Dataset
+
+READING = {"room": np.str_, "celsius": np.float32, "open": np.bool_, "people": np.uint8}
+
+
+def listed(dataset: Dataset) -> list[Any]:
+    return [dict(element) if isinstance(element, dict) else element.tolist() for element in dataset]
+
+
+def csv(folder: Path, *lines: str, name: str = "a.csv") -> Path:
+    path = folder / name
+    path.write_text("\n".join(("room,celsius,open,people,comment", *lines)) + "\n", encoding="utf-8")
+    return path
+
+
+def test_files_of_a_pattern_come_in_the_order_of_their_names_each_as_a_split(tmp_path: Path) -> None:
+    for name, first in (("b", 10), ("a", 0), ("c", 20)):
+        np.save(tmp_path / f"{name}.npy", np.arange(first, first + 3))
+    dataset = Dataset.from_npy(str(tmp_path / "*.npy"))
+    assert listed(dataset) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    assert dataset.num_splits == 3
+    assert [e for block in dataset.read(1, 2) for e in block.items()] == [12]
+    assert listed(Dataset.from_npy([tmp_path / "c.npy", str(tmp_path / "a.npy")])) == [20, 21, 22, 0, 1, 2]
+
+
+def test_a_pattern_without_files_and_what_is_no_path_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match="Expected files, found none for .*; at Dataset.from_npy; check"):
+        Dataset.from_npy(str(tmp_path / "*.npy"))
+    with pytest.raises(TypeMismatchError, match="Expected a path, a pattern or a list of paths, found int 5"):
+        Dataset.from_csv(5, READING)
+
+
+def test_npz_files_have_several_arrays_side_by_side(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(2), name=np.array(["p", "q"]))
+    found = list(Dataset.from_npz(tmp_path / "a.npz"))
+    assert [(element["x"].tolist(), element["name"]) for element in found] == [([1, 0], b"p"), ([0, 1], b"q")]
+
+
+def test_arrays_that_differ_from_those_of_the_first_file_are_refused_with_the_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "b.npy", np.zeros((2, 3), np.float32))
+    with pytest.raises(TypeMismatchError, match=r"Expected rows of float64\[3\], found .*float32.*; at .*b\.npy"):
+        list(Dataset.from_npy(str(tmp_path / "?.npy")))
+    np.savez(tmp_path / "a.npz", x=np.zeros(2), y=np.zeros(2))
+    np.savez(tmp_path / "b.npz", x=np.zeros(2))
+    with pytest.raises(InvalidValueError, match=r"Expected an array 'y', found \['x'\]; in .*b\.npz"):
+        list(Dataset.from_npz(str(tmp_path / "?.npz")))
+    np.savez(tmp_path / "b.npz", x=np.zeros(2), y=np.zeros(3))
+    with pytest.raises(InvalidValueError, match=r"one leading dimension, found x: 2, y: 3; in .*b\.npz"):
+        list(Dataset.from_npz(str(tmp_path / "?.npz")))
+
+
+@pytest.mark.parametrize("content", [b"", b"no numpy", b"\x93NUMPY\x01\x00", b"PK\x03\x04 no zip"])
+@pytest.mark.parametrize("make", [Dataset.from_npy, Dataset.from_npz])
+def test_a_corrupt_file_of_arrays_is_named(tmp_path: Path, make: Any, content: bytes) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(InvalidValueError, match=r"bad( |$)|bad$"):
+        list(make(tmp_path / "bad"))
+
+
+def test_an_array_that_is_cut_off_and_pickled_objects_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "cut.npy", np.arange(100))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-8])
+    with pytest.raises(InvalidValueError, match=r"Reading .*cut\.npy raised ValueError"):
+        list(Dataset.from_npy(tmp_path / "cut.npy"))
+    np.save(tmp_path / "objects.npy", np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(InvalidValueError, match=r"Reading .*objects\.npy raised ValueError"):
+        list(Dataset.from_npy(tmp_path / "objects.npy"))
+
+
+def test_a_file_that_goes_away_is_named(tmp_path: Path) -> None:
+    path = csv(tmp_path)
+    dataset = Dataset.from_csv(path, READING)
+    path.unlink()
+    with pytest.raises(InvalidValueError, match=r"Reading .*a\.csv raised FileNotFoundError"):
+        list(dataset)
+
+
+def test_the_cells_of_csv_are_read_as_the_types_say(tmp_path: Path) -> None:
+    path = csv(tmp_path, '"a, ä",20.5,true,3,"two\nlines"', "b,1,0,255,")
+    found = list(Dataset.from_csv(path, READING))
+    assert found == [
+        {"room": "a, ä".encode(), "celsius": np.float32(20.5), "open": True, "people": 3},
+        {"room": b"b", "celsius": np.float32(1), "open": False, "people": 255},
+    ]
+    assert [type(value) for value in found[0].values()] == [bytes, np.float32, np.bool_, np.uint8]
+    dataset = Dataset.from_csv(path, {"people": np.int64})
+    assert [e for block in dataset.read(0, 1) for e in block.items()] == [(255,)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a,warm,true,1,", r"Expected float32, found 'warm'; in .*a\.csv, line 3, column 'celsius'"),
+        ("a,1e99,true,1,", r"Expected float32, found '1e99'; in .*a\.csv, line 3, column 'celsius'"),
+        ("a,,true,1,", r"Expected float32, found ''; in .*a\.csv, line 3, column 'celsius'"),
+        ("a,1,yes,1,", r"Expected bool, found 'yes'; in .*a\.csv, line 3, column 'open'"),
+        ("a,1,true,256,", r"Expected uint8, found '256'; in .*a\.csv, line 3, column 'people'"),
+        ("a,1,true,1.0,", r"Expected uint8, found '1.0'; in .*a\.csv, line 3, column 'people'"),
+        ("a,1", r"Expected 5 cells as in the first line, found 2; in .*a\.csv, line 3"),
+        ('"a"b,1,true,1,', r"Expected CSV, found none: .*; in .*a\.csv, line 3"),
+    ],
+)
+def test_a_line_of_csv_that_does_not_fit_is_named_after_those_that_do(tmp_path: Path, line: str, message: str) -> None:
+    dataset = Dataset.from_csv(csv(tmp_path, "a,1,true,1,", line), READING)
+    found = []
+    with pytest.raises(InvalidValueError, match=message):
+        for element in dataset:
+            found.append(element["people"])
+    assert found == [1]
+
+
+def test_a_column_that_is_missing_or_there_twice_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"Expected one column 'floor', found the columns \['room'.*line 1"):
+        list(Dataset.from_csv(csv(tmp_path), {"floor": np.int32}))
+    (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
+    with pytest.raises(InvalidValueError, match="Expected one column 'x', found several columns 'x'"):
+        list(Dataset.from_csv(tmp_path / "twice.csv", {"x": np.int32}))
+
+
+@pytest.mark.parametrize("types", [np.int32, {"x": (np.int32, [2])}, {}, [np.int32], "x"])
+def test_types_of_columns_are_a_dict_of_scalars(tmp_path: Path, types: Any) -> None:
+    with pytest.raises(TypeMismatchError, match="Expected a type"):
+        Dataset.from_csv(csv(tmp_path), types)
+
+
+def test_text_that_is_no_utf_8_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes("x\nä\n".encode("latin-1"))
+    with pytest.raises(InvalidValueError, match=r"Expected UTF-8, found none: .*; in .*latin\.csv, after line"):
+        list(Dataset.from_csv(tmp_path / "latin.csv", {"x": np.str_}))
+    (tmp_path / "latin.jsonl").write_bytes('1\n"ä"\n'.encode("latin-1"))
+    with pytest.raises(InvalidValueError, match=r"Expected a JSON value, found none: .*; in .*latin\.jsonl, line 2"):
+        list(Dataset.from_json_lines(tmp_path / "latin.jsonl", np.float32))
+
+
+def json_lines(folder: Path, *values: Any) -> Path:
+    path = folder / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, values)) + "\n\n", encoding="utf-8")
+    return path
+
+
+def test_json_values_are_read_as_the_type_says_and_other_members_left_out(tmp_path: Path) -> None:
+    values = [{"x": [1, 2.5], "name": "ä", "more": None, "in": {"k": 1, "l": 2}}, {"name": "", "x": [], "in": {"k": 0}}]
+    element = {"x": (np.float32, [None]), "name": np.str_, "in": {"k": np.int8}}
+    found = list(Dataset.from_json_lines(json_lines(tmp_path, *values), element))
+    assert [(e["x"].tolist(), e["name"], e["in"]) for e in found] == [
+        ([1.0, 2.5], "ä".encode(), {"k": 1}),
+        ([], b"", {"k": 0}),
+    ]
+    assert found[0]["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"x": 0.5}, r"Expected int32, found float 0.5; at .*a\.jsonl, line 2\.x"),
+        ({"y": 1}, r"x.*a\.jsonl, line 2"),
+        ({"x": 2**31}, r"found int 2147483648; at .*a\.jsonl, line 2\.x"),
+        ({"x": None}, r"Expected int32, found None; at .*a\.jsonl, line 2\.x"),
+        (5, r"a\.jsonl, line 2"),
+    ],
+)
+def test_a_json_value_that_does_not_fit_is_named_with_its_line(tmp_path: Path, value: Any, message: str) -> None:
+    dataset = Dataset.from_json_lines(json_lines(tmp_path, {"x": 1}, value), {"x": np.int32})
+    found = []
+    with pytest.raises(InvalidValueError, match=message):
+        for element in dataset:
+            found.append(element)
+    assert found == [{"x": 1}]
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("1\n\n{]\n")
+    with pytest.raises(InvalidValueError, match=r"Expected a JSON value, found none: .*; in .*bad\.jsonl, line 3"):
+        list(Dataset.from_json_lines(tmp_path / "bad.jsonl", np.float32))

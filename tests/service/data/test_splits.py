@@ -1,0 +1,135 @@
+"""How datasets are read split by split, and what may be."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedstack
+from fedstack.computations.values.columns import Column
+from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
+from fedstack.service.data import Dataset
+from fedstack.service.data.sources import SPLIT_ROWS
+from fedstack.service.data.steps import BatchStep
+
+
+@fedstack.python_computation([np.int64], np.int64)
+def double(x: Any) -> Any:
+    return x * 2
+
+
+@fedstack.python_computation([np.int64], np.bool_)
+def is_even(x: Any) -> Any:
+    return x % 2 == 0
+
+
+def read(dataset: Dataset, split: int, start: int = 0) -> list[Any]:
+    blocks: list[Column] = list(dataset.read(split, start))
+    assert all(len(block) for block in blocks)
+    return [element for block in blocks for element in block.items()]
+
+
+LARGE = SPLIT_ROWS + 10
+DATASETS = [
+    Dataset.range(LARGE),
+    Dataset.from_arrays(np.arange(LARGE)),
+    Dataset.range(LARGE).map(double),
+    Dataset.range(LARGE).filter(is_even).prefetch(3),
+    Dataset.range(LARGE).concatenate(Dataset.range(5).take(3), Dataset.range(4)),
+    Dataset.range(30).shuffle(7, 1).batch(3).take(5).enumerate(),
+    Dataset.from_generator(lambda split: range(split, split + 5), np.int64, 3),
+    Dataset.range(5).zip(Dataset.range(100)),
+]
+
+
+@pytest.mark.parametrize("dataset", DATASETS, ids=repr)
+def test_the_splits_together_are_the_dataset(dataset: Dataset) -> None:
+    together = [element for split in range(dataset.num_splits) for element in read(dataset, split)]
+    assert list(map(str, together)) == [str(element) for block in dataset.blocks() for element in block.items()]
+
+
+@pytest.mark.parametrize("dataset", DATASETS, ids=repr)
+@pytest.mark.parametrize("start", [0, 1, 4, 1000, 10**6])
+def test_a_split_can_be_read_from_any_element_on(dataset: Dataset, start: int) -> None:
+    whole = list(map(str, read(dataset, 0)))
+    assert list(map(str, read(dataset, 0, start))) == whole[start:]
+
+
+def test_a_split_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="Expected a split of .* below 1, found 1"):
+        Dataset.range(5).read(1)
+
+
+def test_work_on_elements_is_done_split_by_split_and_work_on_all_of_them_after_it() -> None:
+    division = Dataset.range(LARGE).map(double).filter(is_even).batch(5).map(batch_sum).divided()
+    assert repr(division.split) == f"<Dataset range(0, {LARGE}) → map(double) → filter(is_even): int64*>"
+    assert division.split.num_splits == 2
+    assert list(map(repr, division.after)) == ["batch(5)", "map(batch_sum)"]
+
+
+@fedstack.python_computation([(np.int64, [None])], np.int64)
+def batch_sum(x: Any) -> Any:
+    return x.sum()
+
+
+def test_what_asks_for_the_order_stays_on_one_split_with_all_before_it() -> None:
+    division = Dataset.range(LARGE).batch(2).take(5).map(batch_sum).batch(3).divided()
+    assert repr(division.split) == f"<Dataset range(0, {LARGE}) → batch(2) → take(5) → map(batch_sum): int64*>"
+    assert division.split.num_splits == 1
+    assert division.after == (BatchStep(3),)
+
+
+def test_a_generator_function_is_called_with_the_number_of_a_split() -> None:
+    element = {"split": np.int32, "i": np.int64}
+    dataset = Dataset.from_generator(lambda split: ({"split": split, "i": i} for i in range(2)), element, 2)
+    assert [(int(e["split"]), int(e["i"])) for e in dataset] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert dataset.cardinality is None
+
+
+def test_what_a_generator_function_yields_is_checked() -> None:
+    with pytest.raises(TypeMismatchError, match=r"Expected int64, found float 0.5; at split 0 of generator.*\[1\]"):
+        list(Dataset.from_generator(lambda split: [1, 0.5], np.int64))
+
+
+def test_a_one_shot_iterator_is_refused_by_name() -> None:
+    with pytest.raises(TypeMismatchError, match="found the one-shot iterator `generator`; at Dataset.from_generator"):
+        Dataset.from_generator((i for i in range(3)), np.int64)  # type: ignore[arg-type]
+    shared = iter([1, 2])
+    dataset = Dataset.from_generator(lambda split: shared, np.int64)
+    with pytest.raises(InvalidValueError, match="Expected a new iterator from each call"):
+        list(dataset.repeat(2))
+
+
+def test_a_name_belongs_to_one_generator_function() -> None:
+    def one(split: int) -> Any:
+        return [1]
+
+    def other(split: int) -> Any:
+        return [2]
+
+    Dataset.from_generator(one, np.int64, name="test_a_name")
+    Dataset.from_generator(one, np.int64, name="test_a_name")
+    with pytest.raises(InvalidValueError, match="Expected a new name, found 'test_a_name', which is registered for"):
+        Dataset.from_generator(other, np.int64, name="test_a_name")
+
+
+def test_a_computation_gives_a_sequence_or_one_for_each_split() -> None:
+    import federated_language as fl
+
+    @fedstack.python_computation(None, fl.SequenceType(np.int64))
+    def three() -> Any:
+        return [1, 2, 3]
+
+    @fedstack.python_computation([np.int32], fl.SequenceType(np.int64))
+    def of_split(split: Any) -> Any:
+        return [int(split)] * 2
+
+    assert list(Dataset.from_computation(three)) == [1, 2, 3]
+    assert list(Dataset.from_computation(of_split, 3).map(double)) == [0, 0, 2, 2, 4, 4]
+    assert read(Dataset.from_computation(of_split, 3), 2, 1) == [2]
+    with pytest.raises(TypeMismatchError, match="Expected num_splits beside a computation of a split, found None"):
+        Dataset.from_computation(of_split)
+    with pytest.raises(TypeMismatchError, match="Expected no num_splits"):
+        Dataset.from_computation(three, 2)
+    with pytest.raises(InvalidComputationError, match="Expected a computation of type"):
+        Dataset.from_computation(double)
