@@ -17,7 +17,7 @@ from fedstack.service.rpc.method_table import BLOCKING
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import io_loop, start_apart
+from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.method_stub import MethodStub
 
 
@@ -94,7 +94,7 @@ class Client(ClosesOnExit):
         Raises:
           DeadlineExceededError: If it does not answer in time.
         """
-        io_loop.run_sync(self._calls.learn(seconds_of(timeout_in_ms, self._seconds)))
+        self._calls.io.run_sync(self._calls.learn(seconds_of(timeout_in_ms, self._seconds)))
 
     def call(
         self, method_name: str, args: object = None, output_specs: object = None, timeout_in_ms: float = 0
@@ -136,7 +136,7 @@ class Client(ClosesOnExit):
         seconds = seconds_of(timeout_in_ms, self._seconds)
         signature = self._calls.signatures.get(arguments.name)
         prepared = None if signature is None else prepare(signature, arguments)
-        outcome = io_loop.submit(self._calls.call(arguments, prepared, seconds))
+        outcome = self._calls.io.submit(self._calls.call(arguments, prepared, seconds))
         return StatusOrResult(outcome, f"the call of {arguments.name!r} at {self.target}")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -184,13 +184,13 @@ class Client(ClosesOnExit):
 
     async def _connected(self) -> None:
         if not self._calls.signatures:
-            await io_loop.run(self._calls.learn(self._seconds))
+            await self._calls.io.run(self._calls.learn(self._seconds))
 
     def close(self) -> None:
         """Ends the calls that run, and closes the connection. Idempotent; never raises."""
         if not self._closed:
             self._closed = True
-            io_loop.finish(self._calls.close())
+            self._calls.io.finish(self._calls.close())
 
     def __repr__(self) -> str:
         name = f" {self._name!r}" if self._name else ""
@@ -203,4 +203,4 @@ def _end(calls: MethodCalls) -> None:
     def end() -> None:
         start_apart(calls.end())
 
-    io_loop.call_soon(end)
+    calls.io.call_soon(end)

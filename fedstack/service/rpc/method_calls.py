@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -25,6 +24,7 @@ from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, ListMethod
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, is_nothing, read_signature
+from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.peers.method_stub import MethodStub
 from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.packing import Packer
@@ -117,6 +117,11 @@ class MethodCalls:
         """The server's address."""
         return self.stub.address
 
+    @property
+    def io(self) -> IoLoop:
+        """The loop on which calls are made."""
+        return self.stub.io
+
     async def learn(self, seconds: float) -> None:
         """Asks what methods there are.
 
@@ -137,7 +142,7 @@ class MethodCalls:
             raise self._closed_error()
         self._running += 1
         try:
-            work = self._call(arguments, prepared, time.monotonic() + seconds if seconds else 0.0)
+            work = self._call(arguments, prepared, self.io.time() + seconds if seconds else 0.0)
             return await within(seconds, work, lambda: self._late(f"an answer of {arguments.name!r}", seconds))
         finally:
             self._running -= 1
@@ -180,7 +185,7 @@ class MethodCalls:
             size = sum(map(len, prepared.segments))
             check_size(size, self._max_value_bytes, lambda: f"a call of {request.method!r}", self.stub)
         if due:
-            request.timeout_seconds = max(0.001, due - time.monotonic())
+            request.timeout_seconds = max(0.001, due - self.io.time())
         unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
 
         def read(header: InvokeResponse) -> object:
@@ -222,7 +227,7 @@ class MethodCalls:
 
     async def _reach(self) -> None:
         """Returns when the server can be reached, however long that takes."""
-        connection, begun, told = self.stub.connection, time.monotonic(), False
+        connection, begun, told = self.stub.connection, self.io.time(), False
         while not self._is_ready:
             if self._closed:
                 raise self._closed_error()
@@ -232,7 +237,7 @@ class MethodCalls:
             except FedstackError as error:
                 if not isinstance(error, RetryableError):
                     raise
-                if not told and time.monotonic() - begun > _TELL_SECONDS:
+                if not told and self.io.time() - begun > _TELL_SECONDS:
                     told = True
                     _logger.warning("Waiting for a server: %s", error)
                 if connection.can_look:

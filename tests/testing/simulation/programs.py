@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -12,7 +12,9 @@ import fedstack
 from fedstack.computations.types.language import RetryableError
 from fedstack.executors import RemoteExecutor
 from fedstack.service.coordinator import AsyncClusterCoordinator
-from fedstack.testing import SimulatedCluster
+from fedstack.service.rpc import Client, MethodService
+from fedstack.testing import SimulatedCluster, SimulatedFaults
+from fedstack.transport.peers.methods import Service
 
 Program = Callable[[SimulatedCluster], Coroutine[Any, Any, None]]
 # A call waits for a worker to be there, then for one that does not answer, and the session that a phase needs is opened
@@ -140,6 +142,34 @@ async def scheduled_calls(cluster: SimulatedCluster) -> None:
     coordinator.close()
 
 
+async def called_methods(cluster: SimulatedCluster) -> None:
+    """Calls of methods: each has the right result, or an error, within its time; what may have run is not repeated."""
+
+    async def play(client: Client, number: int) -> None:
+        for step in range(ROUNDS):
+            left, right = np.float32(number), np.float32(step)
+            begun = cluster.time
+            try:
+                found = await client.call("blended", [left, right], timeout_in_ms=20_000)
+            except RetryableError as error:
+                cluster.say(f"methods {number}: {type(error).__name__}")
+            else:
+                check("call", step, found, (left + right) / np.float32(1.9))
+            assert cluster.time - begun < 21, f"call {step} took {cluster.time - begun} s"
+            await asyncio.sleep(0.5)
+        client.close()
+
+    clients = [Client.create("grpc", stub, list_registered_methods=False) for stub in cluster.stubs()]
+    await asyncio.gather(*(play(client, number) for number, client in enumerate(clients, 1)))
+
+
+def methods(clock: Callable[[], float]) -> Sequence[Service]:
+    """Makes what workers serve to `called_methods`."""
+    service = MethodService(fedstack.local_executor_factory(max_concurrent_clients=1))
+    service.register("blended", blended)
+    return [service]
+
+
 async def bounded(cluster: SimulatedCluster, work: Awaitable[object]) -> object:
     """Awaits what takes as many calls as there are values to rebuild."""
     begun = cluster.time
@@ -153,4 +183,14 @@ def check(what: str, number: int, found: object, known: np.float32) -> None:
     assert np.asarray(found).tobytes() == known.tobytes(), f"{what} {number}: {found!r} is not {known!r}"
 
 
-PROGRAMS: dict[str, Program] = {program.__name__: program for program in (rounds, kept_values, scheduled_calls)}
+PROGRAMS: dict[str, Program] = {
+    program.__name__: program for program in (rounds, kept_values, scheduled_calls, called_methods)
+}
+
+
+def rough_run(name: str, seed: int) -> SimulatedCluster:
+    """Runs a program over three workers to which everything happens; returns what it ran over."""
+    services = methods if name == "called_methods" else None
+    cluster = SimulatedCluster(3, seed, SimulatedFaults.rough(), make_services=services)
+    cluster.run(PROGRAMS[name])
+    return cluster

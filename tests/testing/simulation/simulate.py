@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from programs import PROGRAMS
+from programs import PROGRAMS, rough_run
 
-from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
+from fedstack.testing import SimulationError
 
 _AT_ONCE = 10
 
@@ -23,7 +23,7 @@ def failures_of(name: str, seeds: Sequence[int]) -> list[str]:
     found: list[str] = []
     for seed in seeds:
         try:
-            SimulatedCluster(3, seed, SimulatedFaults.rough()).run(PROGRAMS[name])
+            rough_run(name, seed)
         except SimulationError as error:
             found.append(f"{name}, make simulate FIRST={seed} SEEDS=1:\n{error}")
     return found
