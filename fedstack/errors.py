@@ -14,7 +14,7 @@ found, where (executor, client index, value path), and what to do.
 """
 
 import concurrent.futures
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from federated_language.framework import RetryableError
@@ -34,12 +34,14 @@ class FedstackError(Exception):
       executor_path: The executors that it went through, outermost first: at the worker, if one has sent it. It is empty
         for what was wrong before anything ran.
       causes: For an error of workers that cannot be reached or used, the address of each, and why, in a few words.
+      errors: Where a coordinator raises the first error of its calls, all of them.
     """
 
     computation_name: str = ""
     client_index: int | None = None
     executor_path: tuple[str, ...] = ()
     causes: Mapping[str, str] = MappingProxyType({})
+    errors: Sequence[Exception] = ()
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(_cut(arg) if isinstance(arg, str) else arg for arg in args))

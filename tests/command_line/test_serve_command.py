@@ -366,6 +366,7 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no such device")
+@pytest.mark.slow
 def test_functions_may_print_and_log_where_the_disk_is_full() -> None:
     def say_much(value: int) -> int:
         """Prints and logs in every way that there is."""
@@ -606,6 +607,7 @@ def test_what_functions_warn_of_is_in_the_format_of_the_log() -> None:
     assert "a lot" in entry["message"]
 
 
+@pytest.mark.slow
 def test_what_functions_print_is_in_the_format_of_the_log() -> None:
     @fedstack.python_computation(np.int32, np.int32)
     def chatter(value: int) -> int:
@@ -632,6 +634,7 @@ def test_what_functions_print_is_in_the_format_of_the_log() -> None:
     assert {(entry["level"], entry["logger"]) for entry in entries} == {("info", "output")}
 
 
+@pytest.mark.slow
 def test_a_failed_call_is_a_line_with_its_function_and_client() -> None:
     @fedstack.python_computation(np.int32, np.int32)
     def pick(value: int) -> int:
@@ -651,6 +654,7 @@ def test_a_failed_call_is_a_line_with_its_function_and_client() -> None:
     assert (entry["level"], entry["function"], entry["client"]) == ("warning", "pick", 1)
 
 
+@pytest.mark.slow
 def test_a_function_that_is_refused_is_an_error_that_names_the_worker_that_refuses_it() -> None:
     by_reference = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(statistics.median)
     by_value = fedstack.python_computation([fl.SequenceType(np.float64)], np.float64)(lambda values: 1.0)

@@ -21,6 +21,8 @@ import fedstack
 from fedstack.observe import PhaseStarted
 from fedstack.service.metrics import page_server
 
+pytestmark = pytest.mark.slow
+
 Samples = dict[tuple[str, ...], float]
 
 

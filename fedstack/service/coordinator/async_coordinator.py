@@ -1,6 +1,7 @@
 """Defines the coordinator for programs with an event loop."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedstack.service.coordinator.driver import within
 from fedstack.service.coordinator.front import Front
@@ -35,7 +36,7 @@ class AsyncClusterCoordinator(Front):
         """Returns whether all calls have ended; see `ClusterCoordinator.done`."""
         return self._driver.is_done()
 
-    async def fetch(self, structure: object, timeout: float | None = None) -> object:
+    async def fetch(self, structure: object, timeout: float | None = None) -> Any:
         """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
         return await self._driver.loop.run(within(self._fetched(structure), timeout, self))
 

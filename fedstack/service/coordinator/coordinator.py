@@ -1,6 +1,7 @@
 """Defines the coordinator for programs without an event loop."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedstack.service.coordinator.front import Front
 from fedstack.service.coordinator.remote_value import RemoteValue, wait_for
@@ -61,7 +62,7 @@ class ClusterCoordinator(Front):
         """
         return self._driver.is_done()
 
-    def fetch(self, structure: object, timeout: float | None = None) -> object:
+    def fetch(self, structure: object, timeout: float | None = None) -> Any:
         """Returns a structure with the values of calls in place of what stands for them.
 
         Raises:

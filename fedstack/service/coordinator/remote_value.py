@@ -59,7 +59,7 @@ class RemoteValue:
         """Cancels the call, and those that need its value; returns whether it had not ended."""
         return self._driver.cancel(self._closure)
 
-    def get(self, timeout: float | None = None) -> object:
+    def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
 
         Raises:
@@ -69,7 +69,7 @@ class RemoteValue:
         """
         return wait_for(self._driver, self._fetched(), timeout, self)
 
-    def fetch(self, timeout: float | None = None) -> object:
+    def fetch(self, timeout: float | None = None) -> Any:
         """Does what `get` does."""
         return self.get(timeout)
 

@@ -19,6 +19,8 @@ from fedstack.errors import AddressError, DeadlineExceededError, WorkerUnavailab
 from fedstack.service import rpc
 from fedstack.service.rpc import Code
 
+pytestmark = pytest.mark.slow
+
 MS = 1000 * WALL
 SERVER = Path(__file__).with_name("method_server.py")
 

@@ -47,7 +47,7 @@ class Variable(_Held):
     A closure that is run again, since a worker was lost, changes it again.
     """
 
-    def read_value(self) -> object:
+    def read_value(self) -> Any:
         """Returns the value.
 
         Raises:
@@ -79,7 +79,7 @@ class Variable(_Held):
 class AsyncVariable(_Held):
     """A variable for programs with an event loop. As an argument of a function that is scheduled it is a `Variable`."""
 
-    async def read_value(self) -> object:
+    async def read_value(self) -> Any:
         """Returns the value; see `Variable.read_value`."""
         return await self._server.io.run(self._read())
 
