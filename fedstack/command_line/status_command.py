@@ -88,6 +88,9 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
                 "values": session.values,
                 "bytes": session.bytes,
                 "lease_seconds_left": round(session.lease_seconds_left, 3),
+                "scheduled_running": session.started_running,
+                "scheduled_ended": session.started_ended,
+                "scheduled_failed": session.started_failed,
             }
             for session in status.session
         ],
@@ -160,6 +163,16 @@ def show(target: str, status: "GetStatusResponse") -> None:
             [
                 (s.id, f"{s.clients}", f"{s.values}", size_text(s.bytes), f"{s.lease_seconds_left:.0f} s")
                 for s in status.session
+            ],
+        )
+    scheduled = [session for session in status.session if session.started_running or session.started_ended]
+    if scheduled:
+        print()
+        _print_table(
+            ("scheduled calls of", "in flight", "ended", "failed", "live values"),
+            [
+                (s.id, f"{s.started_running}", f"{s.started_ended}", f"{s.started_failed}", f"{s.values}")
+                for s in scheduled
             ],
         )
     if status.work:

@@ -483,18 +483,24 @@ class GetStatusResponse(_message.Message):
         count: int
         def __init__(self, method: _Optional[str] = ..., code: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
     class Session(_message.Message):
-        __slots__ = ("id", "clients", "values", "bytes", "lease_seconds_left")
+        __slots__ = ("id", "clients", "values", "bytes", "lease_seconds_left", "started_running", "started_ended", "started_failed")
         ID_FIELD_NUMBER: _ClassVar[int]
         CLIENTS_FIELD_NUMBER: _ClassVar[int]
         VALUES_FIELD_NUMBER: _ClassVar[int]
         BYTES_FIELD_NUMBER: _ClassVar[int]
         LEASE_SECONDS_LEFT_FIELD_NUMBER: _ClassVar[int]
+        STARTED_RUNNING_FIELD_NUMBER: _ClassVar[int]
+        STARTED_ENDED_FIELD_NUMBER: _ClassVar[int]
+        STARTED_FAILED_FIELD_NUMBER: _ClassVar[int]
         id: str
         clients: int
         values: int
         bytes: int
         lease_seconds_left: float
-        def __init__(self, id: _Optional[str] = ..., clients: _Optional[int] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ...) -> None: ...
+        started_running: int
+        started_ended: int
+        started_failed: int
+        def __init__(self, id: _Optional[str] = ..., clients: _Optional[int] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ..., started_running: _Optional[int] = ..., started_ended: _Optional[int] = ..., started_failed: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]

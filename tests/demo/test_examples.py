@@ -74,7 +74,7 @@ def test_the_example_sweeps_over_workers_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "parameter_sweep.py", "--points", "3", "--picture", tmp_path / "sweep.png"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^best: step size 0\.\d+, momentum 0\.\d+, loss ", done.stdout, re.MULTILINE)
+    assert re.search(r"^best: step size [\d.]+, momentum [\d.]+, loss ", done.stdout, re.MULTILINE)
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
 
 

@@ -300,6 +300,9 @@ class ExecutorExtensions:
                 values=len(session),
                 bytes=session.bytes,
                 lease_seconds_left=self._core.sessions.seconds_left(session.id),
+                started_running=len(session.started.running),
+                started_ended=session.started.ended,
+                started_failed=session.started.failed,
             )
             response.values += len(session)
             response.bytes += session.bytes

@@ -41,6 +41,7 @@ class Starts:
                 outcomes.append(_outcome(value_id, error))
             else:
                 progress.watch(pull.progress)
+                session.started.running.add(value_id)
         for value_id in await _ended(pulls, at_once=bool(outcomes)):
             outcomes.append(_told(session, value_id, pulls[value_id]))
         return outcomes
@@ -58,12 +59,16 @@ async def _ended(pulls: Mapping[str, SharedComputation], *, at_once: bool) -> li
 
 
 def _told(session: Session, value_id: str, pull: SharedComputation) -> StartResponse.Outcome:
+    if value_id in session.started.running:
+        session.started.running.discard(value_id)
+        session.started.ended += 1
     try:
         with telling_path(session.executor):
             pull.result()
     except asyncio.CancelledError:
         return _outcome(value_id, StatusError(Code.CANCELLED, "It was cancelled"))
     except Exception as error:
+        session.started.failed += 1
         return _outcome(value_id, error)
     value = session.find_if_there(value_id)
     if isinstance(value, VerbValue) and value.keeps_payload:

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
+import attrs
+
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
@@ -45,6 +47,21 @@ def check_new_id(value_id: str) -> None:
         )
 
 
+@attrs.define
+class Started:
+    """What one client has started, and how it ended.
+
+    Attributes:
+      running: The ids of values that run.
+      ended: How many have run.
+      failed: How many of these failed.
+    """
+
+    running: set[str] = attrs.field(factory=set[str])
+    ended: int = 0
+    failed: int = 0
+
+
 class Session:
     """What one client has.
 
@@ -57,6 +74,7 @@ class Session:
       features: What its client can do beyond the first release with extensions.
       worker_index: Which of its client's workers this is; `None` where these have no numbers.
       kept: What functions of its client keep between calls.
+      started: What its client has started.
       updating: Is held where one value is put in place of another.
       caller: Who has opened it, where that can be told.
     """
@@ -80,6 +98,7 @@ class Session:
         self.kept: dict[str, Any] = {}
         self.caller = current_scope().caller
         self.ended = ""
+        self.started = Started()
         self.updating = asyncio.Lock()
         self._limits = limits
         self._close = close
@@ -156,6 +175,7 @@ class Session:
         """Stops to compute a value, whoever waits for it, and lets go of it."""
         pull = self._pulls.get(value_id)
         self.remove(value_id)
+        self.started.running.discard(value_id)
         if pull is not None:
             pull.cancel()
 
