@@ -16,6 +16,7 @@ from fedstack.computations.values.columns import (
     ListColumn,
     Payload,
     RowsColumn,
+    ScalarColumn,
     StructColumn,
     column_from_payloads,
 )
@@ -86,7 +87,7 @@ def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:
     if found is None or not tensor.is_assignable_from(found):
         raise TypeMismatchError(f"Expected rows of {tensor}, found {describe(array)}; at {path}")
     if not is_string(tensor):
-        return RowsColumn(read_only(np.asarray(array, tensor.dtype)))
+        return (ScalarColumn if is_scalar(tensor) else RowsColumn)(read_only(np.asarray(array, tensor.dtype)))
     return ListColumn([_strings(row, path) for row in array])
 
 

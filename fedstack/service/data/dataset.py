@@ -10,6 +10,7 @@ from fedstack.data.client_data import frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data import files
 from fedstack.service.data.blocks import column_over
+from fedstack.service.data.client_datasets import ClientDatasets
 from fedstack.service.data.element_functions import ElementFunction
 from fedstack.service.data.element_types import checked_element, laid_out, type_of
 from fedstack.service.data.pipeline import Pipeline
@@ -133,6 +134,17 @@ class Dataset(Pipeline):
             if not self._element.is_equivalent_to(other.element_type):
                 raise TypeMismatchError(f"Expected {self._element}, found {other.element_type}; at concatenate")
         return Dataset(ConcatenatedSource((self, *others)))
+
+    def by_client(self, column: str) -> "ClientDatasets[Dataset]":
+        """Returns a dataset per client, of the elements that are the client's, without the column that says whose.
+
+        Args:
+          column: The member of elements that is the client's id.
+
+        Raises:
+          TypeMismatchError: If elements have no such member, or one that is no scalar.
+        """
+        return ClientDatasets(self, column)
 
     def apply(self, transformation: "Callable[[Dataset], _T]") -> _T:
         """Returns what a function makes of the dataset."""

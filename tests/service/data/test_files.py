@@ -40,6 +40,15 @@ def test_a_pattern_without_files_and_what_is_no_path_are_refused(tmp_path: Path)
         Dataset.from_csv(5, READING)
 
 
+def test_arrays_of_another_byte_order_are_read_as_they_are_meant(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3, dtype=">i4"))
+    assert [(type(element), int(element)) for element in Dataset.from_npy(tmp_path / "a.npy")] == [
+        (np.int32, 0),
+        (np.int32, 1),
+        (np.int32, 2),
+    ]
+
+
 def test_npz_files_have_several_arrays_side_by_side(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.eye(2), name=np.array(["p", "q"]))
     found = list(Dataset.from_npz(tmp_path / "a.npz"))

@@ -1,0 +1,112 @@
+"""Splits a dataset whose elements are of many clients into one dataset per client."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import StructType, TensorType
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
+from fedstack.computations.values.column_sequence import BlockSequence
+from fedstack.computations.values.columns import Column, RowsColumn, StructColumn
+from fedstack.computations.values.sequences import MAX_SEED, drawn_order
+from fedstack.computations.values.tensor_values import describe
+from fedstack.data.argument_checks import checked_seed
+from fedstack.data.client_tables import group_rows
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import counted
+from fedstack.service.data.blocks import picked
+from fedstack.service.data.pipeline import Pipeline
+from fedstack.service.data.sources import ArraysSource
+
+_P = TypeVar("_P", bound=Pipeline)
+
+
+class ClientDatasets(Mapping[Any, _P], Generic[_P]):
+    """A dataset for each client, by the client's id; made by `Dataset.by_client`.
+
+    The whole dataset is read once, when it is first asked for clients, and held in memory.
+
+    Args:
+      dataset: The dataset.
+      column: The member of its elements that says whose they are.
+
+    Raises:
+      TypeMismatchError: If its elements have no such member, or one that is no scalar.
+    """
+
+    def __init__(self, dataset: _P, column: str) -> None:
+        element = dataset.element_type
+        members = fields_of(element) if isinstance(element, StructType) else ()
+        names = [name for name, _ in members]
+        if column not in names:
+            raise TypeMismatchError(f"Expected elements with a member {column!r}, found {element}; at by_client")
+        self._place = names.index(column)
+        self._id_type = members[self._place][1]
+        if not isinstance(self._id_type, TensorType) or not is_scalar(self._id_type):
+            raise TypeMismatchError(f"Expected a scalar for each element, found {self._id_type}; at column {column!r}")
+        self._element = StructType([member for member in members if member[0] != column])
+        self._dataset = dataset
+        self._column = column
+
+    @functools.cached_property
+    def _clients(self) -> tuple[dict[Any, slice], Column]:
+        """Where the elements of each client are, and these."""
+        column = cast(StructColumn, BlockSequence(self._dataset).held(self._dataset.element_type).column)
+        clients, rows = group_rows(self._ids(column.fields[self._place]), self._column)
+        stops = np.cumsum(list(map(len, rows))).tolist()
+        places = {client: slice(stop - len(mine), stop) for client, mine, stop in zip(clients, rows, stops)}
+        rest = column.fields[: self._place] + column.fields[self._place + 1 :]
+        order = np.concatenate(rows) if rows else np.empty(0, np.intp)
+        return places, picked(StructColumn(rest, len(column)), order)
+
+    def _ids(self, ids: Column) -> NDArray[Any]:
+        if isinstance(ids, RowsColumn):
+            return ids.values
+        found = np.empty(len(ids), np.object_)
+        try:
+            texts = is_string(cast(TensorType, self._id_type))
+            found[:] = [cast(bytes, one).decode() if texts else one for one in ids.items()]
+        except UnicodeDecodeError as error:
+            raise InvalidValueError(f"Expected ids in UTF-8, found {error}; at column {self._column!r}") from error
+        return found
+
+    @property
+    def client_ids(self) -> list[Any]:
+        """The ids, in order: numbers, or `str` for text."""
+        return list(self._clients[0])
+
+    def sample(self, n: int, seed: int) -> list[_P]:
+        """Returns the datasets of some clients, each at most once.
+
+        Args:
+          n: How many.
+          seed: Draws them: the same ones for the same seed.
+
+        Raises:
+          InvalidValueError: If there are fewer clients.
+        """
+        ids, number = self.client_ids, checked_seed("n", n)
+        if number > len(ids):
+            raise InvalidValueError(f"Expected at most {counted(len(ids), 'client')} to sample, found {number}")
+        order = drawn_order(checked_seed("seed", seed, MAX_SEED), (), len(ids))
+        return [self[ids[place]] for place in order[:number].tolist()]
+
+    def __getitem__(self, client: Any) -> _P:
+        places, rows = self._clients
+        try:
+            mine = places[client]
+        except (KeyError, TypeError):
+            raise KeyError(f"Expected the id of a client, found {describe(client)}; see client_ids") from None
+        return type(self._dataset)(ArraysSource(self._element, rows.slice(mine.start, mine.stop)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._clients[0])
+
+    def __len__(self) -> int:
+        return len(self._clients[0])
+
+    def __repr__(self) -> str:
+        return f"<ClientDatasets of {self._dataset!r} by {self._column!r}>"
