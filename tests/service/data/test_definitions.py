@@ -14,7 +14,7 @@ import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.work_scope import WorkScope
-from fedstack.errors import CarrierError, FedstackError, InvalidComputationError
+from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetStep
 from fedstack.service.data import Dataset
 from fedstack.service.data.definitions import definition_of, digest_of_definition, read_definition
@@ -40,7 +40,13 @@ def is_even(x: Any) -> Any:
 
 
 def shown(dataset: Dataset) -> list[str]:
-    return [repr(element) for element in dataset]
+    """Returns the elements, up to the error if there is one: batches of different sizes make no batch."""
+    found: list[str] = []
+    try:
+        found.extend(map(repr, dataset))
+    except InvalidValueError as error:
+        found.append(str(error))
+    return found
 
 
 def again(dataset: Dataset) -> Dataset:
