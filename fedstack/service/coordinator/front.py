@@ -164,7 +164,8 @@ class Front(ClosesOnExit):
         if not self._closed:
             self._closed = True
             self._driver.loop.finish(self._driver.end(), timeout=5.0)
-            io_loop.finish(self._variables.end())
+            if self._variables.is_used:
+                io_loop.finish(self._variables.end())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{' closed' if self._closed else ''} over {self._driver!r}>"
@@ -173,7 +174,8 @@ class Front(ClosesOnExit):
 def _end(driver: Driver, variables: VariableOwner) -> None:
     """Ends what a coordinator that nobody refers to any more has had; a finalizer."""
     driver.loop.call_soon(lambda: start_apart(driver.end()))
-    io_loop.call_soon(lambda: start_apart(variables.end()))
+    if variables.is_used:
+        io_loop.call_soon(lambda: start_apart(variables.end()))
 
 
 def _workforce_of(workers: Workers, credentials: ClientCredentials | None, connect_seconds: float) -> Workforce:

@@ -32,12 +32,14 @@ class VariableOwner:
         self._servers: list[tuple[VariableServer, RemoteExecutor]] = []
         self._next = itertools.count()
         self._own: object = None
+        self._is_used = False
         self._closed = False
 
     async def make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
         """Makes a variable; returns which it is, its server, and what it lives as long as."""
         if self._closed:
             raise ClosedError("The coordinator is closed; make a new one")
+        self._is_used = True
         if not self._servers:
             await self._open()
         server, executor = self._servers[next(self._next) % len(self._servers)]
@@ -65,6 +67,11 @@ class VariableOwner:
         await server.start()
         self._own = server
         return make_stubs(server.target, None)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is, or was, a variable: without one there is nothing to end."""
+        return self._is_used
 
     async def end(self) -> None:
         """Drops all variables. Never raises."""
