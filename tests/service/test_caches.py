@@ -108,6 +108,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service.data.definitions._FILES": (CONSTANT, "formats of files"),
     "service.data.definitions._SOURCES": (CONSTANT, "kinds of sources"),
     "service.data.definitions._STEPS": (CONSTANT, "kinds of steps"),
+    "service.data.definitions._WRITTEN_STEPS": (CONSTANT, "kinds of steps"),
     "service.data.files._TRUTH": (CONSTANT, "texts"),
     "service.data.sources._registered": (None, "generator functions that this process has registered"),
     "service.rpc._MODULES": (CONSTANT, "names of modules"),

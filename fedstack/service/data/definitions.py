@@ -50,8 +50,7 @@ def definition_of(dataset: Pipeline, destination: Destination) -> DatasetDefinit
     """
     proto = DatasetDefinition(element=dataset.source.element.to_proto())
     _write_source(dataset.source, proto, destination)
-    for step in dataset.steps:
-        _write_step(step, proto.step.add(), destination)
+    proto.step.extend(_WRITTEN_STEPS[type(step)](step, destination) for step in dataset.steps)
     return proto
 
 
@@ -197,59 +196,23 @@ _FILES: dict[int, Callable[[Type, tuple[str, ...], str], Source]] = {
 }
 
 
-@functools.singledispatch
-def _write_step(step: steps.Step, proto: DatasetStep, destination: Destination) -> None:
-    raise NotImplementedError(step)
-
-
-@_write_step.register
-def _(step: steps.MapStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.map.CopyFrom(portable(step.function.computation, destination))
-
-
-@_write_step.register
-def _(step: steps.FilterStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.filter.CopyFrom(portable(step.function.computation, destination))
-
-
-@_write_step.register
-def _(step: steps.BatchStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.batch.size, proto.batch.drop_remainder = step.number, step.drop_remainder
-
-
-@_write_step.register
-def _(step: steps.ShuffleStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.shuffle.buffer_size = step.number
-    proto.shuffle.seed = step.seed.to_bytes((step.seed.bit_length() + 7) // 8, "big")
-
-
-@_write_step.register
-def _(step: steps.RepeatStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.repeat.SetInParent()
-    if step.number is not None:
-        proto.repeat.count = step.number
-
-
-@_write_step.register
-def _(step: steps.TakeStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.take = step.number
-
-
-@_write_step.register
-def _(step: steps.SkipStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.skip = step.number
-
-
-@_write_step.register
-def _(step: steps.EnumerateStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.enumerate = step.start
-
-
-@_write_step.register
-def _(step: steps.PrefetchStep, proto: DatasetStep, destination: Destination) -> None:
-    proto.prefetch = step.number
-
-
+_WRITTEN_STEPS: dict[type[steps.Step], Callable[[Any, Destination], DatasetStep]] = {
+    steps.MapStep: lambda step, there: DatasetStep(map=portable(step.function.computation, there)),
+    steps.FilterStep: lambda step, there: DatasetStep(filter=portable(step.function.computation, there)),
+    steps.BatchStep: lambda step, _: DatasetStep(
+        batch=DatasetStep.Batch(size=step.number, drop_remainder=step.drop_remainder)
+    ),
+    steps.ShuffleStep: lambda step, _: DatasetStep(
+        shuffle=DatasetStep.Shuffle(
+            buffer_size=step.number, seed=step.seed.to_bytes((step.seed.bit_length() + 7) // 8, "big")
+        )
+    ),
+    steps.RepeatStep: lambda step, _: DatasetStep(repeat=DatasetStep.Repeat(count=step.number)),
+    steps.TakeStep: lambda step, _: DatasetStep(take=step.number),
+    steps.SkipStep: lambda step, _: DatasetStep(skip=step.number),
+    steps.EnumerateStep: lambda step, _: DatasetStep(enumerate=step.start),
+    steps.PrefetchStep: lambda step, _: DatasetStep(prefetch=step.number),
+}
 _STEPS: dict[str, Callable[[Dataset, DatasetStep], Dataset]] = {
     "map": lambda dataset, step: dataset.map(_admitted(step.map)),
     "filter": lambda dataset, step: dataset.filter(_admitted(step.filter)),
