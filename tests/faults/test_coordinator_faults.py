@@ -15,6 +15,8 @@ import fedstack
 from fedstack.errors import LostWorkersError, StaleSessionError, WorkerUnavailableError
 from fedstack.service.coordinator import ClusterCoordinator, as_completed, current_worker_index
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--allow-python-code",)
 
 
