@@ -19,6 +19,7 @@ import attrs
 import click
 
 from fedstack._version import __version__
+from fedstack.command_line.call_options import CALL_OPTIONS, calls_with
 from fedstack.command_line.cluster_options import CLUSTER_OPTIONS, listen_as_task
 from fedstack.command_line.command import LOGS_JSON, SUCCESS, seconds, subcommand, whole_number
 from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption, Switch, options_of
@@ -176,6 +177,7 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
             local_executor_factory(options.clients, max_concurrent_clients=options.threads),
             limits=_limits(ServiceLimits, options),
             policy=policy,
+            calls_with=calls_with(options),
         )
         # What is registered is a program's own; a task has the place for it, as those of programs do.
         methods = [] if options.cluster is None else [MethodService(limits=_limits(ServiceLimits, options))]
@@ -334,6 +336,7 @@ COMMAND = subcommand(
         EnvironmentOption("--tls-key", "FILE", "key of the certificate (PEM)"),
         EnvironmentOption("--tls-client-ca", "FILE", "authority (PEM) that must have signed certificates of clients"),
         EnvironmentOption("--token-file", "FILE", "file with tokens, one a line; clients must know one of them"),
+        *CALL_OPTIONS,
         Switch("--insecure", "let other machines in without TLS"),
         RepeatableOption("--allow-module", "MODULE", "installed module whose functions clients may call, * for any"),
         Switch(

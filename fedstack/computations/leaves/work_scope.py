@@ -112,6 +112,7 @@ class WorkScope:
       span: Where in a call it is, for those who watch; none where nobody does.
       worker_index: Which of its client's workers runs it; `None` where these have no numbers.
       kept: What functions keep for later calls of the same client; `None` where nothing of clients is kept.
+      calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
       loop: The event loop of executors of another origin that a thread waits for.
     """
 
@@ -127,6 +128,7 @@ class WorkScope:
     span: Span = NO_SPAN
     worker_index: int | None = None
     kept: MutableMapping[str, Any] | None = None
+    calls_with: Any = None
     loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -151,6 +153,7 @@ class WorkScope:
             abandoned=self.abandoned,
             losses=losses,
             span=span,
+            calls_with=self.calls_with,
         )
 
     @contextlib.contextmanager

@@ -70,7 +70,7 @@ class Server(RegistersMethods, ClosesOnExit):
         listens = self._task.listens
         _check_exposure(listens, credentials, config)
         self._executors = executors = ExecutorService(
-            local_executor_factory(), limits=config.limits, policy=config.policy
+            local_executor_factory(), limits=config.limits, policy=config.policy, calls_with=config.calls_with
         )
         super().__init__(MethodService(limits=config.limits))
         self._server = server = GrpcServer(

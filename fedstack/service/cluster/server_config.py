@@ -9,7 +9,7 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import InvalidValueError
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
-from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.peers.methods import Service
 
 
@@ -30,6 +30,8 @@ class ServerConfig:
       services: More to serve; they belong to the one server that is given them, which closes them when it stops.
       server_limits: How much clients may have of the server itself.
       addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
+      calls_with: What functions that run here dial other servers with, such as the owner of a variable: their own
+        certificate and token. By default nothing, also where `credentials` has a certificate.
     """
 
     credentials: ServerCredentials | None = None
@@ -40,6 +42,15 @@ class ServerConfig:
     services: tuple[Service, ...] = attrs.field(default=(), converter=_services)
     server_limits: ServerLimits = attrs.field(factory=ServerLimits)
     addresses_file: str | os.PathLike[str] | None = None
+    calls_with: ClientCredentials | None = None
+
+    def __attrs_post_init__(self) -> None:
+        given = cast(object, self.calls_with)
+        if not (given is None or isinstance(given, ClientCredentials)):
+            raise InvalidValueError(
+                f"Expected calls_with as fedstack.ClientCredentials, found {type(given).__name__}; what the "
+                "server itself proves who it is with goes into credentials"
+            )
 
     def all_credentials(self) -> ServerCredentials:
         """Returns the credentials with the tokens of the file.

@@ -13,6 +13,7 @@ from fedstack.service.executor.executor_group import ExecutorGroup
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Clock
 from fedstack.service.limits.limits import ServiceLimits
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.peers.methods import Method, Server, Service
 
@@ -28,6 +29,7 @@ class ExecutorService(Service):
       policy: Which leaf computations they may bring: by default neither modules nor code.
       extensions: Whether clients may use more than the plain executor service.
       clock: Tells the time in seconds.
+      calls_with: What functions dial other servers with, such as the owner of a variable; by default nothing.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class ExecutorService(Service):
         policy: CarrierPolicy | None = None,
         extensions: bool = True,
         clock: Clock = time.monotonic,
+        calls_with: ClientCredentials | None = None,
     ) -> None:
-        self._core = ServiceCore(factory, limits or ServiceLimits(), policy or CarrierPolicy(), clock)
+        self._core = ServiceCore(factory, limits or ServiceLimits(), policy or CarrierPolicy(), clock, calls_with)
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 

@@ -34,6 +34,14 @@ OPTIONS = Words(
     no_tls="the TLS options",
 )
 
+OF_WORKER = Words(
+    authority="--call-ca at the worker (ServerConfig.calls_with)",
+    certificate="--call-cert and --call-key at the worker (ServerConfig.calls_with)",
+    server_name="ServerConfig.calls_with, as server_name, at the worker",
+    token="--call-token-file at the worker (ServerConfig.calls_with)",
+    no_tls="the options --call-ca and --call-cert at the worker",
+)
+
 
 @attrs.frozen
 class Reason:

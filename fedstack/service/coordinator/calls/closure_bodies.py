@@ -10,7 +10,7 @@ import attrs
 from fedstack.computations.leaves.python.function_pickles import loads
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type
-from fedstack.errors import ContextError
+from fedstack.errors import ContextError, LeafError, StaleSessionError, WorkerUnavailableError
 from fedstack.service.coordinator.calls.boxes import Box, box, unboxed, unboxed_as
 
 VALUE, BOXED, KEPT = "value", "boxed", "kept"
@@ -57,7 +57,11 @@ def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> 
             return unboxed(members[which]) if kind == BOXED else members[which]
 
         args, kwargs = loads(content, find)
-        return box(function(*args, **kwargs), name)
+        try:
+            return box(function(*args, **kwargs), name)
+        except (WorkerUnavailableError, StaleSessionError) as error:  # of another server: this worker is there
+            message = f"{name!r} raised {type(error).__name__}: {error}"
+            raise LeafError(message, computation_name=name) from error
 
 
 @contextlib.contextmanager

@@ -1,18 +1,25 @@
 """Reads and updates a value that a server holds in a session, for whoever knows session and id."""
 
+from typing import TypeAlias
+
 import attrs
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value
-from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import UPDATE, ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop
+from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.connection_errors import OF_WORKER
 
 _MOST_SERVERS = 100
+# So long a server that is away, and may be about to come back, holds up what uses its variables.
+_CONNECT_SECONDS = 5.0
 
 
 @attrs.define(eq=False)
@@ -21,10 +28,12 @@ class VariableServer:
 
     Attributes:
       stub: Calls it.
+      of_coordinator: Whether it is in the process of a coordinator, and dialled from another one.
       peer: What it says of itself; `None` until it has been asked.
     """
 
     stub: ExecutorStub
+    of_coordinator: bool = False
     peer: messages.HandshakeResponse | None = None
 
     @property
@@ -37,8 +46,19 @@ class VariableServer:
 
         Raises:
           CarrierError: If it holds no variables.
+          WorkerUnavailableError: If it cannot be reached.
         """
         if self.peer is None:
+            try:
+                await self.stub.connection.wait_ready(_CONNECT_SECONDS)  # it finds out what is wrong on the way there
+            except WorkerUnavailableError as error:
+                if not self.of_coordinator:
+                    raise
+                raise WorkerUnavailableError(
+                    f"Cannot use a variable that its coordinator's own process holds, at {self.stub.address}, which "
+                    "only workers on the same machine reach; name a task of job 'ps' in the cluster, which then holds "
+                    f"the variables, and see that the coordinator still runs ({error})"
+                ) from error
             peer = await self.stub.handshake()
             if peer is None or UPDATE not in peer.features:
                 raise CarrierError(
@@ -54,16 +74,18 @@ class HeldVariable:
     """Which value it is. It has no credentials: whoever calls brings their own.
 
     Attributes:
-      address: Where the server is.
+      target: Where the server is, and whether it is dialled with TLS.
       session: The id of the session there.
       value: The id of the value in it.
       type_signature: Its type.
+      is_own: Whether the server is in the process of the coordinator; it asks for no credentials, and gets none.
     """
 
-    address: str
+    target: Target
     session: str
     value: str
     type_signature: Type
+    is_own: bool
 
     async def read(self, server: VariableServer) -> object:
         """Returns the payload.
@@ -90,14 +112,22 @@ class HeldVariable:
         await server.stub.update(request, segments)
 
 
-_servers: SharedCache[str, VariableServer] = SharedCache(_MOST_SERVERS, _MOST_SERVERS)
+_Dialled: TypeAlias = "tuple[Target, bool, ClientCredentials | None]"
+_servers: SharedCache[_Dialled, VariableServer] = SharedCache(_MOST_SERVERS, _MOST_SERVERS)
 
 
-def server_at(address: str) -> VariableServer:
-    """Returns the server at an address, with a connection that all functions of this process share."""
-    found = _servers.get(address)
+def server_of(held: HeldVariable) -> VariableServer:
+    """Returns the server of a variable, to be dialled with what the service has that the current work runs in.
+
+    All functions that run there share its connection.
+    """
+    from fedstack.transport.grpc.grpc_connection import GrpcConnection  # those who have variables alone need gRPC
+
+    credentials: ClientCredentials | None = None if held.is_own else current_scope().calls_with
+    key = held.target, held.is_own, credentials
+    found = _servers.get(key)
     if found is None:
-        [stub] = make_stubs(address, None)
-        found = VariableServer(stub)
-        _servers.put(address, found, 1)
+        connection = GrpcConnection(held.target, credentials, words=OF_WORKER)
+        found = VariableServer(ExecutorStub(connection), held.is_own)
+        _servers.put(key, found, 1)
     return found

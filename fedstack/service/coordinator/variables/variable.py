@@ -8,7 +8,8 @@ from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.values import normalize
 from fedstack.proto.extensions_pb2 import UpdateRequest
-from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer, server_at
+from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer, server_of
+from fedstack.transport.wire.addresses import Target
 
 _T = TypeVar("_T")
 
@@ -35,10 +36,10 @@ class _Held:
 
     def __reduce__(self) -> tuple[object, ...]:
         held, written = self._held, self.type_signature.to_proto().SerializeToString()
-        return _variable_at, (held.address, held.session, held.value, written)
+        return _variable_at, (held.target, held.session, held.value, written, held.is_own)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of type {self.type_signature} at {self._held.address}>"
+        return f"<{type(self).__name__} of type {self.type_signature} at {self._held.target}>"
 
 
 class Variable(_Held):
@@ -96,7 +97,8 @@ class AsyncVariable(_Held):
         await self._server.io.run(self._updated(UpdateRequest.SUBTRACT, value))
 
 
-def _variable_at(address: str, session: str, value: str, type_spec: bytes) -> Variable:
+def _variable_at(target: Target, session: str, value: str, type_spec: bytes, is_own: bool) -> Variable:
     """Returns a variable in another process than the one that made it."""
     declared = type_from_proto(computation_pb2.Type.FromString(type_spec))
-    return Variable(HeldVariable(address, session, value, declared), server_at(address))
+    held = HeldVariable(target, session, value, declared, is_own)
+    return Variable(held, server_of(held))

@@ -2,6 +2,9 @@
 
 import contextlib
 import itertools
+from collections.abc import Sequence
+
+import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.errors import ClosedError, FedstackError
@@ -11,7 +14,8 @@ from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.grpc.targets import resolve_targets
+from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
 _JOB = "ps"
@@ -29,7 +33,7 @@ class VariableOwner:
         spec = workers.spec if isinstance(workers, ClusterJob) else workers
         self._job = spec.job(_JOB) if isinstance(spec, ClusterSpec) and _JOB in spec.jobs else None
         self._credentials = credentials
-        self._servers: list[tuple[VariableServer, RemoteExecutor]] = []
+        self._servers: list[tuple[Target, VariableServer, RemoteExecutor]] = []
         self._next = itertools.count()
         self._own: object = None
         self._is_used = False
@@ -42,31 +46,36 @@ class VariableOwner:
         self._is_used = True
         if not self._servers:
             await self._open()
-        server, executor = self._servers[next(self._next) % len(self._servers)]
+        target, server, executor = self._servers[next(self._next) % len(self._servers)]
         await server.handshake()
         value = await executor.create_known(payload, type_spec)
         assert isinstance(value, RemoteValue)
         for error in (await executor.start([value])).values():
             if error is not None:
                 raise error
-        held = HeldVariable(server.stub.address, value.session.executor.id, value.id, type_spec)
+        held = HeldVariable(target, value.session.executor.id, value.id, type_spec, self._own is not None)
         return held, server, value
 
     async def _open(self) -> None:
-        stubs = await self._own_server() if self._job is None else make_stubs(self._job, self._credentials)
-        for stub in stubs:
+        targets = await self._own_server() if self._job is None else self._job.resolve()
+        credentials = None if self._job is None else self._credentials
+        for target in targets:
+            # Workers have credentials of their own, from which nobody can tell how this one is dialled.
+            uses_tls = credentials is not None and credentials.uses_tls
+            target = attrs.evolve(target, secure=uses_tls if target.secure is None else target.secure)
+            [stub] = make_stubs(target, credentials)
             executor = RemoteExecutor(stub)
             executor.set_cardinalities({})
-            self._servers.append((VariableServer(stub), executor))
+            self._servers.append((target, VariableServer(stub), executor))
 
-    async def _own_server(self) -> list[ExecutorStub]:
+    async def _own_server(self) -> Sequence[Target]:
         from fedstack.service.executor.executor_service import ExecutorService
         from fedstack.service.server.grpc_server import GrpcServer  # those who have variables alone need gRPC
 
         server = GrpcServer([ExecutorService(local_executor_factory())], reflection=False)
         await server.start()
         self._own = server
-        return make_stubs(server.target, None)
+        return resolve_targets(server.target)
 
     @property
     def is_used(self) -> bool:
@@ -79,7 +88,7 @@ class VariableOwner:
 
         self._closed = True
         servers, self._servers = self._servers, []
-        for server, executor in servers:
+        for _, server, executor in servers:
             executor.close()
             with contextlib.suppress(FedstackError):
                 await server.stub.close()

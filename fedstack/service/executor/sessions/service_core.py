@@ -27,6 +27,7 @@ from fedstack.service.executor.sessions.limited_admission import LimitedAdmissio
 from fedstack.service.executor.sessions.running_work import RunningWork
 from fedstack.service.executor.sessions.sessions import Clock, Session, SessionTable
 from fedstack.service.limits.limits import ServiceLimits, exceeded
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES
 from fedstack.transport.wire.packing import Packer
 
@@ -42,10 +43,16 @@ class ServiceCore:
       limits: How much clients may have.
       policy: Which leaf computations they may bring.
       clock: Tells the time in seconds.
+      calls_with: What functions dial other servers with.
     """
 
     def __init__(
-        self, factory: ExecutorFactory, limits: ServiceLimits, policy: CarrierPolicy, clock: Clock = time.monotonic
+        self,
+        factory: ExecutorFactory,
+        limits: ServiceLimits,
+        policy: CarrierPolicy,
+        clock: Clock = time.monotonic,
+        calls_with: ClientCredentials | None = None,
     ) -> None:
         let_go_of_types()
         self.factory = factory
@@ -65,6 +72,7 @@ class ServiceCore:
             self.admission.scope,
             environment=lambda: get_context_stack().install(inside),
             abandoned=self.abandoned,
+            calls_with=calls_with,
         )
         self.running = RunningWork()
         self._sweeper: asyncio.Task[None] | None = None
@@ -145,6 +153,7 @@ class ServiceCore:
                 span=of_call.span,
                 worker_index=worker_index,
                 kept=kept,
+                calls_with=rules.calls_with,
             )
         )
 
