@@ -131,10 +131,10 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         return entry
 
     def _key(self, cardinalities: Mapping[PlacementLiteral, int]) -> Key:
-        if isinstance(cardinalities, dict) and list(cardinalities) == [CLIENTS]:
-            count = cast(object, cardinalities[CLIENTS])
+        if isinstance(cardinalities, dict) and (not cardinalities or list(cardinalities) == [CLIENTS]):
+            count = cast(object, cardinalities.get(CLIENTS, self._default_num_clients))
             if type(count) is int and count >= 0:
-                return ((CLIENTS.uri, count),)  # the usual one, in a quarter of the time
+                return ((CLIENTS.uri, count),)  # the usual ones, in a quarter of the time
         filled = {CLIENTS: self._default_num_clients, **checked_cardinalities(cardinalities)}
         return tuple(sorted((placement.uri, count) for placement, count in filled.items()))
 

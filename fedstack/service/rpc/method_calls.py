@@ -192,7 +192,7 @@ class MethodCalls:
             return header.other if header.HasField("other") else unpacker.unpack(header.value, result, "result")
 
         payload = await receive(
-            self.stub.invoke(request, prepared.segments, self._heartbeat_seconds),
+            await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds),
             InvokeResponse,
             read,
             unpacker,

@@ -45,6 +45,7 @@ from fedstack.transport.wire.parcels import Incoming, Parcel
 # As many calls may wait for each other inside of functions; threads that only wait cost little.
 _MOST_AT_ONCE = 256
 _SOON_SECONDS = 1.0
+_LEAST_SECONDS = 1e-6
 
 
 class MethodService(Service):
@@ -131,11 +132,16 @@ class MethodService(Service):
                 if method.is_leaf and self._drives_inline:
                     # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
                     job = self._threads.submit(functools.partial(self._here.run, work, inline=True))
-                    if not seconds and await self._is_soon_done(job):
+                    loop = asyncio.get_running_loop()
+                    begun = loop.time()
+                    if await self._is_soon_done(job, seconds):
                         yield Parcel(job.result(), packer.segments, chunking.chunk_bytes)
                         return
+                    if seconds > 0.0:  # what is not, NaN too, is any time
+                        seconds = max(_LEAST_SECONDS, seconds - (loop.time() - begun))
                     work = self._outcome(job)
-                running = asyncio.ensure_future(within(seconds, work, lambda: _late(seconds)))
+                allowed = request.timeout_seconds
+                running = asyncio.ensure_future(within(seconds, work, lambda: _late(allowed)))
                 async for beat in beats(running, progress, self._core.limits):
                     yield beat
                 header = running.result()
@@ -180,10 +186,11 @@ class MethodService(Service):
         give_back()
         return isinstance(executor, VerbExecutor) and executor.drives_inline
 
-    async def _is_soon_done(self, job: "Future[bytes]") -> bool:
-        """Waits for work on a thread until it is time to show that it goes on."""
+    async def _is_soon_done(self, job: "Future[bytes]", seconds: float) -> bool:
+        """Waits for work on a thread until it is time to show that it goes on, or to end it."""
+        soon = min(_SOON_SECONDS, self._core.limits.heartbeat_seconds)
         try:
-            return await arrival(job, min(_SOON_SECONDS, self._core.limits.heartbeat_seconds))
+            return await arrival(job, min(soon, seconds) if seconds > 0.0 else soon)
         except asyncio.CancelledError:
             self._give_up(job)
             raise

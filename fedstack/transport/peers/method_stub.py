@@ -6,6 +6,7 @@ from fedstack.errors import RemoteError
 from fedstack.proto import methods_pb2
 from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer
 from fedstack.transport.peers.service_stub import ServiceStub
+from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.segments import Segment
 
 METHODS = "fedstack.v1.Methods"
@@ -35,9 +36,9 @@ class MethodStub(ServiceStub):
         self.connection.learn(response.features)
         return response
 
-    def invoke(
+    async def invoke(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float
-    ) -> Answer:
+    ) -> Parcel | Answer:
         """Calls a method."""
         soon = self._control_seconds + SOON_SECONDS
-        return self.exchange(f"/{METHODS}/Invoke", request, segments, heartbeat_seconds, soon_seconds=soon)
+        return await self.ask(f"/{METHODS}/Invoke", request, segments, heartbeat_seconds, soon_seconds=soon)

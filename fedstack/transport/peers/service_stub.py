@@ -169,13 +169,28 @@ class ServiceStub:
           on_heartbeat: Called with each heartbeat.
           soon_seconds: How long it may take until it has first done so; by default as long as later.
         """
-        soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
-        answer = await self.connection.ask(path, self._parcel(request, segments), soon, self._who)
+        answer = await self.ask(path, request, segments, heartbeat_seconds, on_heartbeat, soon_seconds)
         if isinstance(answer, Parcel):
             yield incoming_of(answer)
             return
-        async with self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat) as incoming:
+        async with answer as incoming:
             yield incoming
+
+    async def ask(
+        self,
+        path: str,
+        request: Message,
+        segments: Sequence[Segment],
+        heartbeat_seconds: float,
+        on_heartbeat: Callable[[Heartbeat], None] = lambda beat: None,
+        soon_seconds: float | None = None,
+    ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming]:
+        """Does what `exchange` does, and returns an answer that came in one message as it is."""
+        soon = min(soon_seconds or _silence(heartbeat_seconds), _LONGEST_SECONDS)
+        answer = await self.connection.ask(path, self._parcel(request, segments), soon, self._who)
+        if isinstance(answer, Parcel):
+            return answer
+        return self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat)
 
     def _parcel(self, request: Message, segments: Sequence[Segment]) -> Parcel:
         return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes)

@@ -73,12 +73,12 @@ class Unpacker:
           ResourceLimitError: If it announces too many bytes or clients.
         """
         kind = proto.WhichOneof("kind")
+        if kind == "array" and isinstance(type_spec, TensorType):  # first: most of what is small is made of these
+            return array_from_proto(proto.array, type_spec.dtype, type_spec.shape, path=path)
         if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
             return self._column(proto, type_spec.member, path)
         if isinstance(type_spec, FederatedType):
             return self.unpack(proto, type_spec.member, path)
-        if isinstance(type_spec, TensorType) and kind == "array":
-            return array_from_proto(proto.array, type_spec.dtype, type_spec.shape, path=path)
         if isinstance(type_spec, TensorType) and kind == "raw":
             return self._raw(proto.raw, type_spec, path)
         if isinstance(type_spec, StructType) and kind == "struct":

@@ -171,6 +171,18 @@ def test_a_deadline_ends_the_call_here_and_at_the_server(server, client, gate):
     assert (calls_of(server)["waits"].ended, calls_of(server)["waits"].failed) == (1, 1)
 
 
+def test_a_method_that_was_short_may_take_long(client, gate):
+    gate.opened.set()
+    assert [client.wait_blocking(n) for n in range(3)] == [0, 1, 2]
+    gate.opened.clear()
+    results = [client.wait(n) for n in range(3)]
+    with pytest.raises(DeadlineExceededError):
+        client.wait_blocking(3, timeout_in_ms=50)
+    assert client.add_blocking(1, 2) == 3
+    gate.opened.set()
+    assert [result.get_value() for result in results] == [0, 1, 2]
+
+
 def test_a_call_may_override_the_clients_deadline(server, gate):
     with rpc.Client.create("grpc", server.target, timeout_in_ms=300) as client:
         with pytest.raises(DeadlineExceededError):

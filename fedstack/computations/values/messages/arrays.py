@@ -300,7 +300,7 @@ def _dims(proto: array_pb2.ArrayShape, path: str) -> tuple[int, ...]:
             "send the shape that the value has"
         )
     dims = tuple(proto.dim)
-    if any(dim < 0 for dim in dims):
+    if dims and min(dims) < 0:
         raise InvalidValueError(
             f"Expected the shape of a value, found a dimension of {min(dims)}; at {path}; "
             "only types may leave dimensions open"

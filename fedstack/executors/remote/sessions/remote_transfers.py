@@ -1,5 +1,6 @@
 """Makes parcels of values for a peer, and values of what comes back."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -9,13 +10,14 @@ from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import sized
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES, Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.segments import Segment
+from fedstack.transport.wire.parcels import Parcel, incoming_of
+from fedstack.transport.wire.segments import Segment, SegmentReader
 from fedstack.transport.wire.status import error_from_status
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
@@ -129,11 +131,11 @@ async def download(
     return await receive(stub.download_value(request, peer.heartbeat_seconds), extended.Download, read, unpacker)
 
 
-async def receive(answer: Answer, message: type[_M], read: Callable[[_M], _T], unpacker: Unpacker) -> _T:
+async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M], _T], unpacker: Unpacker) -> _T:
     """Receives an answer: a header, and the bytes that belong to it.
 
     Args:
-      answer: A call of a stub.
+      answer: A call of a stub, or the answer to it if that came in one message.
       message: What the header is.
       read: Reads the header; it uses the unpacker.
       unpacker: Has the buffers for the bytes, when the header has been read.
@@ -145,6 +147,13 @@ async def receive(answer: Answer, message: type[_M], read: Callable[[_M], _T], u
       DeadlineExceededError: If the peer was silent for too long.
       InvalidValueError: If it sent something else.
     """
+    if isinstance(answer, Parcel):
+        if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the short way, for what is small and whole
+            result = read(_parsed(message, answer.header))
+            SegmentReader(unpacker.buffers).finish()
+            unpacker.finish()
+            return result
+        answer = contextlib.nullcontext(incoming_of(answer))
     async with answer as incoming:
         header = await incoming.header()
         result = await sized(len(header), lambda: read(_parsed(message, header)))
