@@ -53,17 +53,19 @@ class Runs:
 
     def spawn(self, site: Site, closures: Sequence[Closure]) -> None:
         """Runs closures at a site: those that can begin at once together, each of the others when it can."""
-        batches: dict[object, list[Closure]] = {}
+        batches: dict[tuple[int, Closure | None], list[Closure]] = {}
         for closure in closures:
-            call = cast(Call, closure.call)
-            batches.setdefault(call.clients if site.is_quick(call) else closure, []).append(closure)
+            call = cast("Call | None", closure.call)
+            if call is None:  # it was cancelled meanwhile; that is told in its turn
+                batches[0, closure] = [closure]
+            else:
+                batches.setdefault((call.clients, None if site.is_quick(call) else closure), []).append(closure)
         self._scheduler.calls_begin(site.place, len(batches))
-        for batch in batches.values():
-            self._driver.start(self._run(site, batch))
+        for (clients, _), batch in batches.items():
+            self._driver.start(self._run(site, batch, clients))
 
-    async def _run(self, site: Site, closures: Sequence[Closure]) -> None:
+    async def _run(self, site: Site, closures: Sequence[Closure], clients: int) -> None:
         """Runs closures of one number of clients at a site, and then those that follow there."""
-        clients = cast(Call, closures[0].call).clients
         running: dict[ExecutorValue, Closure] = {}
         try:
             while True:
@@ -156,8 +158,8 @@ class Runs:
         return follow
 
     def _goes_along(self, site: Site, closure: Closure, clients: int) -> bool:
-        call = cast(Call, closure.call)
-        return call.clients == clients and site.is_quick(call)
+        call = cast("Call | None", closure.call)
+        return call is not None and call.clients == clients and site.is_quick(call)
 
     async def _fetch(self, site: Site, found: Mapping[Closure, Held]) -> None:
         """Brings values home before they count as there."""
