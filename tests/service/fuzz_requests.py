@@ -42,6 +42,7 @@ STREAMS = {
     "DownloadValue": "download",
     "Evaluate": "exchange",
     "Start": "exchange",
+    "Update": "upload",
     "RunPhase": "exchange",
 }
 DEEP = 10_000
@@ -185,6 +186,7 @@ class Drawer:
         self.sessions: dict[str, dict[str, fl.Type | None]] = {}
         self.new_ids = 0
         self.kept: list[str] = []
+        self.uploads: list[tuple[str, str, Message, Sequence[Segment]]] = []
 
     # What there is.
 
@@ -222,7 +224,8 @@ class Drawer:
         weights = {
             self.create_value: 12, self.create_call: 8, self.create_struct: 3, self.create_selection: 4,
             self.compute: 3, self.create: 4, self.upload: 3, self.evaluate: 2, self.compute_now: 4, self.download: 2,
-            self.start: 2, self.phase: 3, self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
+            self.start: 2, self.update: 2, self.phase: 3,
+            self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
             self.handshake: 0.3, self.renew: 0.3, self.status: 0.3, self.dispose: 1,
         }  # fmt: skip
         (draw,) = self.choose.choices(list(weights), list(weights.values()))
@@ -361,6 +364,7 @@ class Drawer:
     def upload(self, session: str) -> Request:
         typed, segments = self.typed()
         header = extended.Upload(executor=self.executor(session), id=self.new_id(session), value=typed)
+        self.uploads.append((header.executor.id, header.id, typed, segments))
         return Request(
             "UploadValue",
             [header_frame(header.SerializeToString()), *data_frames(segments, self.choose.choice([999, 1 << 20]))],
@@ -382,6 +386,15 @@ class Drawer:
         if self.choose.random() < 0.2:
             request.cancel_ref.add(id=self.value(session))
         return self.in_frames("Start", request, segments)
+
+    def update(self, session: str) -> Request:
+        typed, segments = self.typed()
+        request = extended.UpdateRequest(how=self.choose.choice([0, 0, 1, 2, 7]))
+        request.executor.id, request.value_ref.id = session, self.value(session)
+        if self.uploads and self.choose.random() < 0.8:  # most of the time one of its own type
+            request.executor.id, request.value_ref.id, typed, segments = self.uploads[-1]
+        request.value.CopyFrom(typed)
+        return self.in_frames("Update", request, list(segments))
 
     def created_beside(self, session: str, request: extended.EvaluateRequest | extended.StartRequest) -> list[Segment]:
         segments: list[Segment] = []

@@ -85,11 +85,11 @@ class Driver:
         """Schedules a closure, if there is room for it; returns whether there is.
 
         Raises:
-          Exception: What another closure has raised before.
+          Exception: What another closure has raised before; where the others go on after errors, only `join` does.
           ClosedError: After `close`.
         """
         with self._lock:
-            self._check()
+            self._check(self._scheduler.stops_at_errors)
             if not self._scheduler.has_room:
                 return False
             self._scheduler.schedule(closure)
@@ -112,7 +112,7 @@ class Driver:
           Exception: What a closure has raised.
         """
         with self._lock:
-            self._check()
+            self._check(self._scheduler.stops_at_errors)
             return self._scheduler.is_idle
 
     def cancel(self, closure: Closure) -> bool:
@@ -135,10 +135,10 @@ class Driver:
         self._dropped.append(closure)
         self._wake()
 
-    def _check(self) -> None:
+    def _check(self, errors: bool = True) -> None:
         if self._closed:
-            raise ClosedError("The coordinator is closed; make a new one")
-        if self._scheduler.has_errors:
+            raise _closed_error()
+        if errors and self._scheduler.has_errors:
             first, *others = self._scheduler.take_errors()
             error = raised_again(first)
             with contextlib.suppress(AttributeError):  # a class of the user's own may have no room for it
@@ -189,6 +189,8 @@ class Driver:
                 return closure.copy[0]
             if closure.error is not None:
                 raise raised_again(closure.error)
+            if self._closed:
+                raise _closed_error()
             for place, held in list(closure.held.items()):
                 site = self._sites.get(place)
                 if site is None:
@@ -203,6 +205,7 @@ class Driver:
             with self._lock:
                 self._scheduler.need(closure)
             self.turn()
+            await asyncio.sleep(0)  # whatever comes of it, others get their turn
 
     async def bring_home(self, closure: Closure) -> object:
         """Returns the payload of a closure's value, and keeps it."""
@@ -341,6 +344,10 @@ class Driver:
 
     def __repr__(self) -> str:
         return f"<Driver of {self._scheduler!r}>"
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("The coordinator is closed; make a new one, and fetch values before the end of the old one")
 
 
 def _ended_at_work(error: Exception) -> bool:

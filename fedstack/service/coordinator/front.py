@@ -83,6 +83,10 @@ class Front(ClosesOnExit):
         prefetch: bool,
     ) -> tuple[Closure, Call]:
         """Returns what is to be scheduled, and what it runs."""
+        if not isinstance(cast(object, args), (list, tuple, type(None))):
+            raise InvalidValueError(f"Expected args as a tuple or list, found {describe(args)}; write (value,) for one")
+        if not isinstance(cast(object, kwargs), (Mapping, type(None))):
+            raise InvalidValueError(f"Expected kwargs as a dictionary of arguments by name, found {describe(kwargs)}")
         if isinstance(fn, ConcreteComputation):
             function = self._function((fn,), lambda: Function(fn, function_name(fn)))
             call = call_of(function, args or (), kwargs or {}, self._result_of, self._opener_for)
@@ -133,7 +137,10 @@ class Front(ClosesOnExit):
 
     async def _variable(self, initial_value: object, type_spec: object) -> tuple[HeldVariable, VariableServer, object]:
         declared = infer_type(initial_value) if type_spec is None else to_declared_type(type_spec)
-        assert declared is not None
+        if declared is None:
+            raise InvalidValueError(
+                f"Expected an initial value that with a type, found {describe(initial_value)}; give one, or type_spec"
+            )
         payload = normalize(initial_value, declared, "initial_value")
         keep = snapshot_of(declared)
         return await self._variables.make(payload if keep is None else keep(payload, None), declared)
@@ -151,7 +158,8 @@ class Front(ClosesOnExit):
 
     async def _fetched(self, structure: object) -> object:
         values = list(dict.fromkeys(_remote_values(structure)))
-        payloads = await gather([self._driver.bring_home(value.closure) for value in values])
+        # By the coordinator that each is of.
+        payloads = await gather([value.driver.bring_home(value.closure) for value in values])
         found = dict(zip(values, payloads))
 
         def result(value: RemoteValue) -> object:

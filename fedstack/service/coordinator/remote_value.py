@@ -122,6 +122,8 @@ def wait(
     Raises:
       InvalidValueError: If `num_returns` is not among 1 to the number of values.
     """
+    if not values:
+        return [], []
     if not 1 <= num_returns <= len(values):
         raise InvalidValueError(f"Expected num_returns from 1 to {len(values)}, found {num_returns}")
     try:

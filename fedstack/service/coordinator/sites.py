@@ -2,7 +2,7 @@
 
 import abc
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,7 @@ from fedstack.computations.types.language import (
 from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 from fedstack.service.coordinator.calls.calls import Argument, Call, Function, Known, Lasting, Opened, Result
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
@@ -229,9 +230,17 @@ class LocalSite(Site):
         self._factory = factory
         self._scope = attrs.evolve(current_scope(), worker_index=place.index, kept={})
         self._tasks: dict[ExecutorValue, asyncio.Task[object]] = {}
+        self._give_back: dict[Executor, Callable[[], None]] = {}
 
     def _make_executor(self, clients: int) -> Executor:
-        return self._factory.create_executor({CLIENTS: clients} if clients else {})
+        factory, cardinalities = self._factory, {CLIENTS: clients} if clients else {}
+        if isinstance(factory, ResourceManagingExecutorFactory):
+            executor = factory.lease(cardinalities)
+            self._give_back[executor] = lambda: factory.release(executor, failed=False)
+        else:
+            executor = factory.create_executor(cardinalities)
+            self._give_back[executor] = lambda: factory.clean_up_executor(cardinalities)
+        return executor
 
     async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
         with self._scope.entered():
@@ -261,9 +270,8 @@ class LocalSite(Site):
         super().close()
 
     def _close_executor(self, executor: Executor) -> None:
-        close = getattr(executor, "close", None)
-        if close is not None:
-            close()
+        """Gives it back to the factory, which others may use as well."""
+        self._give_back.pop(executor)()
 
 
 async def _created(executor: Executor, lasting: Function | Lasting) -> ExecutorValue:

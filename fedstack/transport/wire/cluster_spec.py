@@ -28,6 +28,7 @@ Cluster: TypeAlias = "ClusterSpec | ClusterDef | Mapping[str, Sequence[str] | Ma
 
 # What a line of an addresses file, a message and a shell have room for.
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MOST_TASKS = 1_000_000  # a list of them by index is to have room
 _INDEX = re.compile(r"-?[0-9]{1,18}")
 # The job that computes, where several are there and none is named.
 _WORKERS = "worker"
@@ -86,6 +87,10 @@ def _tasks(job: str, tasks: object) -> Iterator[tuple[int, object]]:
             raise kind(f"Expected indices of tasks of job {job!r} as whole numbers, found {describe(given)}")
         if index < 0:
             raise InvalidValueError(f"Expected indices of tasks of job {job!r} of at least 0, found {index}")
+        if index >= _MOST_TASKS:
+            raise InvalidValueError(
+                f"Expected indices of tasks of job {job!r} from 0 to {_MOST_TASKS - 1}, found {index}"
+            )
         if index in seen:
             raise InvalidValueError(f"Expected task {index} of job {job!r} once, found it twice")
         seen.add(index)

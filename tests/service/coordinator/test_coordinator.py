@@ -21,6 +21,8 @@ from fedstack.errors import (
 )
 from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, as_completed, wait
 
+WALL = 30.0
+
 
 @fedstack.python_computation([np.float32], np.float32)
 def double(x):
@@ -293,3 +295,43 @@ def test_bad_options_are_refused() -> None:
         ClusterCoordinator([])
     with contextlib.suppress(InvalidValueError):
         ClusterCoordinator([fedstack.local_executor_factory(), "localhost:1"])
+
+
+def test_a_value_that_was_not_fetched_before_the_end_is_an_error_and_holds_nothing_up(workers: object) -> None:
+    with ClusterCoordinator(workers) as coordinator:
+        left, fetched = coordinator.schedule(double, (1.0,)), coordinator.schedule(double, (2.0,))
+        coordinator.join(WALL)
+        assert fetched.fetch(WALL) == 4
+    with pytest.raises(ClosedError, match="fetch values before"):
+        left.fetch(WALL)
+    assert fetched.fetch(WALL) == 4  # that one is here
+    with ClusterCoordinator(workers) as another:
+        assert another.schedule(double, (3.0,)).fetch(WALL) == 6
+
+
+def test_fetch_takes_values_of_other_coordinators(workers: object) -> None:
+    with ClusterCoordinator(workers) as coordinator, ClusterCoordinator(workers) as other:
+        values = [coordinator.schedule(double, (1.0,)), other.schedule(double, (2.0,))]
+        assert coordinator.fetch(values, WALL) == [2, 4]
+
+
+def test_where_others_go_on_only_join_raises(workers: object) -> None:
+    with ClusterCoordinator(workers, on_error="continue") as coordinator:
+        failed = coordinator.schedule(fail, (1.0,))
+        with pytest.raises(LeafError):
+            failed.fetch(WALL)
+        assert coordinator.done()
+        assert coordinator.schedule(double, (1.0,)).fetch(WALL) == 2
+        with pytest.raises(LeafError):
+            coordinator.join(WALL)
+        coordinator.join(WALL)
+
+
+@pytest.mark.parametrize("args", [3, "a", np.arange(3)], ids=str)
+def test_arguments_that_are_no_tuple_are_refused(coordinator: ClusterCoordinator, args: object) -> None:
+    with pytest.raises(InvalidValueError, match=r"Expected args as a tuple or list, found"):
+        coordinator.schedule(double, args)  # type: ignore[arg-type]
+
+
+def test_there_is_nothing_to_wait_for_in_no_values() -> None:
+    assert wait([]) == ([], [])

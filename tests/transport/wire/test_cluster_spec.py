@@ -149,6 +149,7 @@ def test_what_is_of_another_type_is_refused_naming_job_and_task(cluster, message
         ),
         ({"worker": ["[::]:1"]}, "Expected an address that other tasks can dial"),
         ({"worker": {-1: "w:1"}}, "Expected indices of tasks of job 'worker' of at least 0, found -1"),
+        ({"worker": {10**9: "w:1"}}, "Expected indices of tasks of job 'worker' below 1000000, found 1000000000"),
         ({"worker": {"-1": "w:1"}}, "Expected indices of tasks of job 'worker' of at least 0, found -1"),
         ({"worker": {"one": "w:1"}}, "Expected indices of tasks of job 'worker' as whole numbers, found str 'one'"),
         ({"worker": {1: "w:1", "1": "v:1"}}, "Expected task 1 of job 'worker' once, found it twice"),

@@ -105,6 +105,11 @@ class Scheduler:
         return errors
 
     @property
+    def stops_at_errors(self) -> bool:
+        """Whether an error cancels the other closures."""
+        return not self._goes_on
+
+    @property
     def has_errors(self) -> bool:
         """Whether `take_errors` would return some."""
         return bool(self._errors) and not (self._goes_on and self._unfinished)
