@@ -88,9 +88,7 @@ def _tasks(job: str, tasks: object) -> Iterator[tuple[int, object]]:
         if index < 0:
             raise InvalidValueError(f"Expected indices of tasks of job {job!r} of at least 0, found {index}")
         if index >= _MOST_TASKS:
-            raise InvalidValueError(
-                f"Expected indices of tasks of job {job!r} from 0 to {_MOST_TASKS - 1}, found {index}"
-            )
+            raise InvalidValueError(f"Expected indices of tasks of job {job!r} below {_MOST_TASKS}, found {index}")
         if index in seen:
             raise InvalidValueError(f"Expected task {index} of job {job!r} once, found it twice")
         seen.add(index)
