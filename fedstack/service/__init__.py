@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedstack.service import coordinator as coordinator
+    from fedstack.service import data as data
     from fedstack.service import rpc as rpc
     from fedstack.service.cluster.addresses_file import wait_for_addresses
     from fedstack.service.cluster.server import Server
@@ -53,7 +54,7 @@ _MODULES = {
 }
 
 
-_FACES = frozenset({"coordinator", "rpc"})
+_FACES = frozenset({"coordinator", "data", "rpc"})
 
 
 def __getattr__(name: str) -> object:

@@ -146,6 +146,12 @@ def test_the_front_door_has_at_most_thirty_names() -> None:
 
 
 def test_what_import_fedstack_leads_to_can_be_written_with_dots_alone() -> None:
-    names = ["service.Server", "service.rpc.Client", "service.coordinator.ClusterCoordinator", "leaves.Leaf"]
+    names = [
+        "service.Server",
+        "service.rpc.Client",
+        "service.data.Dataset",
+        "service.coordinator.ClusterCoordinator",
+        "leaves.Leaf",
+    ]
     program = "import fedstack\n" + "".join(f"fedstack.{name}\n" for name in names)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

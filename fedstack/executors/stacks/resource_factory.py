@@ -162,3 +162,12 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         return (
             f"<ResourceManagingExecutorFactory {counted(len(self._entries), 'executor')}, {len(self._leased)} leased>"
         )
+
+
+def borrow(factory: ExecutorFactory, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
+    """Returns an executor of any factory, and what gives it back: others may use the factory as well."""
+    if isinstance(factory, ResourceManagingExecutorFactory):
+        executor = factory.lease(cardinalities)
+        return executor, lambda: factory.release(executor, failed=False)
+    executor = factory.create_executor(cardinalities)
+    return executor, lambda: factory.clean_up_executor(cardinalities)

@@ -16,7 +16,7 @@ from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
-from fedstack.transport.wire.connection_errors import NOT_LISTENING
+from fedstack.transport.wire.connection_errors import never_arrived
 
 _T = TypeVar("_T")
 
@@ -354,8 +354,7 @@ def _ended_at_work(error: Exception) -> bool:
     """Returns whether a worker may have been ended by what it ran: it was there when that began."""
     if isinstance(error, StaleSessionError):
         return False
-    causes = error.causes.values() if isinstance(error, FedstackError) else ()
-    return NOT_LISTENING.found not in causes
+    return not (isinstance(error, FedstackError) and never_arrived(error))
 
 
 async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:

@@ -21,7 +21,7 @@ from fedstack.computations.types.language import (
 from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 from fedstack.service.coordinator.calls.calls import Argument, Call, Function, Known, Lasting, Opened, Result
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
@@ -233,13 +233,8 @@ class LocalSite(Site):
         self._give_back: dict[Executor, Callable[[], None]] = {}
 
     def _make_executor(self, clients: int) -> Executor:
-        factory, cardinalities = self._factory, {CLIENTS: clients} if clients else {}
-        if isinstance(factory, ResourceManagingExecutorFactory):
-            executor = factory.lease(cardinalities)
-            self._give_back[executor] = lambda: factory.release(executor, failed=False)
-        else:
-            executor = factory.create_executor(cardinalities)
-            self._give_back[executor] = lambda: factory.clean_up_executor(cardinalities)
+        executor, give_back = borrow(self._factory, {CLIENTS: clients} if clients else {})
+        self._give_back[executor] = give_back
         return executor
 
     async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:

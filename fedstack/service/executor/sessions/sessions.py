@@ -18,7 +18,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, ExecutorValue
 from fedstack.errors import CardinalityError, InvalidValueError, StaleSessionError
 from fedstack.executors.base.verb_executor import known_clients_of
-from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory, borrow
 from fedstack.foundations.error_text import counted
 from fedstack.observe.events import SessionClosed, SessionOpened
 from fedstack.observe.observers import observers
@@ -302,12 +302,7 @@ class SessionTable:
 
     def lend(self, cardinalities: CardinalitiesType) -> tuple[Executor, Callable[[], None]]:
         """Returns an executor, and what gives it back."""
-        factory = self._factory
-        if isinstance(factory, ResourceManagingExecutorFactory):
-            executor = factory.lease(cardinalities)
-            return executor, lambda: factory.release(executor, failed=False)
-        executor = factory.create_executor(cardinalities)
-        return executor, lambda: factory.clean_up_executor(cardinalities)
+        return borrow(self._factory, cardinalities)
 
     @contextlib.contextmanager
     def executor_for(self, session: Session, clients: int) -> Generator[Executor, None, None]:
