@@ -1,5 +1,5 @@
 """Datasets: client data that is read, prepared and divided as it is needed."""
 
-from fedstack.service.data.dataset import Dataset
+from fedstack.service.data.datasets.dataset import Dataset
 
 __all__ = ["Dataset"]

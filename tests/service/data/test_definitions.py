@@ -17,7 +17,7 @@ from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetStep
 from fedstack.service.data import Dataset
-from fedstack.service.data.definitions import definition_of, digest_of_definition, read_definition
+from fedstack.service.data.datasets.definitions import definition_of, digest_of_definition, read_definition
 
 HERE = Destination(takes_code=True)
 

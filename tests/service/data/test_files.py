@@ -29,7 +29,7 @@ def test_files_of_a_pattern_come_in_the_order_of_their_names_each_as_a_split(tmp
     dataset = Dataset.from_npy(str(tmp_path / "*.npy"))
     assert listed(dataset) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
     assert dataset.num_splits == 3
-    assert [e for block in dataset.read(1, 2) for e in block.items()] == [12]
+    assert [e for block in dataset.read(1, 2, 2) for e in block.items()] == [12]
     assert listed(Dataset.from_npy([tmp_path / "c.npy", str(tmp_path / "a.npy")])) == [20, 21, 22, 0, 1, 2]
 
 
@@ -104,7 +104,7 @@ def test_the_cells_of_csv_are_read_as_the_types_say(tmp_path: Path) -> None:
     ]
     assert [type(value) for value in found[0].values()] == [bytes, np.float32, np.bool_, np.uint8]
     dataset = Dataset.from_csv(path, {"people": np.int64})
-    assert [e for block in dataset.read(0, 1) for e in block.items()] == [(255,)]
+    assert [e for block in dataset.read(0, 1, 1) for e in block.items()] == [(255,)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How datasets are read split by split, and what may be."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,7 @@ import fedstack
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
 from fedstack.service.data import Dataset
-from fedstack.service.data.sources import SPLIT_ROWS
-from fedstack.service.data.steps import BatchStep
+from fedstack.service.data.datasets.steps import BatchStep
 
 
 @fedstack.python_computation([np.int64], np.int64)
@@ -23,13 +23,13 @@ def is_even(x: Any) -> Any:
     return x % 2 == 0
 
 
-def read(dataset: Dataset, split: int, start: int = 0) -> list[Any]:
-    blocks: list[Column] = list(dataset.read(split, start))
+def read(dataset: Dataset, first: int, last: int, start: int = 0) -> list[Any]:
+    blocks: list[Column] = list(dataset.read(first, last, start))
     assert all(len(block) for block in blocks)
     return [element for block in blocks for element in block.items()]
 
 
-LARGE = SPLIT_ROWS + 10
+LARGE = 20_000
 DATASETS = [
     Dataset.range(LARGE),
     Dataset.from_arrays(np.arange(LARGE)),
@@ -44,26 +44,30 @@ DATASETS = [
 
 @pytest.mark.parametrize("dataset", DATASETS, ids=repr)
 def test_the_splits_together_are_the_dataset(dataset: Dataset) -> None:
-    together = [element for split in range(dataset.num_splits) for element in read(dataset, split)]
+    cuts = sorted({0, 1, dataset.num_splits // 3, dataset.num_splits - 1, dataset.num_splits})
+    together = [element for first, last in itertools.pairwise(cuts) for element in read(dataset, first, last)]
     assert list(map(str, together)) == [str(element) for block in dataset.blocks() for element in block.items()]
 
 
 @pytest.mark.parametrize("dataset", DATASETS, ids=repr)
 @pytest.mark.parametrize("start", [0, 1, 4, 1000, 10**6])
-def test_a_split_can_be_read_from_any_element_on(dataset: Dataset, start: int) -> None:
-    whole = list(map(str, read(dataset, 0)))
-    assert list(map(str, read(dataset, 0, start))) == whole[start:]
+def test_splits_can_be_read_from_any_element_on(dataset: Dataset, start: int) -> None:
+    last = dataset.num_splits
+    for first in {0, last // 2}:
+        whole = list(map(str, read(dataset, first, last)))
+        assert list(map(str, read(dataset, first, last, start))) == whole[start:]
 
 
 def test_a_split_that_there_is_not_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="Expected a split of .* below 1, found 1"):
-        Dataset.range(5).read(1)
+    with pytest.raises(InvalidValueError, match="Expected splits of .* below 5, found 4 to 6"):
+        Dataset.range(5).read(4, 6)
+    assert read(Dataset.range(5), 3, 3) == []
 
 
 def test_work_on_elements_is_done_split_by_split_and_work_on_all_of_them_after_it() -> None:
     division = Dataset.range(LARGE).map(double).filter(is_even).batch(5).map(batch_sum).divided()
     assert repr(division.split) == f"<Dataset range(0, {LARGE}) → map(double) → filter(is_even): int64*>"
-    assert division.split.num_splits == 2
+    assert division.split.num_splits == LARGE
     assert list(map(repr, division.after)) == ["batch(5)", "map(batch_sum)"]
 
 
@@ -126,7 +130,7 @@ def test_a_computation_gives_a_sequence_or_one_for_each_split() -> None:
 
     assert list(Dataset.from_computation(three)) == [1, 2, 3]
     assert list(Dataset.from_computation(of_split, 3).map(double)) == [0, 0, 2, 2, 4, 4]
-    assert read(Dataset.from_computation(of_split, 3), 2, 1) == [2]
+    assert read(Dataset.from_computation(of_split, 3), 2, 3, 1) == [2]
     with pytest.raises(TypeMismatchError, match="Expected num_splits beside a computation of a split, found None"):
         Dataset.from_computation(of_split)
     with pytest.raises(TypeMismatchError, match="Expected no num_splits"):

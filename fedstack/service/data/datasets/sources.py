@@ -3,7 +3,7 @@
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import numpy as np
@@ -17,11 +17,17 @@ from fedstack.computations.values.sequences import FromGenerator
 from fedstack.computations.values.values import SequenceView
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
-from fedstack.service.data.blocks import BLOCK_ROWS, Blocks, packed, pieces, rows_at_once, side_by_side, without_first
-from fedstack.service.data.element_functions import ElementFunction
+from fedstack.service.data.datasets.blocks import (
+    BLOCK_ROWS,
+    Blocks,
+    packed,
+    pieces,
+    rows_at_once,
+    side_by_side,
+    without_first,
+)
+from fedstack.service.data.datasets.element_functions import ElementFunction
 
-# How many elements a split has where a source can be split anywhere.
-SPLIT_ROWS = 1 << 16
 INT64 = TensorType(np.int64)
 INT32 = TensorType(np.int32)
 
@@ -39,8 +45,8 @@ class Elements(HasBlocks):
         """How many splits there are."""
         raise NotImplementedError
 
-    def read(self, split: int, start: int = 0) -> Blocks:
-        """Yields the elements of a split, from a number of them on."""
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        """Yields the elements of consecutive splits, from a number of them on."""
         raise NotImplementedError
 
 
@@ -67,29 +73,48 @@ class Source(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def read(self, split: int, start: int = 0) -> Blocks:
+    def read_split(self, split: int, start: int = 0) -> Blocks:
         """Yields the elements of a split, from a number of them on."""
+
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        """Yields the elements of the splits from one to before another, from a number of them on."""
+        if last - first == 1:
+            return self.read_split(first, start)
+        return without_first(itertools.chain.from_iterable(map(self.read_split, range(first, last))), start)
 
     def blocks(self) -> Blocks:
         """Yields all elements."""
-        return itertools.chain.from_iterable(self.read(split) for split in range(self.num_splits))
+        return self.read(0, self.num_splits)
 
 
-class RangeSource(Source):
-    """Integers, as Python's `range` has them."""
+class RowsSource(Source):
+    """Elements each of which is a split: any range of them is read without those before it."""
 
-    def __init__(self, numbers: range) -> None:
-        super().__init__(INT64, -(-len(numbers) // SPLIT_ROWS))
-        self.numbers = numbers
+    def __init__(self, element: Type, rows: int) -> None:
+        super().__init__(element, rows)
 
     @property
     def size(self) -> int:
-        return len(self.numbers)
+        return self.num_splits
 
-    def read(self, split: int, start: int = 0) -> Blocks:
-        mine = self.numbers[split * SPLIT_ROWS : (split + 1) * SPLIT_ROWS][start:]
-        for first in range(0, len(mine), BLOCK_ROWS):
-            some = mine[first : first + BLOCK_ROWS]
+    def read_split(self, split: int, start: int = 0) -> Blocks:
+        return self.read(split, split + 1, start)
+
+    @abc.abstractmethod
+    def read(self, first: int, last: int, start: int = 0) -> Blocks: ...
+
+
+class RangeSource(RowsSource):
+    """Integers, as Python's `range` has them."""
+
+    def __init__(self, numbers: range) -> None:
+        super().__init__(INT64, len(numbers))
+        self.numbers = numbers
+
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        mine = self.numbers[min(first + start, last) : last]
+        for place in range(0, len(mine), BLOCK_ROWS):
+            some = mine[place : place + BLOCK_ROWS]
             values = np.arange(some.start, some.stop, some.step, dtype=np.int64)
             values.flags.writeable = False
             yield ScalarColumn(values)
@@ -98,24 +123,19 @@ class RangeSource(Source):
         return repr(self.numbers)
 
 
-class ArraysSource(Source):
+class ArraysSource(RowsSource):
     """The rows of arrays that are in memory."""
 
     def __init__(self, element: Type, column: Column) -> None:
-        super().__init__(element, -(-len(column) // SPLIT_ROWS))
+        super().__init__(element, len(column))
         self.column = column
-
-    @property
-    def size(self) -> int:
-        return len(self.column)
 
     @property
     def held(self) -> Column:
         return self.column
 
-    def read(self, split: int, start: int = 0) -> Blocks:
-        mine = self.column.slice(split * SPLIT_ROWS, min((split + 1) * SPLIT_ROWS, len(self.column)))
-        return pieces(mine, rows_at_once(self.element), start)
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        return pieces(self.column.slice(min(first + start, last), last), rows_at_once(self.element))
 
     def __repr__(self) -> str:
         return "arrays"
@@ -138,7 +158,7 @@ class GeneratorSource(Source):
         # They know the iterator that they had last, and refuse to have it again.
         self._splits: dict[int, FromGenerator[object]] = {}
 
-    def read(self, split: int, start: int = 0) -> Blocks:
+    def read_split(self, split: int, start: int = 0) -> Blocks:
         elements = self._splits.setdefault(split, FromGenerator(functools.partial(self.function, split)))
         view = SequenceView(elements, self.element, f"split {split} of {self!r}")
         return packed(itertools.islice(view, start, None), self.element)
@@ -213,7 +233,7 @@ class ComputationSource(Source):
         self.function = function
         self.splits = splits
 
-    def read(self, split: int, start: int = 0) -> Blocks:
+    def read_split(self, split: int, start: int = 0) -> Blocks:
         inputs = [] if self.splits is None else [np.int32(split)]
         try:
             (sequence,) = run_once(self.function.program, inputs)
@@ -240,7 +260,7 @@ class ZippedSource(Source):
         sizes = [part.cardinality for part in self.parts]
         return None if None in sizes else min(cast("list[float]", sizes))
 
-    def read(self, split: int, start: int = 0) -> Blocks:
+    def read_split(self, split: int, start: int = 0) -> Blocks:
         return without_first(side_by_side([part.blocks() for part in self.parts]), start)
 
     def __repr__(self) -> str:
@@ -259,12 +279,18 @@ class ConcatenatedSource(Source):
         sizes = [part.cardinality for part in self.parts]
         return None if None in sizes else sum(cast("list[float]", sizes))
 
-    def read(self, split: int, start: int = 0) -> Blocks:
+    def read_split(self, split: int, start: int = 0) -> Blocks:
+        return self.read(split, split + 1, start)
+
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        return without_first(itertools.chain.from_iterable(self._parts_read(first, last)), start)
+
+    def _parts_read(self, first: int, last: int) -> Iterator[Blocks]:
         for part in self.parts:
-            if split < part.num_splits:
-                return part.read(split, start)
-            split -= part.num_splits
-        raise IndexError(split)
+            if first < part.num_splits and last > 0:
+                yield part.read(max(0, first), min(last, part.num_splits))
+            first -= part.num_splits
+            last -= part.num_splits
 
     def __repr__(self) -> str:
         return f"concatenate({', '.join(map(repr, self.parts))})"

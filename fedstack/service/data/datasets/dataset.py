@@ -8,13 +8,13 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_flag, checked_integer, checked_positive, checked_seed
 from fedstack.data.client_data import frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
-from fedstack.service.data import files
-from fedstack.service.data.blocks import column_over
-from fedstack.service.data.client_datasets import ClientDatasets
-from fedstack.service.data.element_functions import ElementFunction
-from fedstack.service.data.element_types import checked_element, laid_out, type_of
-from fedstack.service.data.pipeline import Pipeline
-from fedstack.service.data.sources import (
+from fedstack.service.data.datasets import files
+from fedstack.service.data.datasets.blocks import column_over
+from fedstack.service.data.datasets.client_datasets import ClientDatasets
+from fedstack.service.data.datasets.element_functions import ElementFunction
+from fedstack.service.data.datasets.element_types import checked_element, laid_out, type_of
+from fedstack.service.data.datasets.pipeline import Pipeline
+from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
     ConcatenatedSource,
@@ -22,7 +22,7 @@ from fedstack.service.data.sources import (
     RangeSource,
     ZippedSource,
 )
-from fedstack.service.data.steps import (
+from fedstack.service.data.datasets.steps import (
     BatchStep,
     EnumerateStep,
     FilterStep,

@@ -18,8 +18,8 @@ from fedstack.computations.values.columns import Payload
 from fedstack.computations.values.tensor_values import describe, kind_of_dtype, normalize_tensor, shorten
 from fedstack.computations.values.values import normalize
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
-from fedstack.service.data.blocks import Blocks, column_over, packed, pieces, rows_at_once, tensor_of_rows
-from fedstack.service.data.sources import Source
+from fedstack.service.data.datasets.blocks import Blocks, column_over, packed, pieces, rows_at_once, tensor_of_rows
+from fedstack.service.data.datasets.sources import Source
 
 _TRUTH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
 
@@ -61,7 +61,7 @@ class FilesSource(Source):
         self.paths = paths
         self.delimiter = delimiter
 
-    def read(self, split: int, start: int = 0) -> Blocks:
+    def read_split(self, split: int, start: int = 0) -> Blocks:
         path = self.paths[split]
         try:
             yield from self.read_file(path, start)

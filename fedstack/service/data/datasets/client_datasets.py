@@ -17,9 +17,9 @@ from fedstack.data.argument_checks import checked_seed
 from fedstack.data.client_tables import group_rows
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
-from fedstack.service.data.blocks import picked
-from fedstack.service.data.pipeline import Pipeline
-from fedstack.service.data.sources import ArraysSource
+from fedstack.service.data.datasets.blocks import picked
+from fedstack.service.data.datasets.pipeline import Pipeline
+from fedstack.service.data.datasets.sources import ArraysSource
 
 _P = TypeVar("_P", bound=Pipeline)
 

@@ -11,10 +11,10 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.column_sequence import BlockSequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
-from fedstack.service.data.blocks import Blocks, without_first
-from fedstack.service.data.element_types import checked_element, shower
-from fedstack.service.data.sources import Elements, Source
-from fedstack.service.data.steps import Asks, Step
+from fedstack.service.data.datasets.blocks import Blocks, without_first
+from fedstack.service.data.datasets.element_types import checked_element, shower
+from fedstack.service.data.datasets.sources import Elements, Source
+from fedstack.service.data.datasets.steps import Asks, Step
 
 
 @attrs.frozen
@@ -107,14 +107,16 @@ class Pipeline(Elements):
     def num_splits(self) -> int:
         return 1 if self._asks_for_more else self._source.num_splits
 
-    def read(self, split: int, start: int = 0) -> Blocks:
-        if not 0 <= split < self.num_splits:
-            raise InvalidValueError(f"Expected a split of {self!r} below {self.num_splits}, found {split}")
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        if not 0 <= first <= last <= self.num_splits:
+            raise InvalidValueError(f"Expected splits of {self!r} below {self.num_splits}, found {first} to {last}")
+        if first == last:
+            return iter(())
         if self._asks_for_more:
             return without_first(self.blocks(), start)
         if all(step.keeps_count for step in self._steps):
-            return self._run(lambda _: self._source.read(split, start))
-        return without_first(self._run(lambda _: self._source.read(split)), start)
+            return self._run(lambda _: self._source.read(first, last, start))
+        return without_first(self._run(lambda _: self._source.read(first, last)), start)
 
     def divided(self) -> Division:
         """Returns how the work on it is divided among those who read splits, and whoever gets all their elements.

@@ -27,7 +27,7 @@ from fedstack.computations.values.columns import Column, ScalarColumn, StructCol
 from fedstack.computations.values.sequences import drawn_order
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.service.data.blocks import (
+from fedstack.service.data.datasets.blocks import (
     Blocks,
     only_first,
     picked,
@@ -36,7 +36,7 @@ from fedstack.service.data.blocks import (
     stacked,
     without_first,
 )
-from fedstack.service.data.element_functions import ElementFunction
+from fedstack.service.data.datasets.element_functions import ElementFunction
 
 # Starts what comes before a step, for the number of an epoch, which is new in each repetition.
 Upstream: TypeAlias = Callable[[int], Blocks]

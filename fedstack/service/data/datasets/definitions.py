@@ -17,13 +17,13 @@ from fedstack.computations.values.columns import empty_column
 from fedstack.computations.values.messages.arrays import array_from_proto, write_array
 from fedstack.errors import CarrierError, InvalidComputationError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetDefinitions, DatasetStep, FilesSource
-from fedstack.service.data import files, steps
-from fedstack.service.data.blocks import column_over, stacked
-from fedstack.service.data.dataset import Dataset
-from fedstack.service.data.element_functions import ElementFunction
-from fedstack.service.data.element_types import checked_element
-from fedstack.service.data.pipeline import Pipeline
-from fedstack.service.data.sources import (
+from fedstack.service.data.datasets import files, steps
+from fedstack.service.data.datasets.blocks import column_over, stacked
+from fedstack.service.data.datasets.dataset import Dataset
+from fedstack.service.data.datasets.element_functions import ElementFunction
+from fedstack.service.data.datasets.element_types import checked_element
+from fedstack.service.data.datasets.pipeline import Pipeline
+from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
     ConcatenatedSource,

@@ -7,7 +7,7 @@ from fedstack.computations.types.language import StructType, Type, to_type
 from fedstack.computations.types.type_structure import fields_of, tensor_leaves
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError, TypeMismatchError
-from fedstack.service.data.blocks import tensor_of_rows
+from fedstack.service.data.datasets.blocks import tensor_of_rows
 
 # From a payload to what a user sees of it.
 Shown = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatch
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
 from fedstack.executors.leaf_executor import LeafEngine
 from fedstack.executors.sequence_executor import SequenceEngine
-from fedstack.service.data.blocks import Blocks, Pace
+from fedstack.service.data.datasets.blocks import Blocks, Pace
 
 
 class ElementFunction:

@@ -1,0 +1,244 @@
+from federated_language.proto import computation_pb2 as _computation_pb2
+from fedstack.proto import datasets_pb2 as _datasets_pb2
+from fedstack.proto import extensions_pb2 as _extensions_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DatasetDescription(_message.Message):
+    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "incarnation")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    CARDINALITY_FIELD_NUMBER: _ClassVar[int]
+    IS_ENDLESS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    digest: bytes
+    element: _computation_pb2.Type
+    num_splits: int
+    split_element: _computation_pb2.Type
+    after: _containers.RepeatedCompositeFieldContainer[_datasets_pb2.DatasetStep]
+    cardinality: int
+    is_endless: bool
+    client_column: str
+    incarnation: bytes
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+
+class RegisterDatasetRequest(_message.Message):
+    __slots__ = ("dataset",)
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    dataset: DatasetDescription
+    def __init__(self, dataset: _Optional[_Union[DatasetDescription, _Mapping]] = ...) -> None: ...
+
+class DescribeDatasetRequest(_message.Message):
+    __slots__ = ("dataset_id", "digest")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    digest: bytes
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class OpenPassRequest(_message.Message):
+    __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "incarnation")
+    class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[OpenPassRequest.Policy]
+        OFF: _ClassVar[OpenPassRequest.Policy]
+        DYNAMIC: _ClassVar[OpenPassRequest.Policy]
+    UNSPECIFIED: OpenPassRequest.Policy
+    OFF: OpenPassRequest.Policy
+    DYNAMIC: OpenPassRequest.Policy
+    class Guarantee(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DEFAULT: _ClassVar[OpenPassRequest.Guarantee]
+        AT_MOST_ONCE: _ClassVar[OpenPassRequest.Guarantee]
+        AT_LEAST_ONCE: _ClassVar[OpenPassRequest.Guarantee]
+        EXACTLY_ONCE: _ClassVar[OpenPassRequest.Guarantee]
+    DEFAULT: OpenPassRequest.Guarantee
+    AT_MOST_ONCE: OpenPassRequest.Guarantee
+    AT_LEAST_ONCE: OpenPassRequest.Guarantee
+    EXACTLY_ONCE: OpenPassRequest.Guarantee
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    GUARANTEE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    job_name: str
+    repetition: int
+    policy: OpenPassRequest.Policy
+    guarantee: OpenPassRequest.Guarantee
+    target_workers: str
+    consumer: bytes
+    resumes: bool
+    incarnation: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., policy: _Optional[_Union[OpenPassRequest.Policy, str]] = ..., guarantee: _Optional[_Union[OpenPassRequest.Guarantee, str]] = ..., target_workers: _Optional[str] = ..., consumer: _Optional[bytes] = ..., resumes: bool = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+
+class OpenPassResponse(_message.Message):
+    __slots__ = ("incarnation", "pass_id", "lease_seconds", "taken", "next_number", "is_over")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    pass_id: bytes
+    lease_seconds: float
+    taken: _containers.RepeatedCompositeFieldContainer[SplitRange]
+    next_number: int
+    is_over: bool
+    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., taken: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., next_number: _Optional[int] = ..., is_over: bool = ...) -> None: ...
+
+class SplitRange(_message.Message):
+    __slots__ = ("id", "first", "last", "whole", "worker", "is_finished")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    first: int
+    last: int
+    whole: bool
+    worker: bytes
+    is_finished: bool
+    def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., whole: bool = ..., worker: _Optional[bytes] = ..., is_finished: bool = ...) -> None: ...
+
+class TakeRequest(_message.Message):
+    __slots__ = ("incarnation", "pass_id", "consumer", "number", "want", "wait_seconds", "finished", "given_back", "workers_version")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    pass_id: bytes
+    consumer: bytes
+    number: int
+    want: int
+    wait_seconds: float
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    given_back: _containers.RepeatedScalarFieldContainer[int]
+    workers_version: int
+    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., number: _Optional[int] = ..., want: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., workers_version: _Optional[int] = ...) -> None: ...
+
+class TakeResponse(_message.Message):
+    __slots__ = ("range", "is_exhausted", "worker", "workers_version")
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    IS_EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    range: _containers.RepeatedCompositeFieldContainer[SplitRange]
+    is_exhausted: bool
+    worker: _containers.RepeatedCompositeFieldContainer[DataWorkerAddress]
+    workers_version: int
+    def __init__(self, range: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., is_exhausted: bool = ..., worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ..., workers_version: _Optional[int] = ...) -> None: ...
+
+class DataWorkerAddress(_message.Message):
+    __slots__ = ("worker", "address")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker: bytes
+    address: str
+    def __init__(self, worker: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
+
+class ReleasePassRequest(_message.Message):
+    __slots__ = ("incarnation", "pass_id", "consumer", "finished", "may_resume")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    MAY_RESUME_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    pass_id: bytes
+    consumer: bytes
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    may_resume: bool
+    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., may_resume: bool = ...) -> None: ...
+
+class ReleasePassResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AttendRequest(_message.Message):
+    __slots__ = ("worker", "leaves")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    worker: DataWorkerAddress
+    leaves: bool
+    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ...) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ("incarnation", "interval_seconds", "lease_seconds")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    interval_seconds: float
+    lease_seconds: float
+    def __init__(self, incarnation: _Optional[bytes] = ..., interval_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ELEMENT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    stream: bytes
+    splits: SplitRange
+    client: _extensions_pb2.Packed
+    num_splits: int
+    first_element: int
+    block: int
+    block_bytes: int
+    ends: bool
+    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ...) -> None: ...
+
+class ReadResponse(_message.Message):
+    __slots__ = ("rows", "elements", "is_last")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    elements: _extensions_pb2.Packed
+    is_last: bool
+    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ...) -> None: ...
+
+class ListClientsRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class ListClientsResponse(_message.Message):
+    __slots__ = ("ids", "rows")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ids: _extensions_pb2.Packed
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
