@@ -5,7 +5,7 @@ from typing import Any
 
 from fedstack.service.coordinator.driver import within
 from fedstack.service.coordinator.front import Front
-from fedstack.service.coordinator.remote_value import RemoteValue
+from fedstack.service.coordinator.remote_value import RemoteValue, fetched
 from fedstack.service.coordinator.variables.variable import AsyncVariable
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -23,10 +23,10 @@ class AsyncClusterCoordinator(Front):
         prefetch: bool = False,
     ) -> RemoteValue:
         """Schedules a call; see `ClusterCoordinator.schedule`. It waits only if there is no room for one more."""
-        closure, call = self._closure(fn, args, kwargs, repeatable, prefetch)
+        closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
         while not self._driver.schedule(closure):
             await self._driver.loop.run(self._driver.room())
-        return self._value(closure, call)
+        return RemoteValue(self, self._driver, closure, call)
 
     async def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended; see `ClusterCoordinator.join`."""
@@ -38,8 +38,8 @@ class AsyncClusterCoordinator(Front):
 
     async def fetch(self, structure: object, timeout: float | None = None) -> Any:
         """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
-        return await self._driver.loop.run(within(self._fetched(structure), timeout, self))
+        return await self._driver.loop.run(within(fetched(structure), timeout, self))
 
     async def variable(self, initial_value: object, type_spec: object = None) -> AsyncVariable:
         """Returns a variable; see `ClusterCoordinator.variable`."""
-        return AsyncVariable(*await io_loop.run(self._variable(initial_value, type_spec)))
+        return AsyncVariable(*await io_loop.run(self._variables.make(initial_value, type_spec)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstack.service.coordinator.front import Front
-from fedstack.service.coordinator.remote_value import RemoteValue, wait_for
+from fedstack.service.coordinator.remote_value import RemoteValue, fetched, wait_for
 from fedstack.service.coordinator.variables.variable import Variable
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -39,10 +39,10 @@ class ClusterCoordinator(Front):
           TypeMismatchError: If the arguments do not fit.
           ClosedError: After `close`.
         """
-        closure, call = self._closure(fn, args, kwargs, repeatable, prefetch)
+        closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
         while not self._driver.schedule(closure):
             self._driver.loop.run_sync(self._driver.room())
-        return self._value(closure, call)
+        return RemoteValue(self, self._driver, closure, call)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended.
@@ -69,7 +69,7 @@ class ClusterCoordinator(Front):
           LeafError: If the function of one of them raised.
           DeadlineExceededError: If it takes longer than `timeout` seconds.
         """
-        return wait_for(self._driver, self._fetched(structure), timeout, self)
+        return wait_for(self._driver, fetched(structure), timeout, self)
 
     def variable(self, initial_value: object, type_spec: object = None) -> Variable:
         """Returns a variable: state that functions read and change wherever they run, and this program too.
@@ -77,11 +77,11 @@ class ClusterCoordinator(Front):
         A task of job `ps` holds it, or where the cluster has none, a server of this process at a loopback address.
 
         Args:
-          initial_value: Its value.
+          initial_value: Its value, or a function that returns it.
           type_spec: The type; by default the one that the language infers.
 
         Raises:
           TypeMismatchError: If the value does not fit.
           WorkerUnavailableError: If no server can be reached that is to hold it.
         """
-        return Variable(*io_loop.run_sync(self._variable(initial_value, type_spec)))
+        return Variable(*io_loop.run_sync(self._variables.make(initial_value, type_spec)))

@@ -3,43 +3,44 @@
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence, Set, ValuesView
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
-from fedstack.errors import DeadlineExceededError, InvalidValueError
+from fedstack.errors import DeadlineExceededError, ForeignValueError, InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.service.coordinator.calls.boxes import Box, unboxed
+from fedstack.service.coordinator.calls.calls import Call, Result
+from fedstack.service.coordinator.calls.per_worker import ArgumentOnly
+from fedstack.service.coordinator.calls.structures import leaves_of, parts_of, replaced
 from fedstack.service.coordinator.driver import Driver, within
 from fedstack.service.coordinator.scheduling.closures import Closure
 
 _T = TypeVar("_T")
+# What looks like a structure, and has no places in which to put values, or loses them.
+_NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
 
 
-class RemoteValue:
+class RemoteValue(ArgumentOnly):
     """The value of a scheduled call, now or later. It stays at the worker that made it until it is fetched.
 
     Give it as an argument of later calls, on its own or anywhere inside of a structure. `await` it to fetch it.
     """
 
-    def __init__(self, owner: object, driver: Driver, closure: Closure, type_spec: Type, boxed: bool = False) -> None:
+    def __init__(self, owner: object, driver: Driver, closure: Closure, call: Call) -> None:
         self._owner = owner  # a coordinator that nobody refers to is closed
         self._driver = driver
         self._closure = closure
-        self._type = type_spec
-        self._boxed = boxed
+        self._type = call.result_type
+        self._boxed = call.boxed
         weakref.finalize(self, driver.drop, closure).atexit = False
 
     @property
     def type_signature(self) -> Type:
         """The type of the value, as a worker has it: of a Python function's that of a box with any value."""
         return self._type
-
-    @property
-    def boxed(self) -> bool:
-        """Whether it is the value of a Python function, whose type is known when it is fetched."""
-        return self._boxed
 
     @property
     def closure(self) -> Closure:
@@ -50,6 +51,16 @@ class RemoteValue:
     def driver(self) -> Driver:
         """What runs it."""
         return self._driver
+
+    def as_argument(self, driver: Driver) -> Result:
+        """Returns it as an argument of calls that a driver runs.
+
+        Raises:
+          ForeignValueError: If it is of another coordinator.
+        """
+        if self._driver is not driver:
+            raise ForeignValueError(f"Expected a value of this coordinator, found {self!r} of another one")
+        return Result(self._closure, self._type, self._boxed)
 
     def done(self) -> bool:
         """Returns whether the call has ended, also if it has failed or was cancelled."""
@@ -67,33 +78,43 @@ class RemoteValue:
           ClosureCancelledError: If the call was cancelled.
           DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
         """
-        return wait_for(self._driver, self._fetched(), timeout, self)
+        return wait_for(self._driver, fetched(self), timeout, self)
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Does what `get` does."""
         return self.get(timeout)
 
     def __await__(self) -> Generator[Any, None, object]:
-        return self._driver.loop.run(self._fetched()).__await__()
-
-    async def _fetched(self) -> object:
-        payload = await self._driver.bring_home(self._closure)
-        return await off_loop(lambda: self.result_of(payload))
+        return self._driver.loop.run(fetched(self)).__await__()
 
     def result_of(self, payload: object) -> object:
         """Returns the value of a payload, in the containers of its type."""
         return unboxed(cast(Box, payload)) if self._boxed else to_result(payload, self._type)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        raise InvalidValueError(
-            f"Expected nothing of this process in what is sent to a worker, found {self!r}; give it as an argument"
-        )
 
     def __repr__(self) -> str:
         closure = self._closure
         where = ", ".join(place.name for place in closure.held) or ("here" if closure.copy is not None else "")
         error = "" if closure.error is None else f": {str(closure.error).partition(chr(10))[0]}"
         return f"<RemoteValue of {closure.name!r}: {closure.state.value}{where and f' at {where}'}{error}>"
+
+
+async def fetched(structure: object) -> object:
+    """Returns a structure with results in place of what stands for them.
+
+    Raises:
+      InvalidValueError: If it has sets in it, or what can be iterated over once only.
+    """
+    for path, part in leaves_of(structure, "structure"):
+        if isinstance(part, _NO_STRUCTURES):
+            raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
+    values = list(dict.fromkeys(parts_of(structure, RemoteValue)))
+    # By the coordinator that each is of.
+    payloads = dict(zip(values, await gather([value.driver.bring_home(value.closure) for value in values])))
+
+    def result(part: object) -> object:
+        return part.result_of(payloads[part]) if isinstance(part, RemoteValue) else part
+
+    return await off_loop(lambda: replaced(structure, result))
 
 
 def wait_for(driver: Driver, work: Coroutine[Any, Any, _T], timeout: float | None, what: object) -> _T:

@@ -1,16 +1,22 @@
 """Gives a driver its sites: a fleet of workers in other processes, or executors of this one."""
 
 from collections.abc import Sequence
+from typing import TypeAlias, cast
 
 from fedstack.computations.types.language import ExecutorFactory
-from fedstack.errors import StaleSessionError, WorkerUnavailableError
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.fleet_observer import FleetObserver
 from fedstack.executors.fleet.worker import Worker
+from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.scheduling.closures import Place
 from fedstack.service.coordinator.sites import LocalSite, RemoteSite, Site
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
+
+Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
 
 
 class FleetWorkforce(FleetObserver, Workforce):
@@ -105,3 +111,21 @@ class LocalWorkforce(Workforce):
 
     async def end(self) -> None:
         self._driver = None
+
+
+def workforce_of(workers: Workers, credentials: ClientCredentials | None, connect_seconds: float) -> Workforce:
+    """Returns where sites come from, for what users name as workers.
+
+    Raises:
+      InvalidValueError: If there are none, or both places and factories.
+    """
+    listed = cast("Sequence[object]", workers if isinstance(workers, (list, tuple)) else [workers])
+    factories = [one for one in listed if isinstance(one, ExecutorFactory)]
+    if factories:
+        if len(factories) < len(listed):
+            raise InvalidValueError(f"Expected factories only, or places only, found both in {describe(workers)}")
+        return LocalWorkforce(factories)
+    stubs = make_stubs(cast(WorkerTargets, workers), credentials)
+    if not stubs:
+        raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
+    return FleetWorkforce(FleetDriver(stubs, connect_seconds), workers)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,12 +53,43 @@ def test_a_function_gets_its_arguments_as_they_are(coordinator: ClusterCoordinat
         ({"a": 1, "b": {"c": 2.0}}, {"a": 1, "b": {"c": 2.0}}),
         ((1, (2, 3)), (1, (2, 3))),
         (np.bool_(True), True),
+        (2**40, 2**40),
+        (-(2**63), -(2**63)),
+        (1e300, 1e300),
+        ([1, 0.1, {"a": np.float32(2)}], (1, 0.1, {"a": np.float32(2)})),
     ],
 )
 def test_what_a_function_returns_is_fetched(coordinator: ClusterCoordinator, given: object, expected: object) -> None:
     value = coordinator.schedule(lambda: given)
     assert value.get() == expected
     assert value.get() == expected
+
+
+def test_pythons_own_numbers_stay_such_and_numpy_keeps_its_types(coordinator: ClusterCoordinator) -> None:
+    given = {"i": 3, "f": 0.1, "n": np.int32(4), "deep": (2**40, np.float64(0.1), True)}
+    value = coordinator.schedule(lambda: given)
+    again = coordinator.schedule(lambda found: found, (value,))
+    for found in coordinator.fetch([value, again]):
+        members = [found["i"], found["f"], found["n"], *found["deep"]]
+        assert list(map(type, members)) == [int, float, np.int32, int, np.float64, np.bool_]
+        assert members == [3, 0.1, 4, 2**40, 0.1, True]
+
+
+def test_pythons_own_numbers_fit_parameters_of_any_size_that_has_room_for_them(coordinator: ClusterCoordinator) -> None:
+    assert coordinator.schedule(double, (coordinator.schedule(lambda: 0.5),)).get() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (1, "Expected float32, found int 1; at arg"),
+        (1e300, "Expected float32, within its range, found 1e.300; at arg"),
+        (np.float64(1), "Expected float32, found float64"),
+    ],
+)
+def test_no_other_numbers_do(coordinator: ClusterCoordinator, number: object, reason: str) -> None:
+    with pytest.raises(TypeMismatchError, match=reason):
+        coordinator.schedule(double, (coordinator.schedule(lambda: number),)).get()
 
 
 @pytest.mark.parametrize("size", [0, 10, 1_000_000])
@@ -69,9 +101,20 @@ def test_arrays_of_any_size_come_back_with_their_dtype(coordinator: ClusterCoord
     found["a"][:] = 0  # it is the caller's
 
 
-def test_a_result_without_a_type_is_an_error(coordinator: ClusterCoordinator) -> None:
-    with pytest.raises(TypeMismatchError, match="Expected a result of '<lambda>' with a type of the language"):
-        coordinator.schedule(lambda: object()).get()
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (range(3), r"found range range\(0, 3\); at result:"),
+        ({"a": [1, {"b": {1}}]}, r"found set .1.; at result.a\[1\].b:"),
+        ([1, None], r"found None; at result\[1\]:"),
+        ({"a": 2**63}, r"found int 9223372036854775808; at result.a: Python's own numbers go as int64 and float64"),
+    ],
+)
+def test_a_result_without_a_type_is_an_error(coordinator: ClusterCoordinator, wrong: object, found: str) -> None:
+    with pytest.raises(
+        TypeMismatchError, match="Expected a result of '<lambda>' with a type of the language.*" + found
+    ):
+        coordinator.schedule(lambda: wrong).get()
 
 
 def test_values_of_other_calls_are_found_at_any_depth(coordinator: ClusterCoordinator) -> None:
@@ -88,7 +131,7 @@ def test_values_of_other_calls_are_found_at_any_depth(coordinator: ClusterCoordi
 
 def test_a_value_that_does_not_fit_a_computation_is_an_error_there(coordinator: ClusterCoordinator) -> None:
     vector = coordinator.schedule(lambda: np.arange(3.0))
-    with pytest.raises(TypeMismatchError, match=r"Expected float32, found float64\[3\]; at arg"):
+    with pytest.raises(TypeMismatchError, match=r"Expected float32, found an array float64\[3\]; at arg"):
         coordinator.schedule(double, (vector,)).get()
 
 
@@ -161,3 +204,37 @@ def test_the_end_of_an_iterator_is_an_error_of_its_function(coordinator: Cluster
     iterator = iter(coordinator.create_per_worker_dataset([]))
     with pytest.raises(LeafError, match="StopIteration"):
         coordinator.schedule(lambda numbers: next(numbers), (iterator,)).get()
+
+
+def test_a_dataset_as_an_argument_is_the_workers_own(coordinator: ClusterCoordinator) -> None:
+    dataset = coordinator.create_per_worker_dataset(lambda: [1, 2, 3])
+    sums = [coordinator.schedule(lambda numbers: sum(numbers), (dataset,)) for _ in range(4)]
+    assert coordinator.fetch(sums) == [6] * 4
+
+
+def test_what_workers_have_is_refused_where_it_is_captured(coordinator: ClusterCoordinator) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset([1]))
+    value = coordinator.schedule(lambda: 1)
+
+    def take():
+        return next(iterator)
+
+    def inner():
+        return [each + value for each in (1, 2)]
+
+    for function, variable in ((take, "iterator"), (inner, "value")):
+        with pytest.raises(
+            InvalidValueError, match=f"captured as {variable!r}; write schedule.{function.__name__}, args="
+        ):
+            coordinator.schedule(function)
+    with pytest.raises(CarrierError, match="give it as an argument"):
+        coordinator.create_per_worker_value([value])
+    assert value.get() == 1
+
+
+@pytest.mark.parametrize("wrap", [set, frozenset, iter, lambda values: dict(enumerate(values)).values()])
+def test_only_what_has_places_for_values_is_fetched(coordinator: ClusterCoordinator, wrap: Any) -> None:
+    value = coordinator.schedule(lambda: 1)
+    with pytest.raises(InvalidValueError, match=r"Expected lists, tuples and dictionaries, found .*; at structure.a"):
+        coordinator.fetch({"a": [wrap([value])]})
+    assert coordinator.fetch({"a": [value, "text", {3}.__class__]}) == {"a": [1, "text", set]}

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import ClosedError, FedstackError, TypeMismatchError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.service import ClusterSpec, Server
 from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator
+from fedstack.testing import SimulatedCluster
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +133,39 @@ def test_variables_are_awaited_by_programs_with_an_event_loop() -> None:
                 assert await variable.read_value() == 5
 
     asyncio.run(use())
+
+
+def test_an_initial_value_may_be_made_by_a_function(coordinator: ClusterCoordinator) -> None:
+    assert coordinator.variable(lambda: 3.0).read_value() == 3.0
+    with pytest.raises(ZeroDivisionError):
+        coordinator.variable(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("where", ["local", "workers"])
+def test_functions_change_a_captured_variable_of_an_asynchronous_coordinator(pool: object, where: str) -> None:
+    async def use() -> None:
+        with fedstack.local_executor_factory() as factory:
+            async with AsyncClusterCoordinator(factory if where == "local" else pool) as coordinator:
+                variable = await coordinator.variable(1)
+
+                def count():
+                    variable.assign_add(2)
+                    return variable.read_value()
+
+                values = [await coordinator.schedule(count) for _ in range(5)]
+                assert max(await coordinator.fetch(values)) == 11
+                assert await variable.read_value() == 11
+
+    asyncio.run(use())
+
+
+def test_simulated_workers_have_no_variables() -> None:
+    async def program(cluster: SimulatedCluster) -> None:
+        async with AsyncClusterCoordinator(cluster.stubs()) as coordinator:
+            with pytest.raises(InvalidValueError, match="found simulated workers.*take state and return it"):
+                await coordinator.variable(1)
+
+    SimulatedCluster().run(program)
 
 
 def test_a_task_of_the_job_for_them_holds_variables(pool: object) -> None:

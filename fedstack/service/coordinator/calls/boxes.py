@@ -6,20 +6,22 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.language import TensorType, Type, infer_type
-from fedstack.computations.types.type_checks import check_assignable
-from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.types.language import StructType, TensorType, Type, computation_pb2, infer_type
+from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.containers import to_result
+from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
 from fedstack.errors import TypeMismatchError
 from fedstack.proto.extensions_pb2 import TypedValue
+from fedstack.service.coordinator.calls.structures import leaves_of, replaced
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import SegmentReader, joined
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 BOX = TensorType(np.uint8, [None])
 """The type of a box at a worker."""
-_LENGTH = struct.Struct("<Q")
+_LENGTHS = struct.Struct("<QQ")
+_WHERE_A_NUMBER_IS = np.bool_(False)
 
 Box = NDArray[np.uint8]
 
@@ -27,42 +29,81 @@ Box = NDArray[np.uint8]
 def box(value: object, name: str) -> Box:
     """Returns the box of a value; that of `None` is empty.
 
+    Python's own numbers have 64 bits in it, and are Python's own again when they come out.
+
     Raises:
       TypeMismatchError: If the value has no type of the language.
     """
     if value is None:
         return np.empty(0, np.uint8)
     try:
-        type_spec = cast(Type, infer_type(value))
-        payload = normalize(value, type_spec, "result")
+        array_like = replaced(value, _with_64_bits)
+        type_spec = cast(Type, infer_type(array_like))
+        payload = normalize(array_like, type_spec, "result")
     except (TypeError, ValueError, NotImplementedError) as error:
+        path, part = _misfit(value)
         raise TypeMismatchError(
-            f"Expected a result of {name!r} with a type of the language (numbers, strings, NumPy arrays, and lists, "
-            f"tuples and dictionaries of them), found {type(value).__name__}: {error}"
+            f"Expected a result of {name!r} with a type of the language (numbers up to 64 bits, strings, NumPy arrays, "
+            f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}: {error}"
         ) from error
     packer, typed = Packer(elements=True, sequences=True), TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
-    header = typed.SerializeToString()
-    return np.frombuffer(joined(packer.segments, _LENGTH.pack(len(header)), header), np.uint8)
+    header, numbers = typed.SerializeToString(), b""
+    if array_like is not value:
+        marked = cast(Type, infer_type(replaced(value, lambda part: _WHERE_A_NUMBER_IS if _is_number(part) else part)))
+        numbers = marked.to_proto().SerializeToString()
+    lengths = _LENGTHS.pack(len(header), len(numbers))
+    return np.frombuffer(joined(packer.segments, lengths, header, numbers), np.uint8)
+
+
+def _is_number(part: object) -> bool:
+    return type(part) in (int, float)
+
+
+def _with_64_bits(part: object) -> object:
+    if type(part) is int and not -(2**63) <= part < 2**63:
+        raise ValueError("Python's own numbers go as int64 and float64; give larger ones as floats or text")
+    return np.int64(part) if type(part) is int else np.float64(part) if type(part) is float else part
+
+
+def _misfit(value: object) -> tuple[str, object]:
+    """Returns the first part of a value that has no type, and the path to it; the value itself if all have."""
+    for path, part in leaves_of(value, "result"):
+        try:
+            if infer_type(_with_64_bits(part)) is None:
+                return path, part
+        except (TypeError, ValueError, NotImplementedError):
+            return path, part
+    return "result", value
 
 
 def payload_in(boxed: Box) -> tuple[object, Type] | None:
-    """Returns the payload in a box, and its type; `None` if `None` is in it."""
+    """Returns the payload in a box, with Python's own numbers as such, and its type; `None` if `None` is in it."""
     if not boxed.size:
         return None
     view = np.ascontiguousarray(boxed).data
-    (length,) = _LENGTH.unpack(view[: _LENGTH.size])
-    start = _LENGTH.size + length
-    typed = TypedValue.FromString(bytes(view[_LENGTH.size : start]))
+    header, numbers = _LENGTHS.unpack(view[: _LENGTHS.size])
+    typed = TypedValue.FromString(bytes(view[_LENGTHS.size : (start := _LENGTHS.size + header)]))
     type_spec = type_from_proto(typed.type)
     unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
     payload = unpacker.unpack(typed.value, type_spec, "result")
     reader = SegmentReader(unpacker.buffers)
-    reader.feed(view[start:])
+    reader.feed(view[start + numbers :])
     reader.finish()
     unpacker.finish()
+    if numbers:
+        marked = type_from_proto(computation_pb2.Type.FromString(bytes(view[start : start + numbers])))
+        payload = _with_numbers(payload, type_spec, marked)
     return payload, type_spec
+
+
+def _with_numbers(payload: object, type_spec: Type, marked: Type) -> object:
+    """Returns a payload with Python's own numbers where they were."""
+    if isinstance(type_spec, StructType):
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec), fields_of(cast(StructType, marked)))
+        return tuple(_with_numbers(member, found, mark) for member, (_, found), (_, mark) in members)
+    return payload if marked == type_spec else cast("np.generic", payload).item()
 
 
 def unboxed(boxed: Box) -> Any:
@@ -80,6 +121,6 @@ def unboxed_as(boxed: Box, expected: Type) -> Any:
     found = payload_in(boxed)
     if found is None:
         raise TypeMismatchError(f"Expected {expected}, found None")
-    payload, type_spec = found
-    check_assignable(expected, type_spec, "arg")
-    return to_result(payload, type_spec)
+    value = to_result(*found)
+    normalize(value, expected, "arg")
+    return value

@@ -19,6 +19,7 @@ from fedstack.computations.values.federated_values import count_clients, normali
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.errors import TypeMismatchError
+from fedstack.service.coordinator.calls.structures import members_of
 from fedstack.service.coordinator.scheduling.closures import Closure
 
 
@@ -215,14 +216,4 @@ class _Reader:
         """Returns whether a container has the value of a closure in it, at any depth."""
         if self._result_of(value) is not None:
             return True
-        return any(map(self._has_results, _members_of(value)))
-
-
-def _members_of(value: object) -> Sequence[object]:
-    if isinstance(value, Mapping):
-        return list(cast("Mapping[object, object]", value).values())
-    if isinstance(value, (list, tuple)):
-        return cast("Sequence[object]", value)
-    if attrs.has(type(value)):
-        return [getattr(value, field.name) for field in attrs.fields(type(value))]
-    return ()
+        return any(map(self._has_results, members_of(value)))

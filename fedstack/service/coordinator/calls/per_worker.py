@@ -1,5 +1,6 @@
 """Defines values of which each worker has its own, such as iterators over data."""
 
+import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, cast
@@ -32,7 +33,16 @@ class _Constant:
         return self.value
 
 
-class PerWorkerValues:
+class ArgumentOnly:
+    """What stands for something at workers. Functions get that as an argument; they find nothing in this itself."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise InvalidValueError(
+            f"Expected nothing of this process in what is sent to a worker, found {self!r}; give it as an argument"
+        )
+
+
+class PerWorkerValues(ArgumentOnly):
     """A value of which each worker has its own: made there when it is first used, and anew when a worker was lost.
 
     Give it as an argument of Python functions; one closure at a time uses it.
@@ -48,18 +58,25 @@ class PerWorkerValues:
         self.maker = Lasting(np.frombuffer(content, np.uint8), BOX)
 
     def __next__(self) -> NoReturn:
-        raise NotImplementedError(f"Expected to be used in a scheduled function, found a call of next() on {self!r}")
+        raise NotImplementedError(
+            f"Expected to be used in a scheduled function, found a call of next() on {self!r}; give it as an argument"
+        )
 
     def __repr__(self) -> str:
         return f"<PerWorkerValues of {self._what}>"
 
 
-class PerWorkerDataset:
+class PerWorkerDataset(ArgumentOnly):
     """A dataset of which each worker has its own; `iter` gives an iterator for each of them."""
 
     def __init__(self, make: Callable[[], Iterable[object]], what: str) -> None:
         self._make = make
         self._what = what
+
+    @functools.cached_property
+    def datasets(self) -> PerWorkerValues:
+        """The dataset of each worker, for functions that get it without `iter`."""
+        return PerWorkerValues(self._make, self._what)
 
     def __iter__(self) -> PerWorkerValues:  # type: ignore[override]
         return PerWorkerValues(_Iterate(self._make), f"iterators over {self._what}")

@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from fedstack.computations.leaves.python.captures import variables_of
 from fedstack.computations.leaves.python.function_pickles import dumps
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.computations.types.language import StructType, Type
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.service.coordinator.calls.boxes import BOX
 from fedstack.service.coordinator.calls.calls import Call, Function, Known, Lasting, Members, Result
 from fedstack.service.coordinator.calls.closure_bodies import BOXED, KEPT, VALUE, body_of, opener_of
-from fedstack.service.coordinator.calls.per_worker import PerWorkerValues
+from fedstack.service.coordinator.calls.per_worker import ArgumentOnly, PerWorkerDataset, PerWorkerValues
 
 
 def function_of(function: Callable[..., object], name: str, types: Sequence[Type]) -> Function:
@@ -21,7 +22,16 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
       function: The function.
       name: What messages call it.
       types: The types of the members of its argument.
+
+    Raises:
+      InvalidValueError: If it has captured what it can only be given as an argument.
     """
+    for variable, value in variables_of(function):
+        if isinstance(value, ArgumentOnly):
+            raise InvalidValueError(
+                f"Expected {name!r} to get what workers have as an argument, found {value!r} captured as {variable!r}; "
+                f"write schedule({name}, args=({variable},))"
+            )
     body = body_of(function, name)
     body.__name__ = body.__qualname__ = name
     return Function(python_computation([StructType(types)], BOX)(body), name)
@@ -62,6 +72,8 @@ def python_call(
         return positions[key]
 
     def refer(part: object) -> object:
+        if isinstance(part, PerWorkerDataset):
+            part = part.datasets
         if isinstance(part, PerWorkerValues):
             uses[part.key] = place(part.key, part.maker)
             return KEPT, part.key

@@ -1,8 +1,9 @@
 """Defines variables: state that closures and the coordinator's program read and change."""
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar, cast
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.containers import to_result
@@ -78,23 +79,29 @@ class Variable(_Held):
 
 
 class AsyncVariable(_Held):
-    """A variable for programs with an event loop. As an argument of a function that is scheduled it is a `Variable`."""
+    """A variable for programs with an event loop. In a function that is scheduled it is used as a `Variable`."""
 
-    async def read_value(self) -> Any:
+    def read_value(self) -> Awaitable[Any]:
         """Returns the value; see `Variable.read_value`."""
-        return await self._server.io.run(self._read())
+        return self._run(self._read())
 
-    async def assign(self, value: object) -> None:
+    def assign(self, value: object) -> Awaitable[None]:
         """Puts another value in place; see `Variable.assign`."""
-        await self._server.io.run(self._updated(UpdateRequest.ASSIGN, value))
+        return self._run(self._updated(UpdateRequest.ASSIGN, value))
 
-    async def assign_add(self, value: object) -> None:
+    def assign_add(self, value: object) -> Awaitable[None]:
         """Adds to the value; see `Variable.assign_add`."""
-        await self._server.io.run(self._updated(UpdateRequest.ADD, value))
+        return self._run(self._updated(UpdateRequest.ADD, value))
 
-    async def assign_sub(self, value: object) -> None:
+    def assign_sub(self, value: object) -> Awaitable[None]:
         """Subtracts from the value; see `Variable.assign_sub`."""
-        await self._server.io.run(self._updated(UpdateRequest.SUBTRACT, value))
+        return self._run(self._updated(UpdateRequest.SUBTRACT, value))
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
+        if current_scope().worker_index is None:
+            return self._server.io.run(work)
+        # A function that executors of this process run: there is nothing in it that awaits.
+        return cast("Awaitable[_T]", self._server.io.run_sync(work))
 
 
 def _variable_at(target: Target, session: str, value: str, type_spec: bytes, is_own: bool) -> Variable:

@@ -2,12 +2,17 @@
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import attrs
 
-from fedstack.computations.types.language import Type
-from fedstack.errors import ClosedError, FedstackError
+from fedstack.computations.types.language import Type, infer_type
+from fedstack.computations.values.snapshots import snapshot_of
+from fedstack.computations.values.tensor_values import describe
+from fedstack.computations.values.values import normalize
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError
+from fedstack.executors.base.verb_executor import to_declared_type
 from fedstack.executors.remote.remote_values import RemoteValue
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
@@ -15,6 +20,7 @@ from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import resolve_targets
+from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
@@ -27,20 +33,50 @@ class VariableOwner:
     Args:
       workers: What the coordinator was given; a cluster may have a job for variables.
       credentials: Certificates and the token for that.
+      loop: Where closures are run from.
     """
 
-    def __init__(self, workers: object, credentials: ClientCredentials | None) -> None:
+    def __init__(self, workers: object, credentials: ClientCredentials | None, loop: IoLoop) -> None:
         spec = workers.spec if isinstance(workers, ClusterJob) else workers
         self._job = spec.job(_JOB) if isinstance(spec, ClusterSpec) and _JOB in spec.jobs else None
         self._credentials = credentials
+        self._loop = loop
         self._servers: list[tuple[Target, VariableServer, RemoteExecutor]] = []
         self._next = itertools.count()
         self._own: object = None
         self._is_used = False
         self._closed = False
 
-    async def make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
-        """Makes a variable; returns which it is, its server, and what it lives as long as."""
+    def make(
+        self, initial_value: object, type_spec: object
+    ) -> Coroutine[Any, Any, tuple[HeldVariable, VariableServer, object]]:
+        """Makes a variable; returns which it is, its server, and what it lives as long as.
+
+        Args:
+          initial_value: Its value, or a function that returns it.
+          type_spec: Its type, or `None` for the one that the language infers.
+
+        Raises:
+          TypeMismatchError: If the value does not fit.
+          InvalidValueError: If it has no type, or workers are simulated.
+        """
+        if self._loop is not io_loop:
+            raise InvalidValueError(
+                "Expected workers of other processes or executors of this one, found simulated workers: what "
+                "they run cannot wait for the server of a variable; schedule functions that take state and return it"
+            )
+        if callable(initial_value):
+            initial_value = initial_value()
+        declared = infer_type(initial_value) if type_spec is None else to_declared_type(type_spec)
+        if declared is None:
+            raise InvalidValueError(
+                f"Expected an initial value with a type, found {describe(initial_value)}; give one, or type_spec"
+            )
+        payload = normalize(initial_value, declared, "initial_value")
+        keep = snapshot_of(declared)
+        return self._make(payload if keep is None else keep(payload, None), declared)
+
+    async def _make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
         if self._closed:
             raise ClosedError("The coordinator is closed; make a new one")
         self._is_used = True
