@@ -1,26 +1,11 @@
 """Connects a stub to a service in this process without a network between them."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-
-from fedstack.errors import ClosedError, RemoteError
-from fedstack.foundations.traceback_filter import without_frames
-from fedstack.transport.peers.connection import Connection
-from fedstack.transport.peers.methods import (
-    Answers,
-    DownloadMethod,
-    ExchangeMethod,
-    Method,
-    Service,
-    UnaryMethod,
-    UploadMethod,
-)
-from fedstack.transport.wire.parcels import Parcel, Piece, incoming_of, pieces_of
-from fedstack.transport.wire.status import code_of, details_of, error_from_status, message_of
+from fedstack.transport.peers.local_connection import LocalConnection, methods_by_path
+from fedstack.transport.peers.methods import Method, Service
 
 
-class InMemoryConnection(Connection):
-    """Calls the methods of a service right away; errors go through their statuses, as they would by wire.
+class InMemoryConnection(LocalConnection):
+    """Calls the methods of a service right away, and says which were called.
 
     Args:
       service: The service.
@@ -28,91 +13,10 @@ class InMemoryConnection(Connection):
     """
 
     def __init__(self, service: Service, address: str = "memory") -> None:
-        self._methods = {
-            f"/{service_name}/{name}": method
-            for service_name, methods in service.methods.items()
-            for name, method in methods.items()
-        }
-        self._address = address
-        self._closed = False
+        methods = methods_by_path([service])
+        super().__init__(lambda: methods, address)
         self.calls: list[str] = []
-
-    @property
-    def address(self) -> str:
-        """What the service is called in messages."""
-        return self._address
 
     def _find(self, path: str) -> Method:
         self.calls.append(path)
-        if self._closed:
-            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
-        found = self._methods.get(path)
-        if found is None:
-            raise RemoteError(f"Expected a method of {self._address}, found {path}", code="UNIMPLEMENTED")
-        return found
-
-    async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
-        method = self._find(path)
-        assert isinstance(method, UnaryMethod)
-        return await self._outcome(method.handle(request))
-
-    async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
-        method = self._find(path)
-        assert isinstance(method, UploadMethod)
-        return await self._outcome(method.handle(incoming_of(parcel)))
-
-    def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
-        method = self._find(path)
-        assert isinstance(method, DownloadMethod)
-        return self._answer(method.handle(request))
-
-    def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
-        method = self._find(path)
-        assert isinstance(method, ExchangeMethod)
-        return self._answer(method.handle(incoming_of(parcel)))
-
-    async def _outcome(self, answer: Awaitable[bytes]) -> bytes:
-        try:
-            return await answer
-        except asyncio.CancelledError as error:
-            without_frames(error)  # Python 3.10 keeps it in the task that was cancelled
-            raise
-        except Exception as error:
-            received = self._received(error)
-        try:
-            raise received from received.__cause__
-        finally:
-            # A service may keep its error, and with it the frames that it came through; this is one of them.
-            del received
-
-    async def _answer(self, answers: Answers) -> AsyncGenerator[Piece, None]:
-        try:
-            async for answer in answers:
-                for piece in pieces_of(answer) if isinstance(answer, Parcel) else (answer,):
-                    yield piece
-            return
-        except asyncio.CancelledError as error:
-            without_frames(error)
-            raise
-        except Exception as error:
-            received = self._received(error)
-        finally:
-            if isinstance(answers, AsyncGenerator):
-                await answers.aclose()
-        try:
-            raise received from received.__cause__
-        finally:
-            del received
-
-    def _received(self, error: Exception) -> Exception:
-        """Returns what a client would see of an error, which leads to nothing of the service."""
-        received = error_from_status(int(code_of(error)), message_of(error), details_of(error), self._address)
-        without_frames(error)  # as a server does
-        return received
-
-    async def wait_ready(self, seconds: float) -> None:
-        if self._closed:
-            raise ClosedError(f"Expected an open connection to {self._address}, found it closed; make a new one")
-
-    async def close(self) -> None:
-        self._closed = True
+        return super()._find(path)

@@ -58,6 +58,7 @@ ROOMS = (
     "service/coordinator/variables",
     "service/coordinator",
     "service/data/datasets",
+    "service/data/serving",
     "service/data/dispatcher",
     "service/data/worker",
     "service/data/consumer",

@@ -2,13 +2,43 @@
 
 from concurrent import futures
 from types import TracebackType
+from typing import Protocol
 
-from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.transport.peers.io_loop import io_loop
 
 
+class Hosted(Protocol):
+    """What serves on the transport's loop, such as a `GrpcServer`."""
+
+    @property
+    def target(self) -> str:
+        """The address to dial.
+
+        Raises:
+          ClosedError: If it has not been started.
+        """
+        ...
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it has been told to stop, and has."""
+        ...
+
+    async def start(self) -> None:
+        """Returns when it can be dialled. Idempotent."""
+        ...
+
+    async def wait(self) -> None:
+        """Returns when it has stopped."""
+        ...
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Lets running calls come to their end, at most for so many seconds, and stops. Idempotent."""
+        ...
+
+
 class ServerThread:
-    """A `GrpcServer` on the thread that everything of gRPC runs on in this process.
+    """A `GrpcServer`, or what else is hosted, on the thread that everything of gRPC runs on in this process.
 
         with ServerThread(GrpcServer([service], port=0)) as server:
             print(server.target)
@@ -17,7 +47,7 @@ class ServerThread:
       server: The server, not started yet.
     """
 
-    def __init__(self, server: GrpcServer) -> None:
+    def __init__(self, server: Hosted) -> None:
         self.server = server
 
     @property

@@ -1,0 +1,1 @@
+"""The dispatcher: it knows datasets, and divides the work on them."""

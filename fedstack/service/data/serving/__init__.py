@@ -1,0 +1,1 @@
+"""What servers of the data service have in common."""
