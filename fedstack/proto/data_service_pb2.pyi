@@ -197,6 +197,16 @@ class AttendResponse(_message.Message):
     lease_seconds: float
     def __init__(self, incarnation: _Optional[bytes] = ..., interval_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: _containers.RepeatedCompositeFieldContainer[DataWorkerAddress]
+    def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
+
 class ReadRequest(_message.Message):
     __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -211,23 +221,25 @@ class ReadRequest(_message.Message):
     digest: bytes
     stream: bytes
     splits: SplitRange
-    client: _extensions_pb2.Packed
+    client: _containers.RepeatedScalarFieldContainer[bytes]
     num_splits: int
     first_element: int
     block: int
     block_bytes: int
     ends: bool
-    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("rows", "elements", "is_last")
+    __slots__ = ("rows", "elements", "is_last", "client_rows")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ROWS_FIELD_NUMBER: _ClassVar[int]
     rows: int
     elements: _extensions_pb2.Packed
     is_last: bool
-    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ...) -> None: ...
+    client_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
     __slots__ = ("digest",)
@@ -236,9 +248,9 @@ class ListClientsRequest(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class ListClientsResponse(_message.Message):
-    __slots__ = ("ids", "rows")
-    IDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("client", "rows")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    ids: _extensions_pb2.Packed
+    client: _containers.RepeatedScalarFieldContainer[bytes]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, client: _Optional[_Iterable[bytes]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -2,6 +2,7 @@ from federated_language.proto import array_pb2 as _array_pb2
 from federated_language.proto import computation_pb2 as _computation_pb2
 from federated_language.proto import data_type_pb2 as _data_type_pb2
 from fedstack.proto import executor_pb2 as _executor_pb2
+from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -292,7 +293,7 @@ class Download(_message.Message):
     def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Packed(_message.Message):
-    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements", "sequences")
+    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements", "sequences", "references")
     class Raw(_message.Message):
         __slots__ = ("dtype", "dim")
         DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +342,15 @@ class Packed(_message.Message):
         round: int
         reshuffles: bool
         def __init__(self, size: _Optional[int] = ..., drop_remainder: bool = ..., seed: _Optional[bytes] = ..., round: _Optional[int] = ..., reshuffles: bool = ...) -> None: ...
+    class References(_message.Message):
+        __slots__ = ("source", "of", "key")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        OF_FIELD_NUMBER: _ClassVar[int]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        source: _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]
+        of: _containers.RepeatedScalarFieldContainer[int]
+        key: _containers.RepeatedScalarFieldContainer[bytes]
+        def __init__(self, source: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., of: _Optional[_Iterable[int]] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     STRUCT_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +363,7 @@ class Packed(_message.Message):
     COMPUTATION_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     array: _array_pb2.Array
     raw: Packed.Raw
     struct: Packed.Members
@@ -365,7 +376,8 @@ class Packed(_message.Message):
     computation: _computation_pb2.Computation
     elements: Packed
     sequences: Packed.Sequences
-    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., elements: _Optional[_Union[Packed, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ...) -> None: ...
+    references: Packed.References
+    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., elements: _Optional[_Union[Packed, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
     __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span")

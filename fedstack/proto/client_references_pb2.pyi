@@ -1,0 +1,15 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientDataset(_message.Message):
+    __slots__ = ("dispatcher", "digest", "client")
+    DISPATCHER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    dispatcher: str
+    digest: bytes
+    client: bytes
+    def __init__(self, dispatcher: _Optional[str] = ..., digest: _Optional[bytes] = ..., client: _Optional[bytes] = ...) -> None: ...
