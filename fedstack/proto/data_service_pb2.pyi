@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DatasetDescription(_message.Message):
-    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "incarnation")
+    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "definition_bytes", "incarnation")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class DatasetDescription(_message.Message):
     CARDINALITY_FIELD_NUMBER: _ClassVar[int]
     IS_ENDLESS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_BYTES_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
@@ -30,8 +31,9 @@ class DatasetDescription(_message.Message):
     cardinality: int
     is_endless: bool
     client_column: str
+    definition_bytes: int
     incarnation: bytes
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., definition_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset",)
@@ -162,18 +164,20 @@ class DataWorkerAddress(_message.Message):
     def __init__(self, worker: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ReleasePassRequest(_message.Message):
-    __slots__ = ("incarnation", "pass_id", "consumer", "finished", "may_resume")
+    __slots__ = ("incarnation", "pass_id", "consumer", "finished", "given_back", "may_resume")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     MAY_RESUME_FIELD_NUMBER: _ClassVar[int]
     incarnation: bytes
     pass_id: bytes
     consumer: bytes
     finished: _containers.RepeatedScalarFieldContainer[int]
+    given_back: _containers.RepeatedScalarFieldContainer[int]
     may_resume: bool
-    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., may_resume: bool = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., may_resume: bool = ...) -> None: ...
 
 class ReleasePassResponse(_message.Message):
     __slots__ = ()

@@ -1,0 +1,120 @@
+"""Speaks to the dispatcher of a data service."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, WorkerUnavailableError
+from fedstack.proto import data_service_pb2 as messages
+from fedstack.transport.peers.service_stub import ServiceStub
+from fedstack.transport.wire.parcels import Incoming
+from fedstack.transport.wire.segments import Segment
+
+DISPATCHER = "fedstack.v1.DataDispatcher"
+# How often one that cannot be reached is looked for. gRPC by itself would wait for seconds.
+_LOOK_SECONDS = 0.1
+_PAUSE_SECONDS = 0.05
+# How often it shows that it is alive while it sends a definition.
+_HEARTBEAT_SECONDS = 5.0
+
+_M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
+
+
+class DispatcherStub(ServiceStub):
+    """Calls one dispatcher. Its coroutines run on the transport's loop.
+
+    All requests may be sent again: the same one has the same answer. `persistently` does so.
+    """
+
+    _PEER = "the dispatcher"
+
+    async def register(
+        self, request: messages.RegisterDatasetRequest, definition: Segment
+    ) -> messages.DatasetDescription:
+        """Registers a dataset, whose definition goes along; the request says how many bytes it has."""
+        return await self._known(
+            self.upload(f"/{DISPATCHER}/Register", request, [definition], messages.DatasetDescription)
+        )
+
+    async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
+        """Describes a dataset that is registered.
+
+        Raises:
+          InvalidValueError: If there is none of that id; the message has some that there are.
+        """
+        return await self._unary("Describe", request, messages.DatasetDescription)
+
+    @asynccontextmanager
+    async def define(self, request: messages.DescribeDatasetRequest) -> AsyncGenerator[Incoming, None]:
+        """Gets the definition of a dataset: a header of `DatasetDescription`, then as many bytes as that says."""
+        async with self.download(f"/{DISPATCHER}/Define", request, _HEARTBEAT_SECONDS) as incoming:
+            yield incoming
+
+    async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
+        """Takes part in a pass."""
+        return await self._unary("OpenPass", request, messages.OpenPassResponse)
+
+    async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
+        """Says what has been read, and takes more; it may take as long as the request allows, and an answer."""
+        waits = request.wait_seconds if request.wait_seconds > 0.0 else 0.0
+        return await self._unary("Take", request, messages.TakeResponse, self._control_seconds + waits)
+
+    async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
+        """Takes part no more."""
+        return await self._unary("Release", request, messages.ReleasePassResponse)
+
+    async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
+        """Says that a worker is there, or leaves."""
+        return await self._unary("Attend", request, messages.AttendResponse)
+
+    async def list_workers(self) -> messages.ListWorkersResponse:
+        """Lists the workers that are there."""
+        return await self._unary("ListWorkers", messages.ListWorkersRequest(), messages.ListWorkersResponse)
+
+    async def persistently(
+        self, ask: Callable[[], Awaitable[_T]], seconds: float | None, on_loss: Callable[[FedstackError], None]
+    ) -> _T:
+        """Asks until there is an answer: while the dispatcher cannot be reached, it is looked for ten times a second.
+
+        Args:
+          ask: Makes the call, as in `lambda: stub.take(request)`.
+          seconds: For how long to look; `None` for ever. What cannot get better, such as a refused token, is raised at
+            once.
+          on_loss: Called with the error when a call fails because the dispatcher is not there.
+
+        Raises:
+          WorkerUnavailableError: If it cannot be reached within that time.
+          DeadlineExceededError: If it does not answer.
+        """
+        end = None if seconds is None else self.io.time() + seconds
+        while True:
+            try:
+                return await ask()
+            except (WorkerUnavailableError, DeadlineExceededError) as error:
+                if self.is_gone or (end is not None and self.io.time() >= end):
+                    raise
+                on_loss(error)
+            await asyncio.sleep(_PAUSE_SECONDS)
+            while not await self.connection.look(_LOOK_SECONDS):
+                if end is not None and self.io.time() >= end:
+                    break  # the call says what is wrong
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _unary(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
+        return await self._known(self.call(f"/{DISPATCHER}/{method}", request, response, seconds))
+
+    async def _known(self, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            raise RemoteError(
+                f"Expected a dispatcher of the data service at {self.address}, found a server without one; correct "
+                "host and port, or start it with `fedstack serve --data-dispatcher`",
+                code=error.code,
+            ) from error
