@@ -167,12 +167,6 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
         policy = CarrierPolicy(
             options.allow_module, options.allow_python_code, options.allow_runtime, options.strict_modules
         )
-        if policy.runs_anything and not (_is_private(options) or credentials.client_root_certificates):
-            raise click.UsageError(
-                f"Expected certificates of all who may run any code, found that {options.host} lets in others; give "
-                "--tls-client-ca, listen at 127.0.0.1, or leave out --allow-python-code, --allow-runtime, and "
-                "--allow-module for '*' and for modules of Python itself and of others that run code (see SECURITY.md)"
-            )
         service = ExecutorService(
             local_executor_factory(options.clients, max_concurrent_clients=options.threads),
             limits=_limits(ServiceLimits, options),

@@ -1,6 +1,5 @@
 """Runs a task of a cluster in this process: one server for everything that it hosts."""
 
-from fedstack.errors import InvalidValueError
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.cluster.server_config import ServerConfig
 from fedstack.service.cluster.task import Task, task_of
@@ -8,10 +7,8 @@ from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.registering import RegistersMethods
 from fedstack.service.server.grpc_server import GrpcServer
-from fedstack.service.server.listening import TcpListener, place_of
+from fedstack.service.server.listening import place_of
 from fedstack.service.server.owned_server import OwnedServer
-from fedstack.transport.grpc.credentials import ServerCredentials
-from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.cluster_spec import Cluster, ServerDef
 
 
@@ -51,15 +48,13 @@ class Server(RegistersMethods, OwnedServer):
         self._config = config = config or ServerConfig()
         credentials = config.all_credentials()
         self._task = Task(definition, credentials.uses_tls)
-        listens = self._task.listens
-        _check_exposure(listens, credentials, config)
         self._executors = executors = ExecutorService(
             local_executor_factory(), limits=config.limits, policy=config.policy, calls_with=config.calls_with
         )
         RegistersMethods.__init__(self, MethodService(limits=config.limits))
         server = GrpcServer(
             [executors, self._methods, *config.services],
-            **place_of(listens),
+            **place_of(self._task.listens),
             credentials=credentials,
             insecure=config.insecure,
             limits=config.server_limits,
@@ -96,14 +91,3 @@ class Server(RegistersMethods, OwnedServer):
 
     def __repr__(self) -> str:
         return f"<Server of {self._task}, {self._state}>"
-
-
-def _check_exposure(listens: Target, credentials: ServerCredentials, config: ServerConfig) -> None:
-    """Checks that whoever is not known cannot run any code."""
-    is_private = bool(listens.socket_path) or TcpListener(listens.host, listens.port).is_private
-    if config.policy.runs_anything and not (is_private or credentials.client_root_certificates):
-        raise InvalidValueError(
-            f"Expected certificates of all who may run any code, found that {listens.host} lets in others; give "
-            "client_root_certificates in ServerConfig.credentials, listen at a loopback address, or allow less in "
-            "ServerConfig.policy (see SECURITY.md)"
-        )

@@ -1,7 +1,7 @@
 """Defines the executor service: what a server is given to run other processes' computations."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -77,6 +77,14 @@ class ExecutorService(Service):
                 output_type=f".fedstack.v1.{method}Response",
             )
         return (file,)
+
+    @property
+    def runs_code(self) -> bool:
+        return self._core.policy.runs_anything
+
+    @property
+    def sessions(self) -> Sequence[extensions_pb2.GetStatusResponse.Session]:
+        return self.status().session
 
     def status(self) -> extensions_pb2.GetStatusResponse:
         """Returns what the service holds and has done."""

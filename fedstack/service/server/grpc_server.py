@@ -18,7 +18,7 @@ from fedstack.service.server.calls.call_counts import CallCounts
 from fedstack.service.server.calls.call_router import CallRouter, Metadata
 from fedstack.service.server.calls.call_stream import Context
 from fedstack.service.server.health import HealthService
-from fedstack.service.server.listening import Listener, TcpListener, UnixListener
+from fedstack.service.server.listening import Listener, TcpListener, UnixListener, check_exposure
 from fedstack.service.server.server_facts import ServerFacts
 from fedstack.service.server.stall_meter import StallMeter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
@@ -91,12 +91,10 @@ class GrpcServer:
         self._limits = limits or ServerLimits()
         self._compression = check_bool("compression", compression)
         self._grace_seconds = grace_seconds
-        if not (self._listener.is_private or self._credentials.uses_tls or insecure):
-            raise InvalidValueError(
-                f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one "
-                "(--tls-cert, --tls-key), listen at 127.0.0.1, or say that you do without (--insecure)"
-            )
         self._is_private = self._listener.is_private
+        if not self._is_private:
+            runs_code = any(service.runs_code for service in services)
+            check_exposure(host, self._credentials, insecure=insecure, runs_code=runs_code)
         self._health = HealthService([name for service in services for name in service.methods])
         background = [self._health, *_reflection_of([*services, self._health], wanted=reflection)]
         self._router = CallRouter(

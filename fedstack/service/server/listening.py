@@ -10,7 +10,8 @@ from typing import Protocol, TypedDict
 
 import attrs
 
-from fedstack.errors import AddressError
+from fedstack.errors import AddressError, InvalidValueError
+from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.wire.addresses import Target
 
 # What every system takes for the path of a socket; Linux would take four bytes more.
@@ -155,6 +156,33 @@ class UnixListener:
         # Whoever may write to a socket may connect to it; without a umask that would be everybody.
         self.path.chmod(0o600)
         return self.address
+
+
+def check_exposure(host: str, credentials: ServerCredentials, *, insecure: bool, runs_code: bool) -> None:
+    """Checks that a server which other machines can reach proves who it is, and lets nobody unknown run code.
+
+    Args:
+      host: Where it listens.
+      credentials: What it has and asks for.
+      insecure: Whether it was asked to do without TLS.
+      runs_code: Whether clients may bring code.
+
+    Raises:
+      InvalidValueError: If not.
+    """
+    if not (credentials.uses_tls or insecure):
+        raise InvalidValueError(
+            f"Expected TLS for an address that other machines can reach, found no certificate for {host}; give one in "
+            "credentials (--tls-cert and --tls-key of `fedstack serve`), listen at 127.0.0.1, or say that you do "
+            "without by insecure=True (--insecure)"
+        )
+    if runs_code and not credentials.client_root_certificates:
+        raise InvalidValueError(
+            f"Expected certificates of all who may run any code, found that {host} lets in others; give "
+            "client_root_certificates in credentials (--tls-client-ca of `fedstack serve`), listen at 127.0.0.1, or "
+            "allow less in the policy (leave out --allow-python-code, --allow-runtime, and --allow-module for '*' and "
+            "for modules of Python itself and of others that run code; see SECURITY.md)"
+        )
 
 
 def _try_to_bind(family: int, kind: int, protocol: int, address: object) -> None:

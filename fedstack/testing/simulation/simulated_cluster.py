@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.number_checks import check_number, check_whole_number
-from fedstack.errors import FedstackError
+from fedstack.errors import ContextError, FedstackError
 from fedstack.executors.concurrency.leaf_threads import without_threads
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
@@ -105,8 +105,14 @@ class SimulatedCluster:
         """Runs a program to its end, once, and returns its result.
 
         Raises:
+          ContextError: If the caller's event loop runs.
           SimulationError: If it fails or takes too long, an error is lost on the way, or something is left of it.
         """
+        if _is_in_loop():
+            raise ContextError(
+                "Expected a program without a running event loop, found one in it: a simulation has a loop of its own; "
+                "write `await asyncio.to_thread(cluster.run, program)`"
+            )
         if self._has_run:
             raise SimulationError("Expected a cluster that has not run yet, found one that has; make a new one")
         self._has_run = True
@@ -178,14 +184,14 @@ class SimulatedCluster:
         while True:
             await asyncio.sleep(1.0)
             for worker in self.workers:
-                for session in _sessions_of(worker):
+                for session in worker.sessions:
                     if session.lease_seconds_left > 0:
                         due[session.id] = self.time + session.lease_seconds_left + _SWEEP_SECONDS
                     elif self.time > due.get(session.id, self.time):
                         raise SimulationError(f"Session {session.id} at {worker.address} outlived its lease")
 
     def _check_empty(self, worker: SimulatedWorker) -> None:
-        left = [f"session {session.id} with {session.values} values" for session in _sessions_of(worker)]
+        left = [f"session {session.id} with {session.values} values" for session in worker.sessions]
         if left:
             raise SimulationError(
                 f"Expected nothing left at {worker.address} after all leases, found {', '.join(left)}; close what the "
@@ -218,12 +224,12 @@ def _executor_service(clock: Callable[[], float]) -> Sequence[Service]:
     return [ExecutorService(local_executor_factory(max_concurrent_clients=1), policy=CarrierPolicy(), clock=clock)]
 
 
-def _sessions_of(worker: SimulatedWorker) -> Sequence[Any]:
-    """Returns what the executor service of a worker says of its sessions."""
-    if worker.incarnation is None:
-        return ()
-    services = [s for s in worker.incarnation.service.services if isinstance(s, ExecutorService)]
-    return [session for service in services for session in service.status().session]
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

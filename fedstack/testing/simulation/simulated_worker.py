@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import attrs
 
 from fedstack.errors import FedstackError
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 from fedstack.transport.peers.io_loop import start_apart
@@ -24,14 +25,18 @@ class _Together(Service):
     """Several services as one."""
 
     def __init__(self, services: Sequence[Service]) -> None:
-        self.services = services
+        self._services = services
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
-        return {name: methods for service in self.services for name, methods in service.methods.items()}
+        return {name: methods for service in self._services for name, methods in service.methods.items()}
+
+    @property
+    def sessions(self) -> Sequence[GetStatusResponse.Session]:
+        return [session for service in self._services for session in service.sessions]
 
     async def close(self) -> None:
-        for service in self.services:
+        for service in self._services:
             await service.close()
 
 
@@ -93,6 +98,11 @@ class SimulatedWorker:
         self._is_stalled = False
         self._changed: asyncio.Future[None] = network.io.loop.create_future()
         self._crashes: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def sessions(self) -> Sequence[GetStatusResponse.Session]:
+        """What its services keep for clients."""
+        return () if self.incarnation is None else self.incarnation.service.sessions
 
     # What happens to it.
 

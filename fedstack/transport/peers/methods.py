@@ -4,12 +4,13 @@ Nothing here knows gRPC. A server registers the methods under their paths; a tes
 """
 
 import abc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
@@ -109,6 +110,16 @@ class Service(abc.ABC):
     @property
     def descriptors(self) -> tuple[FileDescriptorProto, ...]:
         """Describes the gRPC services for reflection, beside the files that are in the default pool."""
+        return ()
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether clients may bring code that can do anything; a server lets in none then that it does not know."""
+        return False
+
+    @property
+    def sessions(self) -> Sequence[GetStatusResponse.Session]:
+        """What is kept for clients, and how long, for whoever sees that nothing is left."""
         return ()
 
     def attach(self, server: Server) -> None:  # noqa: B027

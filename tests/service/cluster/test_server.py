@@ -17,7 +17,7 @@ import fedstack
 from fedstack.errors import AddressError, AuthenticationError, ClosedError, InvalidValueError, MembershipError
 from fedstack.executors import RemoteExecutor
 from fedstack.leaves import CarrierPolicy
-from fedstack.service import ClusterSpec, Server, ServerConfig, ServerDef, ServiceLimits, rpc
+from fedstack.service import ClusterSpec, ExecutorService, Server, ServerConfig, ServerDef, ServiceLimits, rpc
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 INTS = fl.FederatedType(np.int64, fl.CLIENTS)
@@ -316,7 +316,11 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
         Server(named)
     runs_code = CarrierPolicy(python_code=True)
     server_only = ServerCredentials.from_files(certificate=files.server_cert, private_key=files.server_key)
-    for config in (ServerConfig(insecure=True, policy=runs_code), ServerConfig(server_only, policy=runs_code)):
+    for config in (
+        ServerConfig(insecure=True, policy=runs_code),
+        ServerConfig(server_only, policy=runs_code),
+        ServerConfig(server_only, services=[ExecutorService(fedstack.local_executor_factory(), policy=runs_code)]),
+    ):
         with pytest.raises(
             InvalidValueError, match="Expected certificates of all who may run any code, found that worke"
         ):

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from programs import PROGRAMS, rough_run, rounds, third
 
 import fedstack
-from fedstack.errors import DeadlineExceededError, InvalidValueError, WorkerUnavailableError
+from fedstack.errors import ContextError, DeadlineExceededError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
+from fedstack.transport.peers.methods import Method, Service
 
 SEEDS = range(50)  # each with every program: 200 runs
 
@@ -110,7 +113,7 @@ def test_an_error_that_nobody_hears_of_is_an_error():
 
 
 def sessions_at(cluster, index):
-    return len(cluster.workers[index].incarnation.service.services[0].status().session)
+    return len(cluster.workers[index].sessions)
 
 
 def test_a_session_whose_client_is_cut_off_ends_with_its_lease():
@@ -202,3 +205,28 @@ def test_faults_that_cannot_be_are_refused(options, message):
 def test_a_cluster_without_workers_is_refused():
     with pytest.raises(InvalidValueError, match="workers"):
         SimulatedCluster(0)
+
+
+def test_a_simulation_does_not_run_inside_of_a_running_loop() -> None:
+    async def nothing(cluster: SimulatedCluster) -> int:
+        return 3
+
+    async def outer() -> int:
+        cluster = SimulatedCluster()
+        with pytest.raises(ContextError, match=r"found one in it.*await asyncio.to_thread\(cluster.run, program\)"):
+            cluster.run(nothing)
+        return await asyncio.to_thread(cluster.run, nothing)
+
+    assert asyncio.run(outer()) == 3
+
+
+def test_any_service_says_what_it_keeps_for_clients() -> None:
+    class Keeps(Service):
+        methods: Mapping[str, Mapping[str, Method]] = {}
+        sessions = (GetStatusResponse.Session(id="mine", values=2, lease_seconds_left=1000.0),)
+
+    async def nothing(cluster: SimulatedCluster) -> None:
+        pass
+
+    with pytest.raises(SimulationError, match="Expected nothing left at worker-0.*found session mine with 2 values"):
+        SimulatedCluster(1, make_services=lambda clock: [Keeps()]).run(nothing)
