@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fedstack/proto/client_references.proto\x12\x0b\x66\x65\x64stack.v1\"C\n\rClientDataset\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63lient\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fedstack/proto/client_references.proto\x12\x0b\x66\x65\x64stack.v1\"Z\n\rClientDataset\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rclient_column\x18\x04 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedstack.proto.client_refer
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIENTDATASET']._serialized_start=55
-  _globals['_CLIENTDATASET']._serialized_end=122
+  _globals['_CLIENTDATASET']._serialized_end=145
 # @@protoc_insertion_point(module_scope)

@@ -212,7 +212,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends")
+    __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends", "client_column")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class ReadRequest(_message.Message):
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     stream: bytes
     splits: SplitRange
@@ -231,7 +232,8 @@ class ReadRequest(_message.Message):
     block: int
     block_bytes: int
     ends: bool
-    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ...) -> None: ...
+    client_column: str
+    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ..., client_column: _Optional[str] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("rows", "elements", "is_last", "client_rows")
@@ -246,10 +248,12 @@ class ReadResponse(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "client_column")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+    client_column: str
+    def __init__(self, digest: _Optional[bytes] = ..., client_column: _Optional[str] = ...) -> None: ...
 
 class ListClientsResponse(_message.Message):
     __slots__ = ("client", "rows")

@@ -10,7 +10,7 @@ here.
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Iterable, MutableMapping
+from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -94,6 +94,19 @@ class Abandoned(Protocol):
         ...
 
 
+class ReadsReferences(Protocol):
+    """Reads sequences that have come as references: `service/data/clients/reference_reader.py`."""
+
+    def blocks(self, group: Any, place: int) -> Iterator[Any]:
+        """Yields the elements of a sequence, some at a time.
+
+        Args:
+          group: The references that came together, a `ReferenceGroup`.
+          place: Which of them it is.
+        """
+        ...
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class WorkScope:
     """For whom work is done, and how. The default is that of a process which works for itself.
@@ -113,6 +126,7 @@ class WorkScope:
       worker_index: Which of its client's workers runs it; `None` where these have no numbers.
       kept: What functions keep for later calls of the same client; `None` where nothing of clients is kept.
       calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
+      reads: Reads sequences that came as references; `None` where nothing may be read for others.
       loop: The event loop of executors of another origin that a thread waits for.
     """
 
@@ -129,6 +143,7 @@ class WorkScope:
     worker_index: int | None = None
     kept: MutableMapping[str, Any] | None = None
     calls_with: Any = None
+    reads: ReadsReferences | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -154,6 +169,7 @@ class WorkScope:
             losses=losses,
             span=span,
             calls_with=self.calls_with,
+            reads=self.reads,
         )
 
     @contextlib.contextmanager

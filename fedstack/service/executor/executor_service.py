@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.work_scope import ReadsReferences
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
@@ -30,6 +31,7 @@ class ExecutorService(Service):
       extensions: Whether clients may use more than the plain executor service.
       clock: Tells the time in seconds.
       calls_with: What functions dial other servers with, such as the owner of a variable; by default nothing.
+      reads: Reads sequences that clients refer to; by default they may refer to none.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class ExecutorService(Service):
         extensions: bool = True,
         clock: Clock = time.monotonic,
         calls_with: ClientCredentials | None = None,
+        reads: ReadsReferences | None = None,
     ) -> None:
-        self._core = ServiceCore(factory, limits or ServiceLimits(), policy or CarrierPolicy(), clock, calls_with)
+        limits, policy = limits or ServiceLimits(), policy or CarrierPolicy()
+        self._core = ServiceCore(factory, limits, policy, clock, calls_with, reads)
         self._group = ExecutorGroup(self._core)
         self._extensions = ExecutorExtensions(self._core) if extensions else None
 

@@ -34,7 +34,8 @@ ISOLATE = "isolate"
 EVALUATE = "evaluate"
 START = "start"
 UPDATE = "update"
-FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, START, UPDATE, WHOLE)
+REFERENCES = "references"
+FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, START, UPDATE, WHOLE, REFERENCES)
 # Within this time a peer has an answer, or says that there will be one.
 SOON_SECONDS = 1.0
 

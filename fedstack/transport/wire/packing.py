@@ -28,6 +28,7 @@ from fedstack.computations.values.column_sequence import ColumnSequence, Sequenc
 from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
+    ListColumn,
     RowsColumn,
     StructColumn,
     column_from_payloads,
@@ -38,6 +39,7 @@ from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import Chunking
+from fedstack.transport.wire.references import reference_of, references_of, write_references
 from fedstack.transport.wire.segments import Rows, Segment
 from fedstack.transport.wire.sequence_rows import Pieces, Together, as_columns, together, together_at_clients
 
@@ -57,13 +59,22 @@ class Packer:
       elements: Whether the peer reads sequences as columns of their elements, which take a few arrays in place of a
         message for each element.
       sequences: Whether it reads them as rows of all sequences together, which may make batches.
+      references: Whether it reads the elements of references itself.
     """
 
-    def __init__(self, large_bytes: int = LARGE_BYTES, *, elements: bool = False, sequences: bool = False) -> None:
+    def __init__(
+        self,
+        large_bytes: int = LARGE_BYTES,
+        *,
+        elements: bool = False,
+        sequences: bool = False,
+        references: bool = False,
+    ) -> None:
         self.segments: list[Segment] = []
         self._large_bytes = large_bytes
         self._elements = elements
         self._sequences = sequences
+        self._references = references
 
     @property
     def segment_bytes(self) -> int:
@@ -97,6 +108,9 @@ class Packer:
             mismatch(type_spec, f"`{type(payload).__name__}`", path)
 
     def _sequence(self, proto: Packed, payload: Iterable[object], element: Type, path: str) -> None:
+        if self._references and (reference := reference_of(payload)) is not None:
+            write_references(proto.references, [reference])
+            return
         if self._sequences:
             self._one_sequence(proto, as_columns(payload, element, path), element, path)
             return
@@ -116,6 +130,13 @@ class Packer:
     def _sequences_at_clients(self, proto: Packed, column: Column, element: Type, path: str) -> None:
         """Packs sequences as their rows, all together where these have one shape, else one by one."""
         found = together_at_clients(column, element) if isinstance(column, SequenceColumn) else None
+        references = references_of(column.values) if self._references and isinstance(column, ListColumn) else []
+        if references:
+            if len(references) == len(column):
+                write_references(proto.references, references)
+            else:
+                self._list(proto, column.items(), SequenceType(element), path)
+            return
         if found is None and len(column):
             sequences = [as_columns(item, element, place_of(path, i)) for i, item in enumerate(column.items())]
             found = together(sequences, element)

@@ -30,6 +30,7 @@ from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
+from fedstack.transport.wire.references import read_references
 
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
 _OWN_ROW_BYTES = 64 << 10
@@ -92,6 +93,8 @@ class Unpacker:
             if len(proto.sequences.rows) != 1:
                 raise InvalidValueError(f"Expected one sequence, found {len(proto.sequences.rows)}; at {path}")
             return self._sequences(proto.sequences, type_spec.element, path).items()[0]
+        if isinstance(type_spec, SequenceType) and kind == "references" and len(proto.references.key) == 1:
+            return read_references(proto.references, type_spec.element, path).items()[0]
         if isinstance(type_spec, SequenceType) and kind == "sequence":
             items = enumerate(proto.sequence.member)
             return [self.unpack(item, type_spec.element, f"{path}[{index}]") for index, item in items]
@@ -189,6 +192,9 @@ class Unpacker:
         if kind == "sequences" and isinstance(member, SequenceType):
             self._size(len(proto.sequences.rows), path)
             return self._sequences(proto.sequences, member.element, path)
+        if kind == "references" and isinstance(member, SequenceType):
+            self._size(len(proto.references.key), path)
+            return read_references(proto.references, member.element, path)
         if not isinstance(member, TensorType):
             return None
         if kind == "column":

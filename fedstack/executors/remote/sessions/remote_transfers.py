@@ -13,7 +13,7 @@ from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES, Answer, ExecutorStub
+from fedstack.transport.peers.executor_stub import ELEMENTS, REFERENCES, SEQUENCES, Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
@@ -28,7 +28,12 @@ _T = TypeVar("_T")
 def packer_for(peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packer:
     """Returns what packs one message for one of fedstack's own services."""
     features = peer.features
-    return Packer(stub.chunking.large_bytes, elements=ELEMENTS in features, sequences=SEQUENCES in features)
+    return Packer(
+        stub.chunking.large_bytes,
+        elements=ELEMENTS in features,
+        sequences=SEQUENCES in features,
+        references=REFERENCES in features,
+    )
 
 
 def pack_value(

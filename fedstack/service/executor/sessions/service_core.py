@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
+from fedstack.computations.leaves.work_scope import ReadsReferences, WorkScope, current_scope, set_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     CardinalitiesType,
@@ -44,6 +44,7 @@ class ServiceCore:
       policy: Which leaf computations they may bring.
       clock: Tells the time in seconds.
       calls_with: What functions dial other servers with.
+      reads: Reads sequences that come as references.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ServiceCore:
         policy: CarrierPolicy,
         clock: Clock = time.monotonic,
         calls_with: ClientCredentials | None = None,
+        reads: ReadsReferences | None = None,
     ) -> None:
         let_go_of_types()
         self.factory = factory
@@ -73,6 +75,7 @@ class ServiceCore:
             environment=lambda: get_context_stack().install(inside),
             abandoned=self.abandoned,
             calls_with=calls_with,
+            reads=reads,
         )
         self.running = RunningWork()
         self._sweeper: asyncio.Task[None] | None = None
@@ -154,6 +157,7 @@ class ServiceCore:
                 worker_index=worker_index,
                 kept=kept,
                 calls_with=rules.calls_with,
+                reads=rules.reads,
             )
         )
 

@@ -1,0 +1,131 @@
+"""Sequences that are read where they are consumed: what travels is which ones they are."""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import attrs
+from google.protobuf.any_pb2 import Any
+
+from fedstack.computations.leaves.work_scope import ReadsReferences, current_scope
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.column_sequence import BlockSequence, HasBlocks
+from fedstack.computations.values.columns import Column, ListColumn, Payload
+from fedstack.errors import CarrierError, InvalidValueError
+from fedstack.proto.extensions_pb2 import Packed
+
+
+@attrs.frozen(eq=False)
+class ReferenceGroup:
+    """Parts of one source that came together, most often in the order in which they will be read.
+
+    Attributes:
+      source: Where they are: the content of a `data` block.
+      keys: Which part of it each is.
+      element: The type of their elements.
+      reader: Reads them; `None` for what the service reads with in which they are consumed.
+    """
+
+    source: Any
+    keys: Sequence[bytes]
+    element: Type
+    reader: ReadsReferences | None = None
+
+
+class Reference(HasBlocks):
+    """A sequence that is a part of a source elsewhere.
+
+    Attributes:
+      group: The source, and the parts of it that came together.
+      place: Which of these it is.
+    """
+
+    __slots__ = ("group", "place")
+
+    def __init__(self, group: ReferenceGroup, place: int) -> None:
+        self.group = group
+        self.place = place
+
+    @property
+    def element_type(self) -> Type:
+        return self.group.element
+
+    @property
+    def key(self) -> bytes:
+        """Which part of the source it is."""
+        return self.group.keys[self.place]
+
+    def blocks(self) -> Iterator[Column]:
+        return self.reader.blocks(self.group, self.place)
+
+    @property
+    def reader(self) -> ReadsReferences:
+        """What reads it here.
+
+        Raises:
+          CarrierError: If this process runs others' work, and may read nothing for them.
+        """
+        scope = current_scope()
+        found = scope.reads if scope.is_for_others else self.group.reader
+        if found is None:
+            raise CarrierError(
+                f"Expected elements, found a reference to those of a {self.group.source.TypeName()}, and no data "
+                "service that this worker may read from; name it there: fedstack serve --data-service ADDRESS, "
+                "ServerConfig.data_services, local_worker_pool(data_services=...)"
+            )
+        return found
+
+    def __len__(self) -> int:
+        raise TypeError(f"Expected a sequence of known length, found {self!r}; iterate over it, or count as you go")
+
+    def __repr__(self) -> str:
+        return f"<Reference to {self.key!r}>"
+
+
+def reference_of(payload: Payload) -> Reference | None:
+    """Returns the reference that a payload is; `None` if it is none."""
+    source = payload.source if isinstance(payload, BlockSequence) else None
+    return source if isinstance(source, Reference) else None
+
+
+def references_of(payloads: Sequence[Payload]) -> list[Reference]:
+    """Returns the references that are among payloads."""
+    return [reference for payload in payloads if (reference := reference_of(payload)) is not None]
+
+
+def write_references(message: Packed.References, references: Sequence[Reference]) -> None:
+    """Writes which sequences they are."""
+    places: dict[bytes, int] = {}
+    of: list[int] = []
+    for reference in references:
+        source = reference.group.source
+        place = places.setdefault(source.value, len(places))  # whose readers know all types of content
+        if place == len(message.source):
+            message.source.append(source)
+        of.append(place)
+    message.key.extend(reference.key for reference in references)
+    if len(places) > 1:
+        message.of.extend(of)
+
+
+def read_references(message: Packed.References, element: Type, path: str) -> Column:
+    """Returns a column of sequences that are read when they are consumed.
+
+    Raises:
+      InvalidValueError: If the message contradicts itself.
+    """
+    keys, of = message.key, message.of
+    if len(of) not in (0, len(keys)) or not message.source or any(place >= len(message.source) for place in of):
+        raise InvalidValueError(
+            f"Expected a source for each of {len(keys)} references, found {len(message.source)} sources and "
+            f"{len(of)} numbers of such; at {path}"
+        )
+    if len(keys) and not of:
+        group = ReferenceGroup(message.source[0], list(keys), element)
+        return ListColumn([BlockSequence(Reference(group, place)) for place in range(len(keys))])
+    groups = [ReferenceGroup(source, cast("list[bytes]", []), element) for source in message.source]
+    found: list[Payload] = []
+    for key, place in zip(keys, of):
+        group = groups[place]
+        found.append(BlockSequence(Reference(group, len(group.keys))))
+        cast("list[bytes]", group.keys).append(key)
+    return ListColumn(found)
