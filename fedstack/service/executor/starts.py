@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedstack.contexts.invocation import telling_path
 from fedstack.executors.base.verb_values import VerbValue
@@ -14,8 +14,10 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.sessions import Session
 from fedstack.transport.wire.status import Code, StatusError, details_of
 
-# When some of a batch have ended, so long is waited for others to end too.
+# When some of a batch have ended, so long is waited for others to end too,
 _GATHER_SECONDS = 0.002
+# unless those have run for longer than this.
+_QUICK_SECONDS = 0.02
 
 
 class Starts:
@@ -34,6 +36,7 @@ class Starts:
         """Runs values that are in a session, or joins them; returns the outcomes of those that end first."""
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
+        now = asyncio.get_running_loop().time()
         for value_id in dict.fromkeys(values):
             try:
                 pulls[value_id] = pull = self._core.pull(session, value_id)
@@ -41,26 +44,27 @@ class Starts:
                 outcomes.append(_outcome(value_id, error))
             else:
                 progress.watch(pull.progress)
-                session.started.running.add(value_id)
-        for value_id in await _ended(pulls, at_once=bool(outcomes)):
+                session.started.running.setdefault(value_id, now)
+        slow = {value_id for value_id, began in session.started.running.items() if now - began > _QUICK_SECONDS}
+        for value_id in await _ended(pulls, slow, at_once=bool(outcomes)):
             outcomes.append(_told(session, value_id, pulls[value_id]))
         return outcomes
 
 
-async def _ended(pulls: Mapping[str, SharedComputation], *, at_once: bool) -> list[str]:
-    """Returns which have ended, once some have."""
+async def _ended(pulls: Mapping[str, SharedComputation], slow: Collection[str], *, at_once: bool) -> list[str]:
+    """Returns which have ended, once some have; slow ones hold up nothing."""
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(pull.awaited()) for pull in pulls.values()]
         if waiting and not at_once and not all(task.done() for task in waiting):
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not all(task.done() for task in waiting):
-                await asyncio.wait(waiting, timeout=_GATHER_SECONDS)
+            others = [task for value_id, task in zip(pulls, waiting) if not (task.done() or value_id in slow)]
+            if others:
+                await asyncio.wait(others, timeout=_GATHER_SECONDS)
         return [value_id for (value_id, _), task in zip(pulls.items(), waiting) if task.done()]
 
 
 def _told(session: Session, value_id: str, pull: SharedComputation) -> StartResponse.Outcome:
-    if value_id in session.started.running:
-        session.started.running.discard(value_id)
+    if session.started.running.pop(value_id, None) is not None:
         session.started.ended += 1
     try:
         with telling_path(session.executor):

@@ -70,6 +70,18 @@ def test_a_place_runs_no_more_than_a_number_at_a_time() -> None:
     assert world.given() == {"worker 0": ["c"]}
 
 
+def test_a_link_of_a_chain_goes_out_as_soon_as_the_one_before_has_ended() -> None:
+    world = World()
+    a = world.add("a")
+    world.add("slow")
+    b = world.add("b", a)
+    world.add("c", b)
+    assert world.given() == {"worker 0": ["a", "slow"]}
+    for link, after in ((a, "b"), (b, "c")):
+        world.done(link)
+        assert world.given() == {"worker 0": [after]}
+
+
 def test_what_comes_while_a_call_is_under_way_waits_a_moment_for_others() -> None:
     world = World()
     world.add("a")

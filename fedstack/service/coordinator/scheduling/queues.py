@@ -44,18 +44,22 @@ class Queues:
         """A place is gone; what waited for it runs elsewhere."""
         self._anywhere.extendleft(reversed(self._places.pop(place)))
 
-    def add(self, closure: Closure, *, first: bool) -> None:
+    def add(self, closure: Closure, *, first: bool = False, at_once: bool = False) -> None:
         """A closure can run.
 
         Args:
           closure: The closure.
           first: Whether it is to run before others.
+          at_once: Whether not to wait for others to go along with: of a chain, each link would wait anew.
         """
         if closure.losses >= LOSSES_UNTIL_ALONE:
             self._suspects.append(closure)
             return
         home = next((place for need in closure.needs for place in need.held), None)
         queue = self._anywhere if home is None else self._places[home]
+        if at_once:
+            for place in self._places if home is None else (home,):
+                place.due = 0.0
         if first:
             queue.appendleft(closure)
         else:

@@ -264,10 +264,10 @@ class Scheduler:
             if closure.state is State.WAITING and not closure.missing:
                 self._queue(closure, first=first)
 
-    def _queue(self, closure: Closure, *, first: bool = False) -> None:
+    def _queue(self, closure: Closure, *, first: bool = False, at_once: bool = False) -> None:
         closure.state = State.QUEUED
         closure.depth = 1 + max((need.depth for need in closure.needs if need.copy is None), default=0)
-        self._queues.add(closure, first=first)
+        self._queues.add(closure, first=first, at_once=at_once)
 
     def _can_begin(self, closure: Closure) -> bool:
         """Returns whether a closure that was queued can run now; rebuilds what it needs and was lost since."""
@@ -317,7 +317,7 @@ class Scheduler:
                 if state is State.READY:
                     dependent.missing -= 1
                     if not dependent.missing:
-                        self._queue(dependent)
+                        self._queue(dependent, at_once=True)
                 else:
                     dependent.state, dependent.error = state, closure.error
                     stack.append(dependent)

@@ -52,12 +52,12 @@ class Started:
     """What one client has started, and how it ended.
 
     Attributes:
-      running: The ids of values that run.
+      running: The ids of values that run, each with the time of the loop at which it was started.
       ended: How many have run.
       failed: How many of these failed.
     """
 
-    running: set[str] = attrs.field(factory=set[str])
+    running: dict[str, float] = attrs.field(factory=dict[str, float])
     ended: int = 0
     failed: int = 0
 
@@ -175,7 +175,7 @@ class Session:
         """Stops to compute a value, whoever waits for it, and lets go of it."""
         pull = self._pulls.get(value_id)
         self.remove(value_id)
-        self.started.running.discard(value_id)
+        self.started.running.pop(value_id, None)
         if pull is not None:
             pull.cancel()
 
