@@ -95,7 +95,7 @@ PUBLIC_NAMES = {
         "local_worker_pool",
         "wait_for_addresses",
     ],
-    "fedstack.service.data": ["Dataset"],
+    "fedstack.service.data": ["DataWorkerLimits", "Dataset", "WorkerConfig", "WorkerServer"],
     "fedstack.service.coordinator": [
         "AsyncClusterCoordinator",
         "AsyncVariable",

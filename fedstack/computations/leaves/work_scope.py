@@ -127,6 +127,7 @@ class WorkScope:
       kept: What functions keep for later calls of the same client; `None` where nothing of clients is kept.
       calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
+      data_roots: The folders below which datasets may read files; `None` for all of them.
       loop: The event loop of executors of another origin that a thread waits for.
     """
 
@@ -144,6 +145,7 @@ class WorkScope:
     kept: MutableMapping[str, Any] | None = None
     calls_with: Any = None
     reads: ReadsReferences | None = None
+    data_roots: tuple[str, ...] | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -170,6 +172,7 @@ class WorkScope:
             span=span,
             calls_with=self.calls_with,
             reads=self.reads,
+            data_roots=self.data_roots,
         )
 
     @contextlib.contextmanager

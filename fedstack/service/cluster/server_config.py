@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from typing import cast
 
 import attrs
 
@@ -45,12 +44,7 @@ class ServerConfig:
     calls_with: ClientCredentials | None = None
 
     def __attrs_post_init__(self) -> None:
-        given = cast(object, self.calls_with)
-        if not (given is None or isinstance(given, ClientCredentials)):
-            raise InvalidValueError(
-                f"Expected calls_with as fedstack.ClientCredentials, found {type(given).__name__}; what the "
-                "server itself proves who it is with goes into credentials"
-            )
+        check_calls_with(self.calls_with)
 
     def all_credentials(self) -> ServerCredentials:
         """Returns the credentials with the tokens of the file.
@@ -58,16 +52,38 @@ class ServerConfig:
         Raises:
           InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
         """
-        credentials = ServerCredentials() if self.credentials is None else self.credentials
-        if not isinstance(cast(object, credentials), ServerCredentials):
-            raise InvalidValueError(
-                f"Expected credentials as fedstack.service.ServerCredentials, found {type(credentials).__name__}"
-            )
-        if self.token_file is None:
-            return credentials
-        if credentials.tokens:
-            raise InvalidValueError("Expected tokens in credentials or in token_file, found both; give one of them")
-        read = ServerCredentials.from_files(token_file=self.token_file)
-        certificates = credentials.files and credentials.files.certificates
-        files = read.files and attrs.evolve(read.files, certificates=certificates)
-        return attrs.evolve(credentials, tokens=read.tokens, files=files)
+        return with_tokens(self.credentials, self.token_file)
+
+
+def check_calls_with(given: object) -> None:
+    """Checks what a server dials other servers with.
+
+    Raises:
+      InvalidValueError: If it is something else, such as the server's own certificate.
+    """
+    if not (given is None or isinstance(given, ClientCredentials)):
+        raise InvalidValueError(
+            f"Expected calls_with as fedstack.ClientCredentials, found {type(given).__name__}; what the "
+            "server itself proves who it is with goes into credentials"
+        )
+
+
+def with_tokens(credentials: object, token_file: "str | os.PathLike[str] | None") -> ServerCredentials:
+    """Returns the credentials of a server with the tokens of a file.
+
+    Raises:
+      InvalidValueError: If they are none, the file cannot be read, or they have tokens themselves.
+    """
+    credentials = ServerCredentials() if credentials is None else credentials
+    if not isinstance(credentials, ServerCredentials):
+        raise InvalidValueError(
+            f"Expected credentials as fedstack.service.ServerCredentials, found {type(credentials).__name__}"
+        )
+    if token_file is None:
+        return credentials
+    if credentials.tokens:
+        raise InvalidValueError("Expected tokens in credentials or in token_file, found both; give one of them")
+    read = ServerCredentials.from_files(token_file=token_file)
+    certificates = credentials.files and credentials.files.certificates
+    files = read.files and attrs.evolve(read.files, certificates=certificates)
+    return attrs.evolve(credentials, tokens=read.tokens, files=files)

@@ -1,5 +1,27 @@
-"""Datasets: client data that is read, prepared and divided as it is needed."""
+"""Datasets: client data that is read, prepared and divided as it is needed, and the servers that do so.
 
-from fedstack.service.data.datasets.dataset import Dataset
+The names are imported when they are first asked for: servers need gRPC, and datasets by themselves do not.
+"""
 
-__all__ = ["Dataset"]
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedstack.service.data.datasets.dataset import Dataset
+    from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
+    from fedstack.service.limits.limits import DataWorkerLimits
+
+__all__ = ["DataWorkerLimits", "Dataset", "WorkerConfig", "WorkerServer"]
+
+_MODULES = {
+    "DataWorkerLimits": "limits.limits",
+    "Dataset": "data.datasets.dataset",
+    "WorkerConfig": "data.worker.worker_server",
+    "WorkerServer": "data.worker.worker_server",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fedstack.service.{_MODULES[name]}"), name)

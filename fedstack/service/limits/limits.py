@@ -109,6 +109,28 @@ class ServerLimits:
     header_seconds: float = _seconds(30.0, "a stream may take to send its first message")
 
 
+@attrs.frozen(kw_only=True)
+class DataWorkerLimits:
+    """The limits of a data worker, beside those of an executor service.
+
+    Attributes:
+      max_streams: Streams of elements at the same time.
+      max_block_bytes: Bytes of elements in a block, unless one element has more.
+      max_ahead_bytes: Bytes of elements that are made before anybody asks for them.
+      max_definition_bytes: Bytes of the definition of a dataset, and of all that are kept.
+      stream_lease_seconds: How long nobody may ask for the elements of a stream.
+
+    Raises:
+      InvalidValueError: If a number is out of its range.
+    """
+
+    max_streams: int = _count(1000, "streams of elements at a time")
+    max_block_bytes: int = _count(16 << 20, "bytes of elements in a block")
+    max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are made ahead")
+    max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
+    stream_lease_seconds: float = _seconds(60.0, "nobody may ask for the elements of a stream")
+
+
 def option_of(name: str) -> str:
     """Returns the option of `fedstack serve` that sets a limit."""
     return f"--{name.replace('_', '-')}"

@@ -164,6 +164,8 @@ class GrpcServer:
         await server.start()
         self._meter.start()
         _logger.info("Listening at %s", self._facts.target)
+        for service in self._services:
+            service.started()
 
     @property
     def has_stopped(self) -> bool:

@@ -125,6 +125,9 @@ class Service(abc.ABC):
     def attach(self, server: Server) -> None:  # noqa: B027
         """Is told once of the server that serves this, before any call comes."""
 
+    def started(self) -> None:  # noqa: B027
+        """Is told, on the server's loop, that the server can be dialled."""
+
     def drain(self) -> None:  # noqa: B027
         """Takes no new clients from now on; those that are there go on. Idempotent."""
 

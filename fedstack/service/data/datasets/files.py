@@ -12,12 +12,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
 from fedstack.computations.values.columns import Payload
 from fedstack.computations.values.tensor_values import describe, kind_of_dtype, normalize_tensor, shorten
 from fedstack.computations.values.values import normalize
-from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
+from fedstack.errors import CarrierError, FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import Blocks, column_over, packed, pieces, rows_at_once, tensor_of_rows
 from fedstack.service.data.datasets.sources import Source
 
@@ -64,7 +65,7 @@ class FilesSource(Source):
     def read_split(self, split: int, start: int = 0) -> Blocks:
         path = self.paths[split]
         try:
-            yield from self.read_file(path, start)
+            yield from self.read_file(_allowed(path), start)
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
 
@@ -75,6 +76,28 @@ class FilesSource(Source):
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" * (len(self.paths) > 1)
         return f"{os.path.basename(self.paths[0])}{more}"
+
+
+def _allowed(path: str) -> str:
+    """Returns where a file really is, if it may be read there for whoever the current work is for.
+
+    Raises:
+      CarrierError: If it may not, whether or not it is there.
+    """
+    roots = current_scope().data_roots
+    if roots is None:
+        return path
+    try:
+        found = os.path.realpath(path)
+        is_below = any(os.path.commonpath([root, found]) == root for root in roots)
+    except ValueError:  # there is no such path, or it is on another drive
+        found, is_below = path, False
+    if not is_below:
+        raise CarrierError(
+            f"Expected a file below {' or '.join(roots) or 'a folder that is named as one of data'}, found {path}; "
+            "start the data worker with --data-root (WorkerConfig.data_roots) for the folder that it is in"
+        )
+    return found
 
 
 def _unreadable(path: str, error: Exception) -> InvalidValueError:

@@ -66,6 +66,8 @@ class LocalServer:
             raise ClosedError("Expected a server that has not been stopped, found one that has; make a new one")
         if not self._facts.target:
             self._facts.target = _servers.add(self, self._port)
+            for service in self.services:
+                service.started()
 
     async def wait(self) -> None:
         """Returns when it has stopped."""

@@ -45,6 +45,9 @@ class ServiceCore:
       clock: Tells the time in seconds.
       calls_with: What functions dial other servers with.
       reads: Reads sequences that come as references.
+
+    Attributes:
+      scope: The rules under which work for clients is done.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class ServiceCore:
             limits.max_abandoned,
             lambda found: exceeded(limits, "max_abandoned", found, "wait until some of them end"),
         )
-        self._scope = attrs.evolve(
+        self.scope = attrs.evolve(
             self.admission.scope,
             environment=lambda: get_context_stack().install(inside),
             abandoned=self.abandoned,
@@ -142,7 +145,7 @@ class ServiceCore:
           kept: See `WorkScope`.
         """
         of_call = current_scope()
-        rules = self._scope
+        rules = self.scope
         set_scope(
             WorkScope(  # as `attrs.evolve` does, in a third of the time: each call comes here
                 caller=of_call.caller,

@@ -1,0 +1,55 @@
+"""Makes the server of a dispatcher or a data worker, as its configuration has it."""
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from fedstack.errors import InvalidValueError
+from fedstack.service.cluster.server_config import with_tokens
+from fedstack.service.data.serving.local_servers import GRPC, LOCAL, LocalServer
+from fedstack.service.limits.limits import ServerLimits
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.server_thread import Hosted
+from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.peers.methods import Service
+
+
+class HostingConfig(Protocol):
+    """How services are served; see `WorkerConfig`."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def protocol(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def credentials(self) -> ServerCredentials | None: ...
+    @property
+    def token_file(self) -> str | os.PathLike[str] | None: ...
+    @property
+    def insecure(self) -> bool: ...
+    @property
+    def server_limits(self) -> ServerLimits: ...
+
+
+def hosted(services: Sequence[Service], config: HostingConfig) -> Hosted:
+    """Returns the server, not started yet.
+
+    Raises:
+      InvalidValueError: If the protocol is none, or others could reach the server without TLS.
+    """
+    if config.protocol == LOCAL:
+        return LocalServer(services, config.port)
+    if config.protocol != GRPC:
+        raise InvalidValueError(
+            f'Expected the protocol "{GRPC}", or "{LOCAL}" within one process, found {config.protocol!r}'
+        )
+    return GrpcServer(
+        services,
+        host=config.host,
+        port=config.port,
+        credentials=with_tokens(config.credentials, config.token_file),
+        insecure=config.insecure,
+        limits=config.server_limits,
+    )

@@ -1,0 +1,116 @@
+"""Says to a dispatcher again and again that a data worker is there."""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+
+from fedstack.errors import FedstackError, WorkerUnavailableError
+from fedstack.foundations.traceback_filter import consume_exception, without_frames
+from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, DataWorkerAddress
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.io_loop import start_apart
+
+_logger = logging.getLogger(__name__)
+# What a dispatcher may ask for.
+_LEAST_SECONDS, _MOST_SECONDS = 0.01, 60.0
+# When to try again at one that refuses.
+_REFUSED_SECONDS = 1.0
+_LEAVE_SECONDS = 1.0
+
+
+class Attending:
+    """Attends at a dispatcher, and finds it again when it was away. It belongs to the loop of its stub.
+
+    Args:
+      stub: Calls the dispatcher.
+      seconds: How often to attend; by default as often as the dispatcher says.
+    """
+
+    def __init__(self, stub: DispatcherStub, seconds: float | None = None) -> None:
+        self._stub = stub
+        self._seconds = seconds
+        self._worker = DataWorkerAddress(worker=uuid.uuid4().bytes)
+        self._task: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._incarnation = b""
+        self._failure: FedstackError | None = None
+
+    def start(self, address: str) -> None:
+        """Attends from now on as the worker at an address. Idempotent."""
+        if self._task is None:
+            self._worker.address = address
+            self._first = asyncio.get_running_loop().create_future()
+            self._task = start_apart(self._attend())
+
+    async def wait(self, seconds: float) -> None:
+        """Returns when the dispatcher knows that the worker is there.
+
+        Raises:
+          WorkerUnavailableError: If it cannot be reached within so many seconds.
+          FedstackError: If it refuses.
+        """
+        assert self._first is not None, "it has been started"
+        await asyncio.wait([self._first], timeout=seconds)
+        if self._first.done():
+            return self._first.result()
+        raise WorkerUnavailableError(
+            f"Expected a dispatcher of the data service at {self._stub.address}, found none for {seconds:g} s: "
+            f"{self._failure or 'it does not answer'}; start it, or correct dispatcher_address"
+        )
+
+    async def _attend(self) -> None:
+        request = AttendRequest(worker=self._worker)
+        while True:
+            try:
+                answer = await self._stub.persistently(lambda: self._stub.attend(request), None, self._has_lost)
+            except FedstackError as error:
+                self._is_refused(error)
+                seconds = _REFUSED_SECONDS
+            else:
+                self._has_found(answer)
+                seconds = answer.interval_seconds
+            await asyncio.sleep(min(max(self._seconds or seconds, _LEAST_SECONDS), _MOST_SECONDS))
+
+    def _has_lost(self, error: FedstackError) -> None:
+        if self._failure is None:
+            _logger.warning("Looking for the dispatcher at %s: %s", self._stub.address, error)
+        self._failure = without_frames(error)
+
+    def _is_refused(self, error: FedstackError) -> None:
+        if self._failure is None or str(self._failure) != str(error):
+            _logger.error("The dispatcher at %s refuses this data worker: %s", self._stub.address, error)
+        self._failure = without_frames(error)
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+            consume_exception(self._first)
+
+    def _has_found(self, answer: AttendResponse) -> None:
+        if self._failure is not None or self._incarnation not in (b"", answer.incarnation):
+            _logger.info("Attending at the dispatcher at %s again", self._stub.address)
+        self._failure, self._incarnation = None, answer.incarnation
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    def leave(self) -> None:
+        """Tells the dispatcher that the worker is about to stop. Idempotent."""
+        if self._task is not None and self._leaving is None:
+            self._leaving = start_apart(self._leave(self._task))
+
+    async def _leave(self, attending: "asyncio.Task[None]") -> None:
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
+        with contextlib.suppress(FedstackError, asyncio.TimeoutError):
+            request = AttendRequest(worker=self._worker, leaves=True)
+            await asyncio.wait_for(self._stub.attend(request), _LEAVE_SECONDS)
+
+    async def close(self) -> None:
+        """Attends no more, and closes the stub. Idempotent."""
+        self.leave()
+        if self._leaving is not None:
+            await self._leaving
+        await self._stub.close()
+
+    def __repr__(self) -> str:
+        return f"<Attending at {self._stub.address}{', which is away' if self._failure else ''}>"

@@ -1,0 +1,256 @@
+"""Serves elements of datasets: whoever names a dataset by its digest reads ranges of its splits, block by block."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.work_scope import WorkScope, current_scope
+from fedstack.computations.types.error_places import with_place
+from fedstack.computations.types.language import SequenceType, Type
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.executors.worker.received import receive
+from fedstack.proto.data_service_pb2 import ReadRequest, ReadResponse
+from fedstack.service.data.datasets.blocks import Blocks, block_bytes, without_first
+from fedstack.service.data.worker.attending import Attending
+from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
+from fedstack.service.data.worker.sized_blocks import sized_blocks
+from fedstack.service.data.worker.streams import AheadRoom, Block, Stream, StreamTable
+from fedstack.service.executor.requests import beats
+from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, exceeded
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, Server, Service
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Incoming, Parcel
+
+_MOST_ID_BYTES = 64
+_BLOCK_BYTES = 1 << 20
+_PORT = "%port%"
+
+
+@attrs.frozen(eq=False)
+class Range:
+    """What a request asks for: elements, from one of them on.
+
+    Attributes:
+      element: The type of an element.
+      blocks: Yields them. Errors say where they came up.
+      scope: For whom and under which rules that runs.
+    """
+
+    element: Type
+    blocks: Blocks
+    scope: WorkScope
+
+
+class DataWorkerService(Service):
+    """Reads datasets for whoever asks.
+
+    Args:
+      dispatcher: Calls the dispatcher. It is closed with this.
+      worker_address: Where those who read dial it, with `%port%` for its port; by default its server's `target`.
+      attends_seconds: How often it tells the dispatcher that it is there; by default as often as that says.
+      limits: How much those who read may have.
+      policy: Which functions definitions may bring.
+      data_roots: The folders below which files may be read.
+      service_limits: How much memory and time a computation may have.
+      calls_with: What functions dial other servers with.
+
+    Attributes:
+      attending: Tells the dispatcher that it is there.
+      threads: Where elements are made.
+    """
+
+    def __init__(
+        self,
+        dispatcher: DispatcherStub,
+        *,
+        worker_address: str | None = None,
+        attends_seconds: float | None = None,
+        limits: DataWorkerLimits | None = None,
+        policy: CarrierPolicy | None = None,
+        data_roots: Sequence[str] = (),
+        service_limits: ServiceLimits | None = None,
+        calls_with: ClientCredentials | None = None,
+    ) -> None:
+        self._limits = limits or DataWorkerLimits()
+        rules = service_limits or ServiceLimits()
+        # Those who read take a worker for lost that is silent for longer.
+        self._rules = attrs.evolve(rules, heartbeat_seconds=min(rules.heartbeat_seconds, HEARTBEAT_SECONDS))
+        self._core = core = ServiceCore(
+            local_executor_factory(), self._rules, policy or CarrierPolicy(), calls_with=calls_with
+        )
+        self._scope = attrs.evolve(core.scope, data_roots=tuple(data_roots))
+        self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
+        self._streams = StreamTable(
+            self._limits.max_streams,
+            self._limits.stream_lease_seconds,
+            lambda found: exceeded(self._limits, "max_streams", found, "read to their end those that are open"),
+        )
+        self._room = AheadRoom(self._limits.max_ahead_bytes)
+        self._no_clients = ProgressCounts()
+        self._server: Server | None = None
+        self._worker_address = worker_address
+        self._draining = False
+        self.attending = Attending(dispatcher, attends_seconds)
+        self.threads = LeafThreads()
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Method]]:
+        """The methods of the gRPC service."""
+        return {DATA_WORKER: {"Read": ExchangeMethod(self.read)}}
+
+    @property
+    def runs_code(self) -> bool:
+        return self._core.policy.runs_anything
+
+    def attach(self, server: Server) -> None:
+        self._server = server
+
+    def started(self) -> None:
+        target = self._server.target if self._server else ""
+        port = target.rpartition(":")[2]
+        self.attending.start(target if self._worker_address is None else self._worker_address.replace(_PORT, port))
+
+    async def read(self, incoming: Incoming) -> Answers:
+        """Reads a block of elements."""
+        received = await receive(incoming, ReadRequest)
+        await received.end()
+        request = received.message
+        if not 0 < len(request.stream) <= _MOST_ID_BYTES:
+            raise InvalidValueError(
+                f"Expected 1 to {_MOST_ID_BYTES} bytes as the id of a stream, found {len(request.stream)}"
+            )
+        if request.ends:
+            self._streams.end(request.stream)
+            yield _NO_MORE
+            return
+        if request.block or request.stream in self._streams:
+            stream = self._streams.find(request.stream, _what(request))
+        else:
+            opening = asyncio.ensure_future(self.find(request))
+            async for beat in beats(opening, self._no_clients, self._rules):
+                yield beat
+            stream = self._open(request, opening.result())
+        if stream is None:
+            yield _NO_MORE
+            return
+        try:
+            asked = stream.ask(request.block)
+            async for beat in beats(asked, self._no_clients, self._rules):
+                yield beat
+            block = asked.result()
+        except InvalidValueError:
+            raise
+        except FedstackError:
+            self._streams.fail(request.stream, stream)
+            raise
+        if block is None or block.is_last:
+            self._streams.finish(request.stream, stream)
+        yield _NO_MORE if block is None else block.parcel
+
+    def _open(self, request: ReadRequest, found: Range) -> Stream:
+        most = max(1, min(request.block_bytes or _BLOCK_BYTES, self._limits.max_block_bytes))
+        blocks = self._sent(found.blocks, found.element, most)
+        return self._streams.open(
+            request.stream,
+            _what(request),
+            found.scope.caller,
+            lambda: Stream(blocks, self.threads, found.scope, self._room),
+        )
+
+    def _sent(self, blocks: Blocks, element: Type, most: int) -> Iterator[Block]:
+        """Yields blocks as they travel."""
+        chunking = self._rules.chunking
+        for column, is_last in sized_blocks(blocks, element, most):
+            size = block_bytes(column, element)
+            if size > self._rules.max_value_bytes:
+                raise exceeded(self._rules, "max_value_bytes", f"an element of about {size}")
+            packer = Packer(chunking.large_bytes, elements=True)
+            response = ReadResponse(rows=len(column), is_last=is_last)
+            packer.pack(response.elements, ColumnSequence(column), SequenceType(element), "elements")
+            parcel = Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes)
+            yield Block(parcel, is_last, size)
+
+    async def find(self, request: ReadRequest) -> Range:
+        """Returns what a request asks for.
+
+        Raises:
+          InvalidValueError: If there is nothing like that.
+          FedstackError: If the definition of the dataset cannot be had, or is refused.
+        """
+        if self._draining:
+            raise WorkerUnavailableError("Expected a data worker that is there, found one that stops; read at another")
+        known = await self._definitions.find(request.digest)
+        scope = current_scope()
+        scope = attrs.evolve(self._scope, caller=scope.caller, origin=scope.origin, span=scope.span)
+        element, blocks, what = _elements(known, request)
+        place = f"in {what} of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
+        return Range(element, _placed(blocks, place), scope)
+
+    @property
+    def address(self) -> str:
+        """Where it is, for messages."""
+        return self._server.target if self._server and self._server.target else "this process"
+
+    def drain(self) -> None:
+        """Opens no more streams; those that are open go on."""
+        self._draining = True
+        self.attending.leave()
+
+    async def close(self) -> None:
+        """Ends all streams. Idempotent."""
+        self._draining = True
+        self._definitions.close()
+        await self.attending.close()
+        self._streams.end_all()
+        await self._core.close()
+        self.threads.close()
+
+    def __repr__(self) -> str:
+        return f"<DataWorkerService with {len(self._streams)} open streams>"
+
+
+_NO_MORE = Parcel(ReadResponse(is_last=True).SerializeToString())
+
+
+def _what(request: ReadRequest) -> tuple[object, ...]:
+    """Returns what has to be the same in all requests of a stream."""
+    splits = request.splits
+    range_of = splits.first, splits.last, splits.whole
+    return request.digest, range_of, tuple(request.client), request.first_element
+
+
+def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:
+    """Returns the type of the elements that are asked for, these, and what they are called."""
+    splits, start = request.splits, request.first_element
+    if splits.whole:
+        return known.dataset.element_type, without_first(known.dataset.blocks(), start), "all"
+    pipeline = known.division.split
+    if request.num_splits != pipeline.num_splits:
+        raise InvalidValueError(
+            f"Expected a dataset of {request.num_splits} splits, as the dispatcher has it, found {pipeline.num_splits} "
+            "at this worker; use one release for both"
+        )
+    if not splits.first <= splits.last <= pipeline.num_splits:
+        raise InvalidValueError(
+            f"Expected some of the {pipeline.num_splits} splits, found {splits.first} to {splits.last}"
+        )
+    what = f"splits {splits.first} to {splits.last}"
+    return pipeline.element_type, pipeline.read(splits.first, splits.last, start), what
+
+
+def _placed(blocks: Blocks, place: str) -> Blocks:
+    """Yields blocks; what making them raises says where that was."""
+    try:
+        yield from blocks
+    except FedstackError as error:
+        raise with_place(error, place) from error.__cause__

@@ -1,0 +1,118 @@
+"""Keeps the datasets that a data worker reads: their definitions come from its dispatcher, by digest."""
+
+import asyncio
+import hashlib
+
+import attrs
+from google.protobuf.message import DecodeError
+
+from fedstack.computations.leaves.work_scope import WorkScope, set_scope
+from fedstack.computations.types.bounded_cache import BoundedCache
+from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.worker.received import receive
+from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
+from fedstack.proto.datasets_pb2 import DatasetDefinition
+from fedstack.service.data.datasets.dataset import Dataset
+from fedstack.service.data.datasets.definitions import read_definition
+from fedstack.service.data.datasets.pipeline import Division
+from fedstack.service.limits.limits import DataWorkerLimits, exceeded
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.io_loop import start_apart
+
+_MOST_DATASETS = 1000
+_DIGEST_BYTES = 32
+# How long a dispatcher that is away may take to come back, until those who want to read are told.
+_DISPATCHER_SECONDS = 30.0
+
+
+@attrs.frozen(eq=False)
+class KnownDataset:
+    """A dataset, and how the work on it is divided."""
+
+    dataset: Dataset
+    division: Division
+
+
+class DefinitionCache:
+    """The datasets that were read last. It belongs to the loop of its stub.
+
+    Args:
+      dispatcher: Calls the dispatcher, which has the definitions.
+      scope: For whom definitions are read: its policy says what they may bring.
+      limits: How large they may be, each and together.
+    """
+
+    def __init__(self, dispatcher: DispatcherStub, scope: WorkScope, limits: DataWorkerLimits) -> None:
+        self._dispatcher = dispatcher
+        self._scope = scope
+        self._limits = limits
+        self._known: BoundedCache[bytes, KnownDataset] = BoundedCache(_MOST_DATASETS, limits.max_definition_bytes)
+        self._coming: dict[bytes, asyncio.Task[KnownDataset]] = {}
+
+    async def find(self, digest: bytes) -> KnownDataset:
+        """Returns the dataset of a digest.
+
+        Raises:
+          InvalidValueError: If it is no digest, or the dispatcher sends something else for it.
+          FedstackError: If the definition is none, or brings a function that this worker does not let in.
+        """
+        if len(digest) != _DIGEST_BYTES:
+            raise InvalidValueError(f"Expected the {_DIGEST_BYTES} bytes of a digest, found {len(digest)}")
+        known = self._known.get(digest)
+        if known is not None:
+            return known
+        coming = self._coming.get(digest)
+        if coming is None:
+            coming = self._coming[digest] = start_apart(self._come(digest))
+            coming.add_done_callback(lambda task: self._has_come(digest, task))
+        return await asyncio.shield(coming)  # others may wait for it too
+
+    def _has_come(self, digest: bytes, task: "asyncio.Task[KnownDataset]") -> None:
+        del self._coming[digest]
+        consume_exception(task)
+
+    async def _come(self, digest: bytes) -> KnownDataset:
+        request = DescribeDatasetRequest(digest=digest)
+        content = await self._dispatcher.persistently(lambda: self._fetch(request), _DISPATCHER_SECONDS, _is_awaited)
+        set_scope(self._scope)
+        known = await off_loop(lambda: _read(content, digest))
+        self._known.put(digest, known, len(content))
+        return known
+
+    async def _fetch(self, request: DescribeDatasetRequest) -> bytearray:
+        async with self._dispatcher.define(request) as incoming:
+            received = await receive(incoming, DatasetDescription)
+            size = received.message.definition_bytes
+            if size > self._limits.max_definition_bytes:
+                raise exceeded(self._limits, "max_definition_bytes", size)
+            content = bytearray(size)
+            await received.rest.read_into([memoryview(content)])
+            return content
+
+    def close(self) -> None:
+        """Waits for no more of them. Idempotent."""
+        for task in self._coming.values():
+            task.cancel()
+
+    def __repr__(self) -> str:
+        return f"<DefinitionCache of {len(self._known)}>"
+
+
+def _is_awaited(loss: FedstackError) -> None:
+    """Is called when the dispatcher is away; those who wait for its answer are told when it stays away."""
+
+
+def _read(content: bytearray, digest: bytes) -> KnownDataset:
+    if hashlib.sha256(content).digest() != digest:
+        raise InvalidValueError(
+            f"Expected the definition of dataset {digest.hex()[:16]}…, found another one under that digest; the "
+            "dispatcher's files are damaged, or it is none: register the dataset again"
+        )
+    try:
+        definition = DatasetDefinition.FromString(bytes(content))
+    except DecodeError as error:
+        raise InvalidValueError(f"Expected the definition of a dataset, found other bytes: {error}") from error
+    dataset = read_definition(definition)
+    return KnownDataset(dataset, dataset.divided())

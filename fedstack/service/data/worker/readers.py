@@ -1,0 +1,244 @@
+"""Reads ranges of elements at data workers: over a connection, or at one in this process, whose columns they are."""
+
+import abc
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from fedstack.computations.types.language import SequenceType, Type
+from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.values.columns import Column, ListColumn
+from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.executors.concurrency.off_loop import sized
+from fedstack.executors.worker.received import receive
+from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.proto.data_service_pb2 import ReadRequest, ReadResponse
+from fedstack.service.data.datasets.blocks import Blocks
+from fedstack.service.data.serving.local_servers import connect, is_local, local_server
+from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.data_worker_stub import DataWorkerStub
+from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
+
+# How many blocks of one range are asked for at a time.
+ASKED_AHEAD = 3
+_ID_BYTES = 16
+# What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
+_MOST_AT_ONCE = 64
+_SECONDS_AT_ONCE = 0.005
+
+
+class Reading(abc.ABC):
+    """A range of elements that is being read. Its coroutines run on the transport's loop, one at a time."""
+
+    @abc.abstractmethod
+    async def next(self) -> Sequence[Column]:
+        """Returns the next elements in blocks; none after the last.
+
+        Raises:
+          WorkerUnavailableError: If the worker is lost.
+          DeadlineExceededError: If it says nothing any more.
+          StaleSessionError: If it has not kept what it read from, as after a long pause: to go on, read again from the
+            element after the last one.
+          FedstackError: What is wrong with the data, or the functions that are applied to them.
+        """
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Reads no more. Idempotent; never raises."""
+
+
+class Reader(abc.ABC):
+    """Reads at one data worker."""
+
+    @abc.abstractmethod
+    def open(self, what: ReadRequest, element: Type) -> Reading:
+        """Returns a range that is read as it is asked for.
+
+        Args:
+          what: Which dataset, what of it, how many splits it has, from which element on, and how large blocks are.
+          element: The type of its elements.
+        """
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Ends the connection. Idempotent."""
+
+
+def reader_at(address: str, credentials: ClientCredentials | None = None) -> Reader:
+    """Returns what reads at the data worker at an address.
+
+    Args:
+      address: Where it is, as it has told its dispatcher.
+      credentials: Certificates and the token.
+
+    Raises:
+      InvalidValueError: If the address is none.
+    """
+    if is_local(address):
+        return LocalReader(lambda: _service_at(address))
+    return RemoteReader(DataWorkerStub(connect(address, credentials)))
+
+
+def _service_at(address: str) -> DataWorkerService:
+    for service in local_server(address).services:
+        if isinstance(service, DataWorkerService):
+            return service
+    raise InvalidValueError(f"Expected a data worker at {address}, found a server that is none")
+
+
+class RemoteReader(Reader):
+    """Reads over a connection.
+
+    Args:
+      stub: Calls the worker. It is closed with this.
+    """
+
+    def __init__(self, stub: DataWorkerStub) -> None:
+        self._stub = stub
+
+    def open(self, what: ReadRequest, element: Type) -> Reading:
+        return _RemoteReading(self._stub, what, element)
+
+    async def close(self) -> None:
+        await self._stub.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteReader at {self._stub.address}>"
+
+
+class _RemoteReading(Reading):
+    """A range of which a few blocks are asked for ahead."""
+
+    def __init__(self, stub: DataWorkerStub, what: ReadRequest, element: Type) -> None:
+        self._stub = stub
+        self._request = ReadRequest()
+        self._request.CopyFrom(what)
+        self._request.stream = secrets.token_bytes(_ID_BYTES)
+        self._element = element
+        self._asked: deque[asyncio.Task[tuple[Column, bool]]] = deque()
+        self._number = 0
+        self._is_over = False
+        self._is_closed = False
+
+    async def next(self) -> Sequence[Column]:
+        if self._is_over or self._is_closed:
+            return ()
+        if not self._number:
+            self._ask(1)  # with small ranges it is the last one, too
+        column, is_last = await self._asked.popleft()
+        if is_last:
+            self._is_over = True
+            self._give_up()
+        else:
+            self._ask(ASKED_AHEAD)
+        return (column,) if len(column) else ()
+
+    def _ask(self, ahead: int) -> None:
+        while len(self._asked) < ahead:
+            task = asyncio.ensure_future(self._block(self._number))
+            task.add_done_callback(consume_exception)
+            self._asked.append(task)
+            self._number += 1
+
+    async def _block(self, number: int) -> tuple[Column, bool]:
+        request = ReadRequest()
+        request.CopyFrom(self._request)
+        request.block = number
+        async with self._stub.read(request) as incoming:
+            received = await receive(incoming, ReadResponse)
+            response = received.message
+            if not response.rows:
+                await received.end()
+                return ListColumn([]), True
+            unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES)
+            elements = await sized(
+                received.size, lambda: unpacker.unpack(response.elements, SequenceType(self._element), "elements")
+            )
+            await received.fill(unpacker)
+        if not isinstance(elements, ColumnSequence) or len(elements) != response.rows:
+            raise InvalidValueError(
+                f"Expected {response.rows} elements in a column, found another number; from {self._stub.address}"
+            )
+        return elements.column, response.is_last
+
+    def _give_up(self) -> None:
+        for task in self._asked:
+            task.cancel()
+        self._asked.clear()
+
+    async def close(self) -> None:
+        if not self._is_closed and self._number and not self._is_over:
+            self._give_up()
+            self._stub.before_closing(start_apart(self._end()))
+        self._is_closed = True
+
+    async def _end(self) -> None:
+        """Tells the worker that it need not keep anything."""
+        self._request.ends = True
+        with contextlib.suppress(FedstackError):
+            async with self._stub.read(self._request) as incoming:
+                await incoming.header()
+
+
+class LocalReader(Reader):
+    """Reads at a data worker in this process, without a copy.
+
+    Args:
+      find: Returns its service.
+
+    Raises:
+      WorkerUnavailableError: At each reading, if it is not there any more.
+    """
+
+    def __init__(self, find: Callable[[], DataWorkerService]) -> None:
+        self._find = find
+
+    def open(self, what: ReadRequest, element: Type) -> Reading:
+        return _LocalReading(self._find, what)
+
+    async def close(self) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "<LocalReader>"
+
+
+class _LocalReading(Reading):
+    """A range whose blocks are made on a thread when they are asked for, some at a time."""
+
+    def __init__(self, find: Callable[[], DataWorkerService], what: ReadRequest) -> None:
+        self._find = find
+        self._what = what
+        self._range: Range | None = None
+        self._failure: Exception | None = None
+
+    async def next(self) -> Sequence[Column]:
+        service = self._find()
+        found = self._range = self._range or await service.find(self._what)
+        if self._failure is not None:
+            raise self._failure
+        with found.scope.entered():
+            return await service.threads.run(lambda: self._made(found.blocks))
+
+    def _made(self, blocks: Blocks) -> Sequence[Column]:
+        made: list[Column] = []
+        end = time.perf_counter() + _SECONDS_AT_ONCE
+        try:
+            while len(made) < _MOST_AT_ONCE and time.perf_counter() < end:
+                block = next(blocks, None)
+                if block is None:
+                    break
+                made.append(block)
+        except Exception as error:
+            if not made:
+                raise
+            self._failure = error  # after those before it
+        return made
+
+    async def close(self) -> None:
+        self._range = None

@@ -1,0 +1,51 @@
+"""Cuts and joins blocks of elements to the size in which they travel."""
+
+import time
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.columns import Column, concatenate
+from fedstack.service.data.datasets.blocks import Blocks, block_bytes, pieces
+
+# How long an element may wait for those that travel with it.
+_SECONDS_TOGETHER = 0.005
+
+# Some elements, and whether it is known that there are none after them.
+Sized: TypeAlias = tuple[Column, bool]
+
+
+def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Sized]:
+    """Yields the elements of blocks in blocks of about so many bytes; with fewer in them where making them takes long.
+
+    Only small ones are joined, which copies them.
+
+    Args:
+      blocks: The elements.
+      element: Their type.
+      most_bytes: How many bytes of elements a block has at most, unless one element has more.
+    """
+    held: list[Column] = []
+    held_bytes, begun = 0, time.perf_counter()
+    for block in blocks:
+        for piece, size in _cut(block, element, most_bytes):
+            if held and held_bytes + size > most_bytes:
+                yield concatenate(held, element), False
+                held, held_bytes = [], 0
+            held.append(piece)
+            held_bytes += size
+            if held_bytes >= most_bytes or time.perf_counter() - begun > _SECONDS_TOGETHER:
+                yield concatenate(held, element), False
+                held, held_bytes, begun = [], 0, time.perf_counter()
+    if held:
+        yield concatenate(held, element), True
+
+
+def _cut(block: Column, element: Type, most_bytes: int) -> Iterator[tuple[Column, int]]:
+    """Yields the pieces of a block, and about how many bytes each has."""
+    size = block_bytes(block, element)
+    if size <= most_bytes:
+        yield block, size
+        return
+    for piece in pieces(block, max(1, most_bytes * len(block) // size)):
+        yield piece, size * len(piece) // len(block)

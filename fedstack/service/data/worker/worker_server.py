@@ -1,0 +1,138 @@
+"""Defines data workers as servers of their own."""
+
+import os
+from collections.abc import Iterable
+from typing import cast
+
+import attrs
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.values.number_checks import check_number
+from fedstack.errors import InvalidValueError
+from fedstack.service.cluster.server_config import check_calls_with
+from fedstack.service.data.serving.hosting import hosted
+from fedstack.service.data.serving.local_servers import GRPC, connect
+from fedstack.service.data.worker.data_worker_service import DataWorkerService
+from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
+from fedstack.service.server.owned_server import OwnedServer
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.io_loop import io_loop
+
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+def _roots(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]") -> tuple[str, ...]:
+    given = [roots] if isinstance(roots, (str, os.PathLike)) else list(roots)
+    return tuple(os.path.realpath(root) for root in given)
+
+
+@attrs.frozen
+class WorkerConfig:
+    """How a data worker reads and serves.
+
+    Attributes:
+      dispatcher_address: Where its dispatcher is.
+      worker_address: Where those who read dial it, with `%port%` for its port, as in `"data-1:%port%"`; by default
+        where it listens.
+      port: Where it listens; 0 for any port that is free.
+      protocol: How it is dialled: `"grpc"`, or `"grpc+local"` by this process alone, without a server.
+      heartbeat_interval_ms: How often it tells the dispatcher that it is there; by default as often as that says.
+      dispatcher_timeout_ms: How long to wait for the dispatcher when it starts; by default not at all, and it attends
+        when the dispatcher is there.
+      host: A name or an address of this machine. Others than its loopback need TLS.
+      data_roots: The folders below which it reads files of datasets; by default none.
+      policy: Which functions the definitions of datasets may bring: by default neither modules nor code.
+      credentials: The certificate and key for TLS, and what is asked of those who read.
+      token_file: A file with tokens, one a line, of which those who read must know one.
+      insecure: Whether other machines may reach it without TLS.
+      calls_with: What it dials the dispatcher with, and functions other servers: its own certificate and token.
+      limits: How much those who read may have.
+      service_limits: How large computations and values may be.
+      server_limits: How much they may have of the server itself.
+    """
+
+    dispatcher_address: str
+    worker_address: str | None = None
+    port: int = 0
+    protocol: str = GRPC
+    heartbeat_interval_ms: float | None = None
+    dispatcher_timeout_ms: float | None = None
+    host: str = attrs.field(default="127.0.0.1", kw_only=True)
+    data_roots: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=_roots)
+    policy: CarrierPolicy = attrs.field(factory=CarrierPolicy, kw_only=True)
+    credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
+    token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
+    insecure: bool = attrs.field(default=False, kw_only=True)
+    calls_with: ClientCredentials | None = attrs.field(default=None, kw_only=True)
+    limits: DataWorkerLimits = attrs.field(factory=DataWorkerLimits, kw_only=True)
+    service_limits: ServiceLimits = attrs.field(factory=ServiceLimits, kw_only=True)
+    server_limits: ServerLimits = attrs.field(factory=ServerLimits, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        check_calls_with(self.calls_with)
+        if not isinstance(cast(object, self.dispatcher_address), str) or not self.dispatcher_address:
+            raise InvalidValueError(
+                f"Expected the address of a dispatcher, found {self.dispatcher_address!r}; give dispatcher_address, "
+                "such as a DispatchServer's target"
+            )
+        for name in ("heartbeat_interval_ms", "dispatcher_timeout_ms"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name))
+        if self.host in _EVERYWHERE and self.worker_address is None:
+            raise InvalidValueError(
+                f"Expected a worker_address for a worker that listens at {self.host}, found none; say where those who "
+                'read dial it, as in "data-1.example:%port%"'
+            )
+
+
+class WorkerServer(OwnedServer):
+    """A data worker: it reads datasets for those who take their elements, and attends at a dispatcher.
+
+        worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))
+
+    It serves at once, and attends in the background: again when the dispatcher was away, or was started anew. It stops
+    at the end of a block, with `stop()`, and when nothing refers to it any more.
+
+    Args:
+      config: How it reads and serves.
+      start: Whether to start it at once, else `start()` or a block does.
+      port, dispatcher_address, worker_address, protocol: Instead of a configuration; see `WorkerConfig`.
+
+    Raises:
+      InvalidValueError: If there is no dispatcher's address, or the configuration does not fit it.
+      AddressError: If it cannot listen at its port.
+      WorkerUnavailableError: If the dispatcher does not answer within `dispatcher_timeout_ms`.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig | None = None,
+        start: bool = True,
+        *,
+        port: int = 0,
+        dispatcher_address: str = "",
+        worker_address: str | None = None,
+        protocol: str | None = None,
+    ) -> None:
+        if config is None:
+            config = WorkerConfig(dispatcher_address, worker_address, port, protocol or GRPC)
+        elif port or dispatcher_address or worker_address or protocol:
+            raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
+        self._config = config
+        interval = config.heartbeat_interval_ms
+        self._service = DataWorkerService(
+            DispatcherStub(connect(config.dispatcher_address, config.calls_with)),
+            worker_address=config.worker_address,
+            attends_seconds=None if interval is None else interval / 1000,
+            limits=config.limits,
+            policy=config.policy,
+            data_roots=config.data_roots,
+            service_limits=config.service_limits,
+            calls_with=config.calls_with,
+        )
+        super().__init__(hosted([self._service], config), start)
+
+    def _has_started(self) -> None:
+        if self._config.dispatcher_timeout_ms is not None:
+            io_loop.run_sync(self._service.attending.wait(self._config.dispatcher_timeout_ms / 1000))

@@ -1,0 +1,51 @@
+"""Speaks the service of data workers."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from fedstack.errors import RemoteError
+from fedstack.proto.data_service_pb2 import ReadRequest
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.peers.executor_stub import SOON_SECONDS
+from fedstack.transport.peers.service_stub import ServiceStub
+from fedstack.transport.wire.parcels import Incoming
+from fedstack.transport.wire.wholes import WHOLE
+
+DATA_WORKER = "fedstack.v1.DataWorker"
+# How often a data worker shows that it is alive.
+HEARTBEAT_SECONDS = 1.0
+
+
+class DataWorkerStub(ServiceStub):
+    """Calls one data worker. Its coroutines run on the transport's loop.
+
+    Args:
+      connection: The way to it. It is closed with this.
+    """
+
+    _PEER = "the data worker"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        connection.learn((WHOLE,))  # all of them take such messages
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: ReadRequest) -> AsyncGenerator[Incoming, None]:
+        """Reads a block of elements: a header of `ReadResponse`, then their bytes.
+
+        Raises:
+          RemoteError: If the peer is no data worker, and likely another server than was meant.
+        """
+        soon = self._control_seconds + SOON_SECONDS
+        try:
+            answer = self.exchange(f"/{DATA_WORKER}/Read", request, (), HEARTBEAT_SECONDS, soon_seconds=soon)
+            async with answer as incoming:
+                yield incoming
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            raise RemoteError(
+                f"Expected a data worker at {self.address}, found a server that is none; correct host and port, or "
+                "start one there (fedstack serve --data-worker)",
+                code=error.code,
+            ) from error
