@@ -5,7 +5,7 @@ The branches answer one question: what can the user do about it?
 * fix the computation: `InvalidComputationError`, `UnsupportedIntrinsicError`, `LeafError`;
 * fix the value: `TypeMismatchError`, `InvalidValueError`, `CardinalityError`, `ForeignValueError`;
 * fix the program around it: `ClosedError`, `ClosureCancelledError`, `ContextError`;
-* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `MembershipError`,
+* fix the deployment: `CarrierError`, `ResourceLimitError`, `AddressError`, `JournalError`, `MembershipError`,
   `ProtocolVersionError`, `AuthenticationError`, `RemoteError`;
 * try again: everything that is also the language's `RetryableError`.
 
@@ -114,6 +114,10 @@ class ContextError(FedstackError, RuntimeError):
 
 class AddressError(FedstackError, OSError):
     """A server cannot listen where it was told to; the message says what is in the way."""
+
+
+class JournalError(FedstackError, OSError):
+    """What a server has written down cannot be used: it is damaged, in use, or of another program; which file."""
 
 
 class MembershipError(InvalidValueError):

@@ -95,7 +95,15 @@ PUBLIC_NAMES = {
         "local_worker_pool",
         "wait_for_addresses",
     ],
-    "fedstack.service.data": ["DataWorkerLimits", "Dataset", "WorkerConfig", "WorkerServer"],
+    "fedstack.service.data": [
+        "DataWorkerLimits",
+        "Dataset",
+        "DispatchServer",
+        "DispatcherConfig",
+        "DispatcherLimits",
+        "WorkerConfig",
+        "WorkerServer",
+    ],
     "fedstack.service.coordinator": [
         "AsyncClusterCoordinator",
         "AsyncVariable",

@@ -105,6 +105,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.concurrency.thread_pool._serving.jobs": (None, "what the current thread works at"),
     "executors.concurrency.thread_pool._pools": (None, "pools that are open"),
     "service._MODULES": (CONSTANT, "names of modules"),
+    "service.data._MODULES": (CONSTANT, "names of modules"),
     "service.data.datasets.definitions._FILES": (CONSTANT, "formats of files"),
     "service.data.datasets.definitions._SOURCES": (CONSTANT, "kinds of sources"),
     "service.data.datasets.definitions._STEPS": (CONSTANT, "kinds of steps"),

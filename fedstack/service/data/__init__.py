@@ -8,14 +8,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedstack.service.data.datasets.dataset import Dataset
+    from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
     from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
-    from fedstack.service.limits.limits import DataWorkerLimits
+    from fedstack.service.limits.limits import DataWorkerLimits, DispatcherLimits
 
-__all__ = ["DataWorkerLimits", "Dataset", "WorkerConfig", "WorkerServer"]
+__all__ = [
+    "DataWorkerLimits",
+    "Dataset",
+    "DispatchServer",
+    "DispatcherConfig",
+    "DispatcherLimits",
+    "WorkerConfig",
+    "WorkerServer",
+]
 
 _MODULES = {
     "DataWorkerLimits": "limits.limits",
     "Dataset": "data.datasets.dataset",
+    "DispatchServer": "data.dispatcher.dispatch_server",
+    "DispatcherConfig": "data.dispatcher.dispatch_server",
+    "DispatcherLimits": "limits.limits",
     "WorkerConfig": "data.worker.worker_server",
     "WorkerServer": "data.worker.worker_server",
 }

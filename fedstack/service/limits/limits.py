@@ -131,6 +131,28 @@ class DataWorkerLimits:
     stream_lease_seconds: float = _seconds(60.0, "nobody may ask for the elements of a stream")
 
 
+@attrs.frozen(kw_only=True)
+class DispatcherLimits:
+    """The limits of a dispatcher of the data service.
+
+    Attributes:
+      max_datasets: Datasets that are registered.
+      max_definition_bytes: Bytes of the definition of a dataset, its arrays included.
+      max_passes: Passes over datasets that are open, or may be resumed.
+      max_consumers: Consumers that take part in passes.
+      max_data_workers: Workers at the same time that read data.
+
+    Raises:
+      InvalidValueError: If a number is out of its range.
+    """
+
+    max_datasets: int = _count(10_000, "datasets")
+    max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
+    max_passes: int = _count(10_000, "passes over datasets at a time")
+    max_consumers: int = _count(10_000, "consumers in passes at a time")
+    max_data_workers: int = _count(10_000, "workers at a time that read data")
+
+
 def option_of(name: str) -> str:
     """Returns the option of `fedstack serve` that sets a limit."""
     return f"--{name.replace('_', '-')}"

@@ -1,0 +1,155 @@
+"""Runs a dispatcher of the data service in this process."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import attrs
+
+from fedstack.computations.values.number_checks import MOST_BYTES, whole_number_validator
+from fedstack.errors import InvalidValueError
+from fedstack.service.data.dispatcher.dispatch_service import DispatchService, Times
+from fedstack.service.data.dispatcher.journal import Journal
+from fedstack.service.data.serving.hosting import hosted
+from fedstack.service.data.serving.local_servers import GRPC
+from fedstack.service.limits.limits import DispatcherLimits, ServerLimits
+from fedstack.service.server.owned_server import OwnedServer
+from fedstack.transport.grpc.credentials import ServerCredentials
+
+_logger = logging.getLogger(__name__)
+_count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
+
+
+@attrs.frozen
+class DispatcherConfig:
+    """How a `DispatchServer` serves. What is `None` has its default.
+
+    Attributes:
+      port: The port; 0 for any that is free.
+      protocol: `"grpc"`, or `"grpc+local"` for consumers and workers in this process only.
+      work_dir: The folder of its journal; it is made if there is none.
+      fault_tolerant_mode: Whether to keep in the journal what it knows, so that all goes on where it was when it has
+        been started again. Needs `work_dir`.
+      worker_addresses: The workers that may attend, as `host`, `host:port` or `host:%port%`; `None` for any.
+      job_gc_check_interval_ms: How often it looks for passes that nobody wants any more; a minute.
+      job_gc_timeout_ms: How long it keeps a pass without consumers; 5 minutes. One that may be resumed is kept longer.
+      worker_timeout_ms: After how much silence a worker is lost; 5 seconds.
+      consumer_timeout_ms: After how much silence a consumer is lost; 10 seconds.
+      resume_timeout_ms: How long a pass without consumers is kept that may be resumed; a day.
+      host: A name or an address of this machine. Others than its loopback need TLS.
+      credentials: The certificate and key for TLS, and what is asked of clients.
+      token_file: A file with tokens, one a line, of which clients must know one.
+      insecure: Whether other machines may reach it without TLS.
+      limits: How much clients may have.
+      server_limits: How much they may have of the server itself.
+
+    Raises:
+      InvalidValueError: If a number is out of its range, or there is no folder for the journal.
+    """
+
+    port: int = attrs.field(default=0, validator=whole_number_validator(0, 65_535))
+    protocol: str = GRPC
+    work_dir: str | os.PathLike[str] | None = None
+    fault_tolerant_mode: bool = False
+    worker_addresses: Sequence[str] | None = None
+    job_gc_check_interval_ms: int | None = attrs.field(default=None, validator=_count)
+    job_gc_timeout_ms: int | None = attrs.field(default=None, validator=_count)
+    worker_timeout_ms: int | None = attrs.field(default=None, validator=_count)
+    consumer_timeout_ms: int | None = attrs.field(default=None, validator=_count, kw_only=True)
+    resume_timeout_ms: int | None = attrs.field(default=None, validator=_count, kw_only=True)
+    host: str = attrs.field(default="127.0.0.1", kw_only=True)
+    credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
+    token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
+    insecure: bool = attrs.field(default=False, kw_only=True)
+    limits: DispatcherLimits = attrs.field(factory=DispatcherLimits, kw_only=True)
+    server_limits: ServerLimits = attrs.field(factory=ServerLimits, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.fault_tolerant_mode and self.work_dir is None:
+            raise InvalidValueError(
+                "Expected a work_dir for fault_tolerant_mode, found none; give a folder for the journal"
+            )
+        if isinstance(cast(object, self.worker_addresses), str):
+            raise InvalidValueError(f"Expected worker_addresses as a list, found {self.worker_addresses!r}")
+
+    def times(self) -> Times:
+        """Returns how long the dispatcher waits for what."""
+        given = {
+            "worker": self.worker_timeout_ms,
+            "consumer": self.consumer_timeout_ms,
+            "check": self.job_gc_check_interval_ms,
+            "idle": self.job_gc_timeout_ms,
+            "resume": self.resume_timeout_ms,
+        }
+        return Times(**{name: ms / 1000 for name, ms in given.items() if ms is not None})
+
+
+class DispatchServer(OwnedServer):
+    """The dispatcher of a data service: datasets are registered here, and the work on them is divided here.
+
+        dispatcher = DispatchServer(DispatcherConfig(work_dir="/srv/dispatcher", fault_tolerant_mode=True))
+        worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher.target))
+
+    It stops at the end of a block, with `stop()`, and when nothing refers to it any more.
+
+    Args:
+      config: How it serves.
+      start: Whether to start it at once, else `start()` or a block does.
+      port, protocol: Instead of a configuration; see `DispatcherConfig`.
+
+    Raises:
+      InvalidValueError: If the configuration does not fit the address.
+      AddressError: If it cannot listen at its port; the message says why.
+      JournalError: If another dispatcher uses the journal, or it is damaged.
+    """
+
+    def __init__(
+        self,
+        config: DispatcherConfig | None = None,
+        start: bool = True,
+        *,
+        port: int | None = None,
+        protocol: str | None = None,
+    ) -> None:
+        if config is None:
+            config = DispatcherConfig(port or 0, protocol or GRPC)
+        elif not isinstance(cast(object, config), DispatcherConfig):
+            raise InvalidValueError(f"Expected a DispatcherConfig, found {config!r}; a port goes into port=")
+        elif port is not None or protocol is not None:
+            raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
+        self._config = config
+        journal = Journal(_folder(config))
+        try:
+            service = DispatchService(
+                journal, worker_addresses=config.worker_addresses, times=config.times(), limits=config.limits
+            )
+            server = hosted([service], config)
+        except BaseException:
+            journal.close()
+            raise
+        super().__init__(server, start)
+
+    @property
+    def target(self) -> str:
+        """The address to dial, with the real port: `grpc://host:port`, or `grpcs://host:port` with TLS.
+
+        Raises:
+          ClosedError: If it has not been started.
+        """
+        address = self._server.target
+        if self._config.protocol != GRPC:
+            return address
+        credentials = self._config.credentials
+        return f"grpc{'s' * (credentials is not None and credentials.uses_tls)}://{address}"
+
+
+def _folder(config: DispatcherConfig) -> Path | None:
+    """Returns where to keep the journal, if there is to be one."""
+    if config.work_dir is None:
+        return None
+    if not config.fault_tolerant_mode:
+        _logger.warning("Without fault_tolerant_mode the dispatcher writes nothing to its work_dir")
+        return None
+    return Path(config.work_dir)

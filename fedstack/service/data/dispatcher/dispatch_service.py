@@ -1,0 +1,369 @@
+"""Serves the dispatcher: it knows datasets and workers, and divides the work on the ones among the others."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import attrs
+
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.off_loop import off_loop, read_message
+from fedstack.executors.worker.received import receive
+from fedstack.proto import data_service_pb2 as messages
+from fedstack.service.data.dispatcher import datasets, passes
+from fedstack.service.data.dispatcher.attendance import Attendance
+from fedstack.service.data.dispatcher.journal import Journal, Tables
+from fedstack.service.data.dispatcher.ranges import MOST_NUMBER, Guarantee, Policy
+from fedstack.service.executor.requests import control
+from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.transport.peers.dispatcher_stub import DISPATCHER
+from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.leases import Leases
+from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, Service, UploadMethod
+from fedstack.transport.wire.parcels import Incoming, Parcel
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+_LONGEST_WAIT_SECONDS = 60.0
+_MAX_ID_BYTES = 64
+_ATTENDS_SECONDS = 1.0
+_SIGNS_IN_A_LEASE = 4
+_STOPPING = "The dispatcher is stopping; wait until it has been started again"
+
+
+@attrs.frozen(kw_only=True)
+class Times:
+    """How long a dispatcher waits for what, in seconds.
+
+    Attributes:
+      worker: The silence after which a worker is lost.
+      consumer: The silence after which a consumer is lost.
+      check: The time between two looks for passes that nobody wants any more.
+      idle: For how long a pass without consumers is kept.
+      resume: For how long one is kept whose consumers may resume.
+    """
+
+    worker: float = 5.0
+    consumer: float = 10.0
+    check: float = 60.0
+    idle: float = 300.0
+    resume: float = 24 * 3600.0
+
+
+class DispatchService(Service):
+    """The dispatcher of a data service.
+
+    Args:
+      journal: Where it keeps what it knows; it is closed with the service.
+      worker_addresses: Which workers may attend: `host`, `host:port` or `host:%port%`; `None` for any.
+      times: How long it waits for what.
+      limits: How much clients may have.
+      clock: Tells the time in seconds.
+      wall_clock: Tells it in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        *,
+        worker_addresses: Sequence[str] | None = None,
+        times: Times | None = None,
+        limits: DispatcherLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._journal = journal or Journal()
+        self._limits = limits or DispatcherLimits()
+        self._times = times or Times()
+        self._clock, self._wall_clock = clock, wall_clock
+        self._threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
+        with self._journal.transaction() as tables:
+            known = dict(tables.execute("SELECT worker, address FROM workers"))
+            here = passes.live_consumers(tables)
+        # Those that were there when it was last heard of have the time of a lease from now on.
+        self._attendance = Attendance(known, worker_addresses, self._limits, self._times.worker, clock)
+        self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
+        for consumer in here:
+            self._consumers.open(consumer, self._times.consumer)
+        self._waiting: dict[bytes, set[asyncio.Future[None]]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._draining = self._closed = False
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Method]]:
+        """The methods of the gRPC service."""
+        return {
+            DISPATCHER: {
+                "Register": UploadMethod(self.register),
+                "Describe": control(messages.DescribeDatasetRequest, self.describe),
+                "Define": DownloadMethod(self.define),
+                "OpenPass": control(messages.OpenPassRequest, self.open_pass),
+                "Take": control(messages.TakeRequest, self.take),
+                "Release": control(messages.ReleasePassRequest, self.release),
+                "Attend": control(messages.AttendRequest, self.attend),
+                "ListWorkers": control(messages.ListWorkersRequest, self.list_workers),
+            }
+        }
+
+    async def register(self, incoming: Incoming) -> bytes:
+        """Registers a dataset."""
+        received = await receive(incoming, messages.RegisterDatasetRequest)
+        dataset = received.message.dataset
+        datasets.check_dataset(dataset, self._limits)
+        buffer = memoryview(bytearray(dataset.definition_bytes))
+        await received.rest.read_into([buffer])
+        await off_loop(lambda: datasets.check_definition(dataset, buffer))
+
+        def keep(tables: Tables) -> messages.DatasetDescription:
+            registered = datasets.register(tables, dataset, self._limits)
+            self._journal.keep_definition(dataset.digest, bytes(buffer))
+            return registered
+
+        return self._known_here(await self._run(keep)).SerializeToString()
+
+    async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
+        """Describes a dataset."""
+        return self._known_here(await self._run(lambda tables: datasets.find_dataset(tables, request)))
+
+    async def define(self, content: bytes) -> Answers:
+        """Sends the definition of a dataset."""
+        request = await read_message(messages.DescribeDatasetRequest, content)
+
+        def read(tables: Tables) -> tuple[messages.DatasetDescription, bytes]:
+            found = datasets.find_dataset(tables, request)
+            return found, self._journal.definition(found.digest)
+
+        found, definition = await self._run(read)
+        yield Parcel(self._known_here(found).SerializeToString(), [memoryview(definition)])
+
+    async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
+        """Lets a consumer take part in a pass."""
+        self._check_incarnation(request.incarnation)
+        _check_request(request)
+
+        def open(tables: Tables) -> messages.OpenPassResponse:
+            dataset = datasets.find_dataset(tables, messages.DescribeDatasetRequest(digest=request.digest))
+            return passes.open_pass(tables, request, dataset, self._limits)
+
+        response = await self._run(open)
+        self._shows_life((response.pass_id, request.consumer))
+        response.incarnation = self._journal.incarnation
+        response.lease_seconds = self._times.consumer
+        return response
+
+    async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
+        """Notes what a consumer has read, and gives it more; waits for some if it is told to."""
+        self._check_incarnation(request.incarnation)
+        consumer = request.pass_id, request.consumer
+        loop = asyncio.get_running_loop()
+        end = loop.time() + max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS))
+        with self._held(consumer):
+            while True:
+                workers, version = self._attendance.workers, self._attendance.version
+                may_wait = loop.time() < end and request.workers_version == version and not self._draining
+                # Before it is looked: what happens meanwhile is not missed.
+                with self._waiter(request.pass_id) as news:
+                    ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
+                    taken = await self._run(ask)
+                    if taken.wakes:
+                        self._wake(request.pass_id, but=news)
+                    if not (taken.is_empty and may_wait):
+                        break
+                    await asyncio.wait([news], timeout=end - loop.time())
+        if taken.is_empty and self._draining:
+            raise WorkerUnavailableError(_STOPPING)
+        self._shows_life(consumer)
+        response = messages.TakeResponse.FromString(taken.answer)
+        response.workers_version = version
+        if request.workers_version != version:
+            response.worker.extend(_addresses(workers))
+        return response
+
+    async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
+        """Lets a consumer leave."""
+        self._check_incarnation(request.incarnation)
+        wakes = await self._run(lambda tables: passes.release(tables, request, self._wall_clock()))
+        self._consumers.end((request.pass_id, request.consumer))
+        if wakes:
+            self._wake(request.pass_id)
+        return messages.ReleasePassResponse()
+
+    async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
+        """Notes that a worker is there, or leaves."""
+        worker = request.worker
+        if request.leaves:
+            is_news = self._attendance.leave(worker.worker)
+        else:
+            is_news = self._attendance.attend(worker.worker, worker.address)
+        if is_news:
+            what = "leaves" if request.leaves else "attends"
+            _logger.info("The data worker at %s %s", worker.address, what)
+            await self._workers_changed()
+        self._watch()
+        lease = self._times.worker
+        return messages.AttendResponse(
+            incarnation=self._journal.incarnation,
+            interval_seconds=min(_ATTENDS_SECONDS, lease / _SIGNS_IN_A_LEASE),
+            lease_seconds=lease,
+        )
+
+    async def list_workers(self, request: messages.ListWorkersRequest) -> messages.ListWorkersResponse:
+        """Lists the workers that are there."""
+        return messages.ListWorkersResponse(worker=_addresses(self._attendance.workers))
+
+    async def _run(self, work: Callable[[Tables], _T]) -> _T:
+        """Does the work of a transaction on the thread that the journal has."""
+
+        def transact() -> _T:
+            with self._journal.transaction() as tables:
+                return work(tables)
+
+        return await self._on_thread(transact)
+
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        try:
+            return await self._threads.run(work)
+        except ClosedError as error:
+            raise WorkerUnavailableError(_STOPPING) from error
+
+    async def _workers_changed(self) -> None:
+        self._wake()
+        workers = self._attendance.workers
+
+        def write(tables: Tables) -> None:
+            tables.execute("DELETE FROM workers")
+            tables.executemany("INSERT INTO workers VALUES (?, ?)", workers.items())
+
+        await self._run(write)
+
+    def _known_here(self, dataset: messages.DatasetDescription) -> messages.DatasetDescription:
+        dataset.incarnation = self._journal.incarnation
+        return dataset
+
+    def _check_incarnation(self, incarnation: bytes) -> None:
+        if incarnation and incarnation != self._journal.incarnation:
+            raise StaleSessionError(
+                "The dispatcher was started again and had no journal, so that it does not know this pass; begin a new "
+                "one, and give the dispatcher work_dir and fault_tolerant_mode=True"
+            )
+
+    @contextlib.contextmanager
+    def _held(self, consumer: tuple[bytes, bytes]) -> Generator[None, None, None]:
+        """Keeps a consumer from being lost while it waits."""
+        is_held = self._consumers.hold(consumer)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._consumers.release(consumer)
+
+    def _shows_life(self, consumer: tuple[bytes, bytes]) -> None:
+        if not self._consumers.renew(consumer):
+            self._consumers.end(consumer)
+            self._consumers.open(consumer, self._times.consumer)
+        self._watch()
+
+    @contextlib.contextmanager
+    def _waiter(self, pass_id: bytes) -> Generator["asyncio.Future[None]", None, None]:
+        """Gives a future that is done when there may be something new for those who wait for a pass."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(pass_id, set())
+        waiting.add(news)
+        try:
+            yield news
+        finally:
+            waiting.discard(news)
+            if not waiting and self._waiting.get(pass_id) is waiting:
+                del self._waiting[pass_id]
+
+    def _wake(self, pass_id: bytes | None = None, but: "asyncio.Future[None] | None" = None) -> None:
+        """Wakes those who wait for a pass, or for any."""
+        passes_of = list(self._waiting.values()) if pass_id is None else [self._waiting.get(pass_id, set())]
+        for news in [news for waiting in passes_of for news in waiting]:
+            if news is not but and not news.done():
+                news.set_result(None)
+
+    def _watch(self) -> None:
+        """Looks after what ends by itself, from now on."""
+        if self._watching is None and not self._closed:
+            self._watching = start_apart(self._look_after())
+
+    async def _look_after(self) -> None:
+        collected = self._clock()
+        while True:
+            times = self._times
+            expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
+            await asyncio.sleep(min(times.worker, times.consumer, *(t for t in expiries if t is not None)))
+            try:
+                await self._expire()
+                if self._clock() >= collected + times.check:
+                    collected = self._clock()
+                    await self._collect()
+            except FedstackError as error:  # of the disk: it may be better next time
+                _logger.error("Looking after passes failed: %s", error)
+
+    async def _expire(self) -> None:
+        lost = self._attendance.expire()
+        for address in lost:
+            _logger.warning("The data worker at %s is lost: silent for %g s", address, self._times.worker)
+        if lost:
+            await self._workers_changed()
+        for pass_id, consumer in self._consumers.expired():
+            _logger.info("A consumer is lost: silent for %g s", self._times.consumer)
+            lose = functools.partial(passes.lose_consumer, pass_id=pass_id, consumer=consumer, now=self._wall_clock())
+            if await self._run(lose):
+                self._wake(pass_id)
+
+    async def _collect(self) -> None:
+        now, times = self._wall_clock(), self._times
+        if await self._run(lambda tables: passes.collect(tables, now, times.idle, times.resume)):
+            await self._on_thread(self._journal.compact)
+
+    def drain(self) -> None:
+        """Lets nobody wait any more: whoever asks is to come again when it has been started again."""
+        self._draining = True
+        self._wake()
+
+    async def close(self) -> None:
+        """Ends all work and closes the journal. Idempotent."""
+        if self._closed:
+            return
+        self._draining = self._closed = True
+        self._wake()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._on_thread(self._journal.close)
+        self._threads.close()
+
+    def __repr__(self) -> str:
+        return f"<DispatchService with {len(self._attendance.workers)} workers, {self._journal!r}>"
+
+
+def _addresses(workers: Mapping[bytes, str]) -> Iterable[messages.DataWorkerAddress]:
+    return [messages.DataWorkerAddress(worker=worker, address=address) for worker, address in workers.items()]
+
+
+def _check_request(request: messages.OpenPassRequest) -> None:
+    for what, size, most in (
+        ("an id of the consumer", len(request.consumer), _MAX_ID_BYTES),
+        ("job_name", len(request.job_name.encode()), datasets.MAX_NAME_BYTES),
+        ("target_workers", len(request.target_workers.encode()), datasets.MAX_NAME_BYTES),
+    ):
+        if size > most:
+            raise InvalidValueError(f"Expected {what} of at most {most} bytes, found {size}")
+    if not request.consumer or request.repetition > MOST_NUMBER:
+        raise InvalidValueError(
+            f"Expected a consumer with an id, and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
+            f"and {request.repetition}"
+        )
+    if request.policy not in (Policy.OFF, Policy.DYNAMIC) or request.guarantee not in Guarantee.values():
+        raise InvalidValueError(
+            "Expected OFF or DYNAMIC as sharding policy, and a guarantee that this release knows, found "
+            f"{request.policy} and {request.guarantee}"
+        )

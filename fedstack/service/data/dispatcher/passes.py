@@ -1,0 +1,285 @@
+"""Knows who takes part in which pass over a dataset, and answers them.
+
+Nothing here waits, and all time is given. Each function is (a part of) one transaction over the tables of a journal.
+"""
+
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import attrs
+
+from fedstack.errors import InvalidValueError, StaleSessionError
+from fedstack.proto.data_service_pb2 import (
+    DatasetDescription,
+    OpenPassRequest,
+    OpenPassResponse,
+    ReleasePassRequest,
+    TakeRequest,
+    TakeResponse,
+)
+from fedstack.service.data.dispatcher.journal import Tables
+from fedstack.service.data.dispatcher.ranges import (
+    MOST_NUMBER,
+    Guarantee,
+    Pass,
+    Policy,
+    begin_lists,
+    free,
+    hand_out,
+    is_exhausted,
+    settle,
+    taken,
+)
+from fedstack.service.limits.limits import DispatcherLimits, exceeded
+
+# A consumer that resumes skips so many numbers: requests of its former self are older then, whenever they come.
+_NUMBERS_SKIPPED = 1 << 32
+
+
+@attrs.frozen
+class Taken:
+    """What a consumer gets.
+
+    Attributes:
+      answer: The message, without news of workers.
+      is_empty: Whether there was nothing for it, and may be later.
+      wakes: Whether there may be something now for others that wait.
+    """
+
+    answer: bytes
+    is_empty: bool
+    wakes: bool
+
+
+def open_pass(
+    tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits
+) -> OpenPassResponse:
+    """Lets a consumer take part in a pass, which begins if there is none yet.
+
+    Args:
+      tables: What is known.
+      request: What the consumer asks for.
+      dataset: The dataset that has the digest.
+      limits: How many passes and consumers there may be.
+
+    Raises:
+      InvalidValueError: If the job is one over another dataset, or of another kind; or the consumer is to resume a pass
+        that is not there, or that cannot be resumed.
+      ResourceLimitError: If there are too many.
+    """
+    wanted = _wanted(request)
+    _check_job(tables, wanted)
+    found = _find(tables, "job = ? AND owner = ? AND repetition = ?", wanted.job, wanted.owner, wanted.repetition)
+    if found is not None and found.digest != wanted.digest:
+        raise InvalidValueError("Expected a consumer with an id of its own, found that of one of another dataset")
+    if request.resumes:
+        _check_resumes(tables, found, request.consumer)
+    one = found or _begin(tables, wanted, dataset, limits)
+    row = _row(tables, one.id, request.consumer)
+    if row is None:
+        _check_room(tables, "consumers", limits, "max_consumers")
+    _, number, answer = row or (True, 0, None)
+    if request.resumes:
+        number, answer = (number // _NUMBERS_SKIPPED + 1) * _NUMBERS_SKIPPED, None
+    tables.execute(
+        "INSERT OR REPLACE INTO consumers VALUES (?, ?, 1, ?, ?)", (one.id, request.consumer, number, answer)
+    )
+    tables.execute("UPDATE passes SET idle_since = NULL WHERE pass = ?", (one.id,))
+    had = taken(tables, one, request.consumer)
+    is_over = found is not None and not had and is_exhausted(tables, one, request.consumer)
+    return OpenPassResponse(pass_id=one.id, taken=had, next_number=number + 1, is_over=is_over)
+
+
+def take(tables: Tables, request: TakeRequest, workers: Collection[bytes], may_wait: bool) -> Taken:
+    """Hands out ranges, and notes what has become of those that were handed out before.
+
+    Args:
+      tables: What is known.
+      request: What the consumer says and wants.
+      workers: The workers that are there.
+      may_wait: Whether to ask again rather than to answer that there is nothing.
+
+    Raises:
+      InvalidValueError: If another one with the same id has resumed since.
+      StaleSessionError: If there is no such pass or consumer any more.
+    """
+    one, is_here, number, answer = _consumer(tables, request.pass_id, request.consumer)
+    if request.number < number or request.number > MOST_NUMBER:
+        raise InvalidValueError(
+            f"Expected request {number + 1} of a consumer, found {request.number}; another process has resumed with "
+            "its cursor since: let one at a time do so"
+        )
+    if request.number == number and answer is not None:
+        return Taken(answer, is_empty=False, wakes=False)
+    if not is_here:
+        _revive(tables, one, request.consumer)
+    wakes = settle(tables, one, request.consumer, request.finished, request.given_back)
+    ranges = list(hand_out(tables, one, request.consumer, request.want, workers))
+    is_over = is_exhausted(tables, one, request.consumer)
+    if is_over and not one.is_sealed:
+        tables.execute("UPDATE passes SET is_sealed = 1 WHERE pass = ?", (one.id,))
+    answer = TakeResponse(range=ranges, is_exhausted=is_over).SerializeToString()
+    is_empty = not (ranges or is_over)
+    # Without a range the answer has nothing that must not come twice; while one waits there is none yet.
+    if request.want and not (is_empty and may_wait):
+        tables.execute(
+            "UPDATE consumers SET number = ?, answer = ? WHERE pass = ? AND consumer = ?",
+            (request.number, answer, one.id, request.consumer),
+        )
+    return Taken(answer, is_empty, wakes)
+
+
+def release(tables: Tables, request: ReleasePassRequest, now: float) -> bool:
+    """Lets a consumer leave; returns whether there may be something now for others that wait."""
+    found = _find(tables, "pass = ?", request.pass_id)
+    if found is None:
+        return False
+    wakes = settle(tables, found, request.consumer, request.finished, request.given_back)
+    return _part(tables, found, request.consumer, now, request.may_resume) or wakes
+
+
+def lose_consumer(tables: Tables, pass_id: bytes, consumer: bytes, now: float) -> bool:
+    """Gives up a consumer that is silent; returns whether there may be something now for others that wait."""
+    found = _find(tables, "pass = ?", pass_id)
+    return found is not None and _part(tables, found, consumer, now, may_resume=True)
+
+
+def live_consumers(tables: Tables) -> Sequence[tuple[bytes, bytes]]:
+    """Lists the consumers that take part, each with its pass."""
+    return tables.execute("SELECT pass, consumer FROM consumers WHERE is_here = 1").fetchall()
+
+
+def collect(tables: Tables, now: float, idle_seconds: float, resume_seconds: float) -> int:
+    """Deletes passes that have been without consumers for too long; returns how many.
+
+    Args:
+      tables: What is known.
+      now: The time in seconds since the epoch.
+      idle_seconds: How long they are kept.
+      resume_seconds: How long they are kept if consumers may resume them.
+    """
+    old = tables.execute(
+        "SELECT pass FROM passes WHERE idle_since < ? OR (idle_since < ? AND guarantee != ?)",
+        (now - resume_seconds, now - idle_seconds, Guarantee.EXACTLY_ONCE),
+    ).fetchall()
+    for (pass_id,) in old:
+        _delete(tables, pass_id)
+    return len(old)
+
+
+def _wanted(request: OpenPassRequest) -> Pass:
+    """Returns the pass that is asked for, without an id."""
+    return Pass(
+        id=b"",
+        job=request.job_name,
+        owner=b"" if request.job_name else request.consumer,
+        repetition=request.repetition,
+        digest=request.digest,
+        policy=request.policy,
+        guarantee=request.guarantee or Guarantee.AT_MOST_ONCE,
+        target=request.target_workers.upper() or "AUTO",
+        num_splits=0,
+        is_whole=False,
+        next_range=1,
+        is_sealed=False,
+        idle_since=None,
+    )
+
+
+def _check_job(tables: Tables, wanted: Pass) -> None:
+    """Checks that passes of a job are alike."""
+    found = _find(tables, "job = ? AND job != ''", wanted.job)
+    if found is None:
+        return
+    for what, has, asked in (
+        ("dataset", found.digest.hex()[:32], wanted.digest.hex()[:32]),
+        ("sharding policy", _name(Policy, found.policy), _name(Policy, wanted.policy)),
+        ("guarantee", _name(Guarantee, found.guarantee), _name(Guarantee, wanted.guarantee)),
+        ("target_workers", found.target, wanted.target),
+    ):
+        if has != asked:
+            raise InvalidValueError(
+                f"Expected the {what} of job {wanted.job!r}, which is {has}, found {asked}; consumers that share a job "
+                "want the same: choose another job_name"
+            )
+
+
+def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
+    if found is not None and not found.can_resume:
+        raise InvalidValueError(
+            f"Expected a cursor of a pass with guarantee 'exactly_once', found {_name(Guarantee, found.guarantee)!r}"
+        )
+    known = found is not None and _row(tables, found.id, consumer) is not None
+    if not known:
+        raise InvalidValueError(
+            "Expected a cursor of a pass that the dispatcher knows, found another; passes without consumers are "
+            "collected after a while: begin a new one, without resume"
+        )
+
+
+def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits) -> Pass:
+    _check_room(tables, "passes", limits, "max_passes")
+    is_whole = wanted.policy == Policy.OFF and bool(dataset.after)
+    one = attrs.evolve(wanted, id=secrets.token_bytes(16), num_splits=dataset.num_splits, is_whole=is_whole)
+    tables.execute(f"INSERT INTO passes VALUES ({', '.join('?' * 13)})", attrs.astuple(one))
+    begin_lists(tables, one)
+    return one
+
+
+def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:
+    """Lets a consumer take part no more; returns whether that concerns others."""
+    tables.execute("UPDATE consumers SET is_here = 0 WHERE pass = ? AND consumer = ?", (one.id, consumer))
+    wakes = free(tables, one, consumer)
+    some = tables.execute("SELECT 1 FROM consumers WHERE pass = ? AND is_here = 1", (one.id,)).fetchone()
+    if some is None and not one.is_shared and not (may_resume and one.can_resume):
+        _delete(tables, one.id)
+    elif some is None:
+        tables.execute("UPDATE passes SET idle_since = ? WHERE pass = ?", (now, one.id))
+    return wakes
+
+
+def _revive(tables: Tables, one: Pass, consumer: bytes) -> None:
+    """Lets a consumer that was given up take part again, where it has lost nothing."""
+    if not one.can_resume:
+        raise StaleSessionError(
+            "The dispatcher has given up this consumer, which was silent for too long, and what it had taken; begin a "
+            "new pass"
+        )
+    tables.execute("UPDATE consumers SET is_here = 1 WHERE pass = ? AND consumer = ?", (one.id, consumer))
+    tables.execute("UPDATE passes SET idle_since = NULL WHERE pass = ?", (one.id,))
+
+
+def _delete(tables: Tables, pass_id: bytes) -> None:
+    for table in ("ranges", "consumers", "lists", "passes"):
+        tables.execute(f"DELETE FROM {table} WHERE pass = ?", (pass_id,))
+
+
+def _consumer(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[Pass, bool, int, bytes | None]:
+    found = _find(tables, "pass = ?", pass_id)
+    row = None if found is None else _row(tables, found.id, consumer)
+    if found is None or row is None:
+        raise StaleSessionError(
+            "Expected a consumer of a pass, found one that the dispatcher does not know, or no longer; begin a new pass"
+        )
+    return found, *row
+
+
+def _row(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[bool, int, bytes | None] | None:
+    query = "SELECT is_here, number, answer FROM consumers WHERE pass = ? AND consumer = ?"
+    return tables.execute(query, (pass_id, consumer)).fetchone()
+
+
+def _find(tables: Tables, where: str, *values: object) -> Pass | None:
+    row = tables.execute(f"SELECT * FROM passes WHERE {where}", values).fetchone()
+    return None if row is None else Pass(*row)
+
+
+def _check_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str) -> None:
+    (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
+    if count >= getattr(limits, limit):
+        raise exceeded(limits, limit, advice="let others end")
+
+
+def _name(kind: Any, value: int) -> str:
+    return str(kind.Name(value)).lower() if kind.DESCRIPTOR.values_by_number.get(value) else str(value)
