@@ -91,7 +91,9 @@ def test_a_value_of_a_worker_that_was_started_anew_is_rebuilt(servers: list[Serv
             assert coordinator.schedule(lambda x: float(x.sum()), (first,)).get(timeout=20.0) == 10.0
 
 
-def test_a_worker_that_is_stopped_is_done_without_and_comes_back(servers: list[Server]) -> None:
+def test_a_worker_that_is_stopped_is_done_without_and_comes_back(
+    servers: list[Server], caplog: pytest.LogCaptureFixture
+) -> None:
     with coordinator_of(servers) as coordinator:
         assert coordinator.schedule(square, (3,)).get(timeout=20.0) == 9
         os.kill(servers[0].process.pid, signal.SIGSTOP)
@@ -102,6 +104,7 @@ def test_a_worker_that_is_stopped_is_done_without_and_comes_back(servers: list[S
                 for _ in as_completed(values, timeout=5.0):
                     found += 1
             assert found >= 60 - 8
+            assert f"{servers[0].target} has not answered for 2 s; it gets no more calls" in caplog.text
         finally:
             os.kill(servers[0].process.pid, signal.SIGCONT)
         coordinator.join(timeout=60.0)

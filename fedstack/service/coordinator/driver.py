@@ -249,6 +249,12 @@ class Driver:
             self._workforce.replace(site, error)
         self.turn()
 
+    def silent(self, place: Place, is_silent: bool) -> None:
+        """Notes that a place does not answer, or does so again."""
+        with self._lock:
+            self._scheduler.silent(place, is_silent)
+        self.turn()
+
     def holds(self, closure: Closure, place: Place, held: Held) -> None:
         """Notes that a place has got the value of a closure from elsewhere."""
         with self._lock:

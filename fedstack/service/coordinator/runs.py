@@ -68,15 +68,16 @@ class Runs:
         """Runs closures of one number of clients at a site, and then those that follow there."""
         running: dict[ExecutorValue, Closure] = {}
         try:
-            while True:
-                for closure in closures:
-                    await self._prepare(site, closure, running)
-                    if site.place.lost:
-                        return  # what ran there is queued again
-                closures = self._tell(site, await self._outcomes(site, clients, running), clients)
-                if not closures and not running:
-                    return
-                self._scheduler.calls_begin(site.place, 1)
+            with site.in_use():
+                while True:
+                    for closure in closures:
+                        await self._prepare(site, closure, running)
+                        if site.place.lost:
+                            return  # what ran there is queued again
+                    closures = self._tell(site, await self._outcomes(site, clients, running), clients)
+                    if not closures and not running:
+                        return
+                    self._scheduler.calls_begin(site.place, 1)
         except Exception as error:
             self._broken(site, [*closures, *running.values()], error)
         finally:

@@ -3,6 +3,7 @@
 import abc
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,7 @@ from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 from fedstack.service.coordinator.calls.calls import Argument, Call, Function, Known, Lasting, Opened, Result
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
+from fedstack.service.coordinator.silence import SilenceWatch
 from fedstack.transport.peers.executor_stub import ExecutorStub
 
 # Values of one worker are disposed of in batches of so many.
@@ -59,6 +61,10 @@ class Values(Protocol):
         """Notes that a place has got the value of a closure."""
         ...
 
+    def silent(self, place: Place, is_silent: bool, /) -> None:
+        """Notes that a place does not answer, or does so again."""
+        ...
+
 
 Outcomes = Mapping[ExecutorValue, Exception | None]
 
@@ -85,6 +91,10 @@ class Site(abc.ABC):
     @abc.abstractmethod
     async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
         """Runs values; returns of those that end first why they failed, and else `None`."""
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Returns a block in which something is to run here."""
+        return nullcontext()
 
     @abc.abstractmethod
     async def stop(self, held: Sequence[Held]) -> None:
@@ -199,6 +209,7 @@ class RemoteSite(Site):
     def __init__(self, stub: ExecutorStub, place: Place, values: Values) -> None:
         super().__init__(place, values)
         self._stub = stub
+        self._watch = SilenceWatch(stub, lambda is_silent: values.silent(place, is_silent))
 
     def _make_executor(self, clients: int) -> Executor:
         executor = RemoteExecutor(self._stub, _DISPOSE_BATCH)
@@ -207,13 +218,22 @@ class RemoteSite(Site):
         return executor
 
     async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
-        return {**await cast(RemoteExecutor, executor).start(cast("Sequence[VerbValue]", values))}
+        outcomes = await cast(RemoteExecutor, executor).start(cast("Sequence[VerbValue]", values))
+        self._watch.heard()
+        return {**outcomes}
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self._watch.while_in_use()
 
     async def stop(self, held: Sequence[Held]) -> None:
         for executor in self._executors.values():
             values = [cast(VerbValue, one.value) for one in held if one.executor is executor]
             if values:
                 await cast(RemoteExecutor, executor).stop(values)
+
+    def close(self) -> None:
+        self._watch.close()
+        super().close()
 
 
 class LocalSite(Site):

@@ -82,6 +82,21 @@ def test_a_link_of_a_chain_goes_out_as_soon_as_the_one_before_has_ended() -> Non
         assert world.given() == {"worker 0": [after]}
 
 
+def test_a_place_that_does_not_answer_gets_nothing_more_until_it_does() -> None:
+    world = World(2, most_running=2)
+    a, b = world.add("a"), world.add("b")
+    assert world.given() == {"worker 0": ["a"], "worker 1": ["b"]}
+    world.scheduler.silent(world.places[0], True)
+    world.done(b)
+    world.add("c")
+    world.add("d")
+    world.add("e")
+    assert world.given() == {"worker 1": ["c", "d"]}
+    world.scheduler.silent(world.places[0], False)
+    world.done(a)
+    assert world.given() == {"worker 0": ["e"]}
+
+
 def test_what_comes_while_a_call_is_under_way_waits_a_moment_for_others() -> None:
     world = World()
     world.add("a")

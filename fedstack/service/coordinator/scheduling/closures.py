@@ -36,6 +36,7 @@ class Place:
       values: The closures whose values it holds.
       calls: How many calls to it are under way.
       due: When it may be given more although calls are under way.
+      silent: Whether it does not answer, and gets nothing more.
       lost: Whether it is gone.
     """
 
@@ -45,6 +46,7 @@ class Place:
     values: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     calls: int = 0
     due: float = 0.0
+    silent: bool = False
     lost: bool = False
 
     def __repr__(self) -> str:

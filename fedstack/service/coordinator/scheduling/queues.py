@@ -93,20 +93,23 @@ class Queues:
         if not (self._anywhere or self._suspects or any(self._places.values())):
             return None
         now = self._clock()
-        due = [place.due for place in self._places if place.due > now and len(place.running) < self._most_running]
+        due = [place.due for place in self._places if place.due > now and not self._is_full(place)]
         return min(due) - now if due else None
 
     def _takes_more(self, place: Place, now: float) -> bool:
-        if len(place.running) >= self._most_running or (place.calls and place.due > now):
+        if self._is_full(place) or (place.calls and place.due > now):
             return False
         return not any(closure.losses >= LOSSES_UNTIL_ALONE for closure in place.running)
+
+    def _is_full(self, place: Place) -> bool:
+        return place.silent or len(place.running) >= self._most_running
 
     def _next_for(self, place: Place, can_begin: Callable[[Closure], bool]) -> Closure | None:
         """Returns the closure that runs at a place next, if there is one."""
         candidates = [] if place.running else [self._suspects]
         candidates += [self._places[place], self._anywhere]
         # What others have and cannot run now is brought here last, with its arguments.
-        full = [queue for other, queue in self._places.items() if len(other.running) >= self._most_running]
+        full = [queue for other, queue in self._places.items() if self._is_full(other)]
         candidates += sorted(full, key=len, reverse=True)
         for queue in candidates:
             while queue:

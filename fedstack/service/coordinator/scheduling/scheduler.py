@@ -149,6 +149,10 @@ class Scheduler:
             else:
                 self._begin([closure], first=True)
 
+    def silent(self, place: Place, is_silent: bool) -> None:
+        """A place does not answer, or does so again: meanwhile others get what could run there."""
+        place.silent = is_silent
+
     def assignments(self) -> list[tuple[Place, list[Closure]]]:
         """Returns which closures run where from now on: each list goes to its place in one call, or a few."""
         return self._queues.assignments(self._can_begin)

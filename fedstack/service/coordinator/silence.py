@@ -1,0 +1,94 @@
+"""Notices that a worker which is in use says nothing, long before it counts as lost."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator
+
+from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import start_apart
+
+_logger = logging.getLogger(__name__)
+# A worker of which nothing was heard for so long is asked whether it is there, and has so long to answer.
+_QUIET_SECONDS = 0.5
+_ANSWER_SECONDS = 1.5
+_LOOKS = 3
+
+
+class SilenceWatch:
+    """Asks a worker that is quiet whether it is there, as long as it is in use.
+
+    That it is lost is decided elsewhere, and later: it may only stand still, and what it runs would run twice.
+
+    Args:
+      stub: Calls the worker.
+      told: Is told whether it is silent, when that changes.
+    """
+
+    def __init__(self, stub: ExecutorStub, told: Callable[[bool], None]) -> None:
+        self._stub = stub
+        self._told = told
+        self._users = 0
+        self._heard = 0.0
+        self._is_silent = False
+        self._task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def while_in_use(self) -> Generator[None, None, None]:
+        """Watches the worker during the block."""
+        self._users += 1
+        if self._task is None:
+            self.heard()
+            self._task = start_apart(self._watch())
+        try:
+            yield
+        finally:
+            self._users -= 1
+
+    def heard(self) -> None:
+        """The worker has said something."""
+        self._heard = self._stub.io.time()
+
+    def close(self) -> None:
+        """Watches no longer. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        try:
+            while self._users:
+                pause = self._heard + _QUIET_SECONDS - self._stub.io.time()
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                else:
+                    await self._ask()
+                    self.heard()
+        finally:
+            self._task = None
+        if self._is_silent:  # whoever uses it next finds out
+            self._is_silent = False
+            self._told(False)
+
+    async def _ask(self) -> None:
+        question = start_apart(self._stub.handshake())
+        question.add_done_callback(consume_exception)
+        try:
+            for _ in range(_LOOKS):  # if this process stood still meanwhile, the answer needs a moment more
+                await asyncio.wait([question], timeout=_ANSWER_SECONDS / _LOOKS)
+        finally:
+            question.cancel()
+        is_silent = not question.done()
+        if is_silent is self._is_silent:
+            return
+        self._is_silent = is_silent
+        if is_silent:
+            _logger.warning(
+                "The worker at %s has not answered for %g s; it gets no more calls until it does, and those that it "
+                "runs go to others once it counts as lost",
+                self._stub.address,
+                _QUIET_SECONDS + _ANSWER_SECONDS,
+            )
+        else:
+            _logger.warning("The worker at %s answers again", self._stub.address)
+        self._told(is_silent)
