@@ -113,7 +113,6 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service.data.datasets.files._TRUTH": (CONSTANT, "texts"),
     "service.data.datasets.sources._registered": (None, "generator functions that this process has registered"),
     "service.data.serving.local_servers._servers._servers": (None, "servers of this process that have started"),
-    "service.data._MODULES": (CONSTANT, "names of modules"),
     "service.rpc._MODULES": (CONSTANT, "names of modules"),
     "service.coordinator.variables.held_variable._servers._items": (100, "servers of variables; of allowed code alone"),
     "service.executor.updates._OPERATIONS": (CONSTANT, "operations"),
