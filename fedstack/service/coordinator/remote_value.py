@@ -33,14 +33,13 @@ class RemoteValue(ArgumentOnly):
         self._owner = owner  # a coordinator that nobody refers to is closed
         self._driver = driver
         self._closure = closure
-        self._type = call.result_type
-        self._boxed = call.boxed
+        self._result = call.result_of(closure)
         weakref.finalize(self, driver.drop, closure).atexit = False
 
     @property
     def type_signature(self) -> Type:
         """The type of the value, as a worker has it: of a Python function's that of a box with any value."""
-        return self._type
+        return self._result.type_signature
 
     @property
     def closure(self) -> Closure:
@@ -60,7 +59,7 @@ class RemoteValue(ArgumentOnly):
         """
         if self._driver is not driver:
             raise ForeignValueError(f"Expected a value of this coordinator, found {self!r} of another one")
-        return Result(self._closure, self._type, self._boxed)
+        return self._result
 
     def done(self) -> bool:
         """Returns whether the call has ended, also if it has failed or was cancelled."""
@@ -89,7 +88,7 @@ class RemoteValue(ArgumentOnly):
 
     def result_of(self, payload: object) -> object:
         """Returns the value of a payload, in the containers of its type."""
-        return unboxed(cast(Box, payload)) if self._boxed else to_result(payload, self._type)
+        return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
         closure = self._closure

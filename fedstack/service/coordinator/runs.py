@@ -68,7 +68,7 @@ class Runs:
         """Runs closures of one number of clients at a site, and then those that follow there."""
         running: dict[ExecutorValue, Closure] = {}
         try:
-            with site.in_use():
+            with site.in_use(clients):
                 while True:
                     for closure in closures:
                         await self._prepare(site, closure, running)

@@ -2,8 +2,9 @@
 
 import abc
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
@@ -31,6 +32,8 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 
 # Values of one worker are disposed of in batches of so many.
 _DISPOSE_BATCH = 500
+# One executor for each number of clients; of more than this those that hold nothing are closed.
+_MOST_EXECUTORS = 16
 
 
 @attrs.frozen(eq=False)
@@ -81,6 +84,7 @@ class Site(abc.ABC):
         self.place = place
         self._values = values
         self._executors: dict[int, Executor] = {}
+        self._uses = Counter[int]()
         self._lasting: dict[Executor, WeakKeyDictionary[Function | Lasting, asyncio.Future[ExecutorValue]]] = {}
         self._brought: dict[tuple[Executor, Closure], asyncio.Future[ExecutorValue]] = {}
 
@@ -92,9 +96,14 @@ class Site(abc.ABC):
     async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
         """Runs values; returns of those that end first why they failed, and else `None`."""
 
-    def in_use(self) -> AbstractContextManager[None]:
-        """Returns a block in which something is to run here."""
-        return nullcontext()
+    @contextlib.contextmanager
+    def in_use(self, clients: int) -> Generator[None, None, None]:
+        """A block in which something with a number of clients is to run here."""
+        self._uses[clients] += 1
+        try:
+            yield
+        finally:
+            self._uses[clients] -= 1
 
     @abc.abstractmethod
     async def stop(self, held: Sequence[Held]) -> None:
@@ -102,11 +111,24 @@ class Site(abc.ABC):
 
     def executor(self, clients: int) -> Executor:
         """Returns the executor for a number of clients."""
-        found = self._executors.get(clients)
+        found = self._executors.pop(clients, None)
         if found is None:
-            found = self._executors[clients] = self._make_executor(clients)
+            self._close_idle()
+            found = self._make_executor(clients)
             self._lasting[found] = WeakKeyDictionary()
+        self._executors[clients] = found  # last: it was used last
         return found
+
+    def _close_idle(self) -> None:
+        """Makes room for another executor, if there are many, and those used longest ago are of no use."""
+        if len(self._executors) < _MOST_EXECUTORS:
+            return
+        held = [cast("Held | None", closure.held.get(self.place)) for closure in list(self.place.values)]
+        needed = {one.executor for one in held if one is not None}
+        for clients, executor in list(self._executors.items())[: 1 - _MOST_EXECUTORS]:
+            if not self._uses[clients] and executor not in needed:
+                self._close_executor(self._executors.pop(clients))
+                del self._lasting[executor]
 
     def is_quick(self, call: Call) -> bool:
         """Returns whether nothing has to be brought here before a call can begin."""
@@ -222,8 +244,10 @@ class RemoteSite(Site):
         self._watch.heard()
         return {**outcomes}
 
-    def in_use(self) -> AbstractContextManager[None]:
-        return self._watch.while_in_use()
+    @contextlib.contextmanager
+    def in_use(self, clients: int) -> Generator[None, None, None]:
+        with self._watch.while_in_use(), super().in_use(clients):
+            yield
 
     async def stop(self, held: Sequence[Held]) -> None:
         for executor in self._executors.values():

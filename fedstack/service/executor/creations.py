@@ -15,7 +15,7 @@ from fedstack.proto import extensions_pb2 as messages
 from fedstack.service.executor.requests import in_turns, read_value
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.sessions import Session, check_new_id
+from fedstack.service.executor.sessions.session import Session, check_new_id
 
 # What names and types add to a function.
 _FUNCTION_SPARE_BYTES = 1024

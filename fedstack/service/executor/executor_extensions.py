@@ -27,7 +27,7 @@ from fedstack.service.executor.phase_service import run_phase
 from fedstack.service.executor.requests import beats, control, in_turns, unary_sized
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.sessions import Session
+from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.starts import Starts
 from fedstack.service.executor.updates import Updates
 from fedstack.service.processes.resident_memory import resident_bytes

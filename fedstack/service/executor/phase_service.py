@@ -13,7 +13,7 @@ from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.isolation.isolated_phase import search_phase
 from fedstack.service.executor.sessions.held_values import create_known, known_payload, phases_in
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.sessions import Session, check_new_id
+from fedstack.service.executor.sessions.session import Session, check_new_id
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel
 

@@ -11,7 +11,7 @@ from fedstack.foundations.traceback_filter import without_frames
 from fedstack.proto.extensions_pb2 import StartResponse, Status
 from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.executor.sessions.sessions import Session
+from fedstack.service.executor.sessions.session import Session
 from fedstack.transport.wire.status import Code, StatusError, details_of
 
 # When some of a batch have ended, so long is waited for others to end too,

@@ -15,7 +15,7 @@ from fedstack.executors.worker.received import Received
 from fedstack.proto.extensions_pb2 import UpdateRequest
 from fedstack.service.executor.creations import Creations
 from fedstack.service.executor.sessions import held_values
-from fedstack.service.executor.sessions.sessions import Session
+from fedstack.service.executor.sessions.session import Session
 
 _OPERATIONS = {UpdateRequest.ADD: np.add, UpdateRequest.SUBTRACT: np.subtract}
 

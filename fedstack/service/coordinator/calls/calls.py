@@ -14,7 +14,7 @@ from fedstack.computations.types.language import (
     Type,
 )
 from fedstack.computations.types.type_checks import check_assignable
-from fedstack.computations.types.type_structure import fields_of, join_path
+from fedstack.computations.types.type_structure import fields_of, is_client_valued, join_path
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.snapshots import snapshot_of
@@ -59,11 +59,19 @@ class Lasting:
 
 @attrs.frozen(eq=False)
 class Result:
-    """One that is the value of a closure, or in the box that is."""
+    """One that is the value of a closure, or in the box that is.
+
+    Attributes:
+      closure: The closure.
+      type_signature: Its type.
+      boxed: Whether it is in a box.
+      clients: The number of clients that it has values of.
+    """
 
     closure: Closure
     type_signature: Type
     boxed: bool = False
+    clients: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -105,6 +113,11 @@ class Call:
     def result_type(self) -> Type:
         """The type of what it yields."""
         return self.function.type_signature.result
+
+    def result_of(self, closure: Closure) -> Result:
+        """Returns the value of the closure that runs this, as an argument of others."""
+        clients = self.clients if _has_clients(self.result_type) else 0
+        return Result(closure, self.result_type, self.boxed, clients)
 
 
 def function_name(computation: object) -> str:
@@ -158,6 +171,12 @@ def needs_of(argument: Argument | None) -> tuple[Closure, ...]:
     return ()
 
 
+def _has_clients(type_spec: Type) -> bool:
+    if isinstance(type_spec, StructType):
+        return any(_has_clients(member) for _, member in fields_of(type_spec))
+    return isinstance(type_spec, FederatedType) and is_client_valued(type_spec)
+
+
 def _has_names(parameter: Type | None) -> bool:
     return isinstance(parameter, StructType) and any(name is not None for name, _ in fields_of(parameter))
 
@@ -196,6 +215,7 @@ class _Reader:
             if result.boxed:
                 return Opened(self._opener_for(type_spec), result)
             check_assignable(type_spec, result.type_signature, path)
+            self.clients = self.clients or result.clients
             return result
         if isinstance(type_spec, StructType) and self._has_results(value):
             fields = fields_of(type_spec)

@@ -25,7 +25,8 @@ from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
 from fedstack.service.executor.sessions.running_work import RunningWork
-from fedstack.service.executor.sessions.sessions import Clock, Session, SessionTable
+from fedstack.service.executor.sessions.session import Session
+from fedstack.service.executor.sessions.sessions import Clock, SessionTable
 from fedstack.service.limits.limits import ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES

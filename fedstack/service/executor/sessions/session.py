@@ -1,0 +1,248 @@
+"""Defines what one client of an executor service has: an executor, values, and what runs for it."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.language import Executor, ExecutorValue
+from fedstack.errors import InvalidValueError, StaleSessionError
+from fedstack.observe.events import SessionClosed
+from fedstack.observe.observers import observers
+from fedstack.service.executor.sessions.held_values import SharedComputation
+from fedstack.service.limits.limits import ServiceLimits, exceeded
+from fedstack.transport.wire.status import Code, StatusError
+
+_T = TypeVar("_T")
+PULL_GRACE_SECONDS = 10.0
+_MAX_ID = 100
+
+
+def check_new_id(value_id: str) -> None:
+    """Checks an id that a client has chosen.
+
+    Raises:
+      InvalidValueError: If it is empty or long.
+    """
+    if not 0 < len(value_id) <= _MAX_ID:
+        raise InvalidValueError(
+            f"Expected an id of 1 to {_MAX_ID} characters for a new value, found one of {len(value_id)}"
+        )
+
+
+@attrs.define
+class Started:
+    """What one client has started, and how it ended.
+
+    Attributes:
+      running: The ids of values that run, each with the time of the loop at which it was started.
+      ended: How many have run.
+      failed: How many of these failed.
+    """
+
+    running: dict[str, float] = attrs.field(factory=dict[str, float])
+    ended: int = 0
+    failed: int = 0
+
+
+class _Kept(dict[str, Any]):
+    """What functions keep between calls. It counts as values of the session.
+
+    Args:
+      check_room: Raises if there is no room for one more.
+    """
+
+    def __init__(self, check_room: Callable[[], None]) -> None:
+        self._check_room = check_room
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self._check_room()
+        return super().setdefault(key, default)
+
+
+class Session:
+    """What one client has.
+
+    Attributes:
+      id: Names the session; random, so that it cannot be guessed and never comes back.
+      executor: Runs its computations.
+      clients: Its number of clients; of one that takes phases of any number, that of the last phase.
+      takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
+      bytes: How much its client has put into it.
+      features: What its client can do beyond the first release with extensions.
+      worker_index: Which of its client's workers this is; `None` where these have no numbers.
+      kept: What functions of its client keep between calls.
+      started: What its client has started.
+      updating: Is held where one value is put in place of another.
+      caller: Who has opened it, where that can be told.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        clients: int,
+        limits: ServiceLimits,
+        close: Callable[[], None],
+        *,
+        takes_any_number: bool = False,
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.executor = executor
+        self.clients = clients
+        self.takes_any_number = takes_any_number
+        self.bytes = 0
+        self.features: frozenset[str] = frozenset()
+        self.worker_index: int | None = None
+        self.kept: MutableMapping[str, Any] = _Kept(lambda: self.check_room(0))
+        self.caller = current_scope().caller
+        self.ended = ""
+        self.started = Started()
+        self.updating = asyncio.Lock()
+        self._limits = limits
+        self._close = close
+        self._values: dict[str, tuple[ExecutorValue, int]] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in order, unlike a set
+        self._pulls: dict[str, SharedComputation] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def find(self, value_id: str) -> ExecutorValue:
+        """Returns a value.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        found = self._values.get(value_id)
+        if found is None:
+            raise StatusError(
+                Code.NOT_FOUND,
+                f"Expected the id of a value in session {self.id[:8]}, found {value_id[:80]!r}; it was never created, "
+                "or has been disposed of",
+            )
+        return found[0]
+
+    def find_if_there(self, value_id: str) -> ExecutorValue | None:
+        """Returns a value, if there is one of that id."""
+        found = self._values.get(value_id)
+        return None if found is None else found[0]
+
+    def has(self, value_id: str) -> bool:
+        """Tells whether there is a value of that id."""
+        return value_id in self._values
+
+    def add(self, value: ExecutorValue, size: int = 0, value_id: str = "") -> str:
+        """Keeps a value, and returns its id.
+
+        Raises:
+          ResourceLimitError: If there are too many, or too many bytes of them.
+        """
+        self.check_room(size)
+        value_id = value_id or uuid.uuid4().hex
+        self._values[value_id] = (value, size)
+        self.bytes += size
+        return value_id
+
+    def replace(self, value_id: str, value: ExecutorValue) -> None:
+        """Puts a value of the same size in place of one."""
+        _, size = self._values[value_id]
+        self._values[value_id] = value, size
+        self._pulls.pop(value_id, None)
+
+    def check_room(self, size: int) -> None:
+        """Checks that there is room for one more value of a size.
+
+        Raises:
+          ResourceLimitError: If there is not.
+        """
+        if len(self._values) + len(self.kept) >= self._limits.max_values:
+            raise exceeded(self._limits, "max_values", advice="let go of some")
+        if self.bytes + size > self._limits.max_session_bytes:
+            raise exceeded(self._limits, "max_session_bytes", self.bytes + size, "let go of some")
+
+    def remove(self, value_id: str) -> bool:
+        """Lets go of a value; tells whether there was one."""
+        found = self._values.pop(value_id, None)
+        if found is None:
+            return False
+        self._pulls.pop(value_id, None)
+        self.bytes -= found[1]
+        return True
+
+    def cancel(self, value_id: str) -> None:
+        """Stops to compute a value, whoever waits for it, and lets go of it."""
+        pull = self._pulls.get(value_id)
+        self.remove(value_id)
+        self.started.running.pop(value_id, None)
+        if pull is not None:
+            pull.cancel()
+
+    def pull(self, value_id: str) -> SharedComputation:
+        """Starts to compute a value, or joins in.
+
+        Raises:
+          StatusError: If there is none of that id.
+        """
+        value = self.find(value_id)
+        pull = self._pulls.get(value_id)
+        if pull is None or pull.was_cancelled:
+            pull = self._pulls[value_id] = SharedComputation(value, PULL_GRACE_SECONDS)
+        return pull
+
+    def delivered(self, value_id: str) -> None:
+        """Notes that a client has what a value computed."""
+        self._pulls.pop(value_id, None)
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs work of the session, which the end of the session cancels.
+
+        Raises:
+          StaleSessionError: If the session ended.
+        """
+        task = asyncio.ensure_future(work)
+        self._tasks[task] = None
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.ended and task.cancelled():
+                raise stale_session(self.id, self.ended) from None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise
+        finally:
+            self._tasks.pop(task, None)
+
+    @property
+    def running(self) -> int:
+        """How much work runs."""
+        return len(self._tasks)
+
+    def end(self, why: str) -> None:
+        """Cancels the work, frees the values and gives the executor back."""
+        if self.ended:
+            return
+        self.ended = why
+        if observers.present:
+            observers.tell(SessionClosed(session=self.id[:8], reason=why))
+        for task in self._tasks:
+            task.cancel()
+        for pull in self._pulls.values():
+            pull.cancel()
+        self._pulls.clear()
+        self._values.clear()
+        self.kept.clear()
+        self.bytes = 0
+        self._close()
+
+
+def stale_session(session_id: str, why: str) -> StaleSessionError:
+    """Returns the error for a session that is not there."""
+    return StaleSessionError(
+        f"Expected a session of this server, found the id {session_id[:8]!r}; {why}; create the executor again"
+    )
