@@ -12,9 +12,9 @@ from calling import WALL
 from serving import served
 
 import fedstack
-from fedstack.command_line import serve_command
-from fedstack.command_line.cluster_options import listen_as_task
 from fedstack.command_line.environment_options import options_of as options_in
+from fedstack.command_line.serving import serve_command
+from fedstack.command_line.serving.cluster_options import listen_as_task
 from fedstack.service import ClusterSpec, wait_for_addresses
 from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials

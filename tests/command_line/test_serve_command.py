@@ -29,9 +29,10 @@ from serving import Server, served
 import fedstack
 from fedstack import errors
 from fedstack.__main__ import main
-from fedstack.command_line import environment_options, serve_command
+from fedstack.command_line import environment_options
 from fedstack.command_line.log_format import JsonFormatter
-from fedstack.service.limits.limits import ServerLimits, ServiceLimits
+from fedstack.command_line.serving import serve_command
+from fedstack.command_line.serving.serve_options import LIMITS
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -286,12 +287,7 @@ def test_more_clients_by_default_than_there_may_be_are_wrong_usage() -> None:
 
 @pytest.mark.parametrize(
     ("table", "field"),
-    [
-        (table, field.name)
-        for table in (ServiceLimits, ServerLimits)
-        for field in attrs.fields(table)
-        if field.name != "chunking"
-    ],
+    [(table, field.name) for table in LIMITS for field in attrs.fields(table) if field.name != "chunking"],
 )
 @pytest.mark.parametrize(
     "value", [0, -1, float("nan"), float("inf"), "1", None, True, 1 << 2000], ids=lambda value: str(value)[:9]

@@ -1,4 +1,4 @@
-"""Run as `python -m fedstack.command_line.pool_worker FOLDER OPTION…`: `fedstack serve` as a worker of a pool.
+"""Run as `python -m fedstack.command_line.serving.pool_worker FOLDER OPTION…`: `fedstack serve` as a worker of a pool.
 
 When the pool lets go of it, it removes the pool's folder too: a parent that was killed cannot.
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstack._version import __version__
-from fedstack.command_line import serve_command
 from fedstack.command_line.command import run_command_line
+from fedstack.command_line.serving import serve_command
 
 _FILES = "*.token", "*.sock"
 
