@@ -214,11 +214,13 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
 
 def with_columns(payload: Payload, type_spec: Type) -> Payload:
     """Returns a payload in which what differs by client is a column, as executors keep it, and not a list."""
+    if not contains_federated(type_spec):
+        return payload
     if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
         if isinstance(payload, Column):
             return payload
         return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
-    if isinstance(type_spec, StructType) and contains_federated(type_spec):
+    if isinstance(type_spec, StructType):
         members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
         return tuple(with_columns(member, member_type) for member, (_, member_type) in members)
     return payload

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.language import FederatedType, SequenceType, Struct, StructType, Type
+from fedstack.computations.types.language import FederatedType, SequenceType, Struct, StructType, TensorType, Type
 from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import contains_sequence, fields_of, is_client_valued, no_memory_for
 from fedstack.computations.values.columns import Column
@@ -38,6 +38,8 @@ def to_result(payload: object, type_spec: Type) -> object:
     Raises:
       InvalidComputationError: If a struct has both named and unnamed members, which no container can hold.
     """
+    if isinstance(type_spec, TensorType):
+        return _own(payload)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
             return [to_result(item, type_spec.member) for item in cast(Column, payload).items()]

@@ -55,6 +55,8 @@ def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Pay
     Raises:
       TypeMismatchError: If the value does not fit; the message has the path, and the client where there is one.
     """
+    if isinstance(type_spec, TensorType):  # first, here and elsewhere: what is small is made of these
+        return normalize_tensor(value, type_spec, path)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
             return _normalize_clients(value, type_spec, path)

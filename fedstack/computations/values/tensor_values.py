@@ -23,6 +23,9 @@ ReadTensor = Callable[[object, TensorType, str], object]
 _MAX_RANK = 64
 _PYTHON_KINDS: dict[type, str] = {bool: "b", int: "i", float: "f", complex: "c", str: "S", bytes: "S"}
 
+_INTEGER_TYPES = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+_INTEGERS = {kind: range(int(np.iinfo(kind).min), int(np.iinfo(kind).max) + 1) for kind in _INTEGER_TYPES}
+
 
 def kind_of_dtype(dtype: np.dtype) -> str:
     """Returns the kind of a dtype: b, i (signed or not), f (bfloat16 included), c, S, or ? for anything else."""
@@ -71,8 +74,14 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
     dtype = tensor.dtype
     if is_string(tensor):
         return _normalize_string(value, tensor, path)
-    if type(value) is dtype.type and is_scalar(tensor):
-        return value
+    if is_scalar(tensor):
+        if type(value) is dtype.type:
+            return value
+        # As below, where it takes ten times as long.
+        if type(value) is int and (some := _INTEGERS.get(dtype.type)) is not None and value in some:
+            return dtype.type(value)
+        if type(value) is float and dtype.type is np.float64:
+            return np.float64(value)
     _check_unmasked(value, tensor, path)
     if isinstance(value, np.ndarray):
         # As a plain array: a subclass (np.matrix, say) computes otherwise.

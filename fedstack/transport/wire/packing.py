@@ -87,13 +87,13 @@ class Packer:
         Raises:
           TypeMismatchError: If the payload does not fit the type, or a sequence is a one-shot iterator.
         """
-        if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+        if isinstance(type_spec, TensorType):
+            self._tensor(proto, payload, type_spec, path)
+        elif isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
             column = payload if isinstance(payload, Column) else _column(payload, type_spec, path)
             self._column(proto, column, type_spec.member, path)
         elif isinstance(type_spec, FederatedType):
             self.pack(proto, payload, type_spec.member, path)
-        elif isinstance(type_spec, TensorType):
-            self._tensor(proto, payload, type_spec, path)
         elif isinstance(type_spec, StructType):
             proto.struct.SetInParent()
             members = zip(_members(payload, type_spec, path), fields_of(type_spec))

@@ -75,19 +75,19 @@ class Incoming:
       is_here: Whether all of it has come with the header.
 
     Args:
-      pieces: Where it comes from.
+      pieces: Where it comes from; what has come already, as it is.
       run: Copies what has come; by default where that is awaited.
       on_heartbeat: Called with each heartbeat; `None` where there may be none.
     """
 
     def __init__(
         self,
-        pieces: AsyncIterator[Piece],
+        pieces: AsyncIterator[Piece] | Parcel,
         run: Run = _here,
         on_heartbeat: Callable[[Heartbeat], None] | None = None,
     ) -> None:
         self.is_here = False
-        self._pieces = pieces
+        self._pieces: AsyncIterator[Piece] | Parcel | None = pieces  # none where there is nothing left
         self._run = run
         self._on_heartbeat = on_heartbeat
         self._left = memoryview(b"")
@@ -98,15 +98,22 @@ class Incoming:
         Raises:
           InvalidValueError: If the stream does not begin with one.
         """
-        async for piece in self._pieces:
-            if isinstance(piece, Header):
-                return piece.content
-            if isinstance(piece, Parcel):
-                self.is_here = True
-                self._pieces = _Here(itertools.islice(pieces_of(piece), 1, None) if piece.segments else ())
-                return piece.header
-            self._take_heartbeat(piece)
+        pieces = self._pieces
+        if isinstance(pieces, Parcel):
+            return self._taken(pieces)
+        if pieces is not None:
+            async for piece in pieces:
+                if isinstance(piece, Header):
+                    return piece.content
+                if isinstance(piece, Parcel):
+                    return self._taken(piece)
+                self._take_heartbeat(piece)
         raise InvalidValueError("Expected a header and then data, found a stream that ended without one")
+
+    def _taken(self, parcel: Parcel) -> bytes:
+        self.is_here = True
+        self._pieces = _Here(itertools.islice(pieces_of(parcel), 1, None)) if parcel.segments else None
+        return parcel.header
 
     async def read_into(self, buffers: Sequence[memoryview]) -> None:
         """Returns when the segments are in the buffers.
@@ -117,6 +124,8 @@ class Incoming:
         Raises:
           InvalidValueError: If there are more bytes, or fewer, or other things than bytes.
         """
+        if self._pieces is None and not buffers:
+            return
         reader = SegmentReader(buffers)
         while (data := await self._next()) is not None:
             await self._feed(reader, data)
@@ -138,10 +147,12 @@ class Incoming:
         if self._left:
             left, self._left = self._left, memoryview(b"")
             return left
-        async for piece in self._pieces:
-            if isinstance(piece, Data):
-                return piece.data
-            self._take_heartbeat(piece)
+        pieces = self._pieces
+        if pieces is not None and not isinstance(pieces, Parcel):
+            async for piece in pieces:
+                if isinstance(piece, Data):
+                    return piece.data
+                self._take_heartbeat(piece)
         return None
 
     def _take_heartbeat(self, piece: Piece) -> None:
@@ -154,7 +165,7 @@ class Incoming:
 
 def incoming_of(parcel: Parcel, run: Run = _here) -> Incoming:
     """Returns a parcel that has come in, or comes where no connection is between."""
-    return Incoming(_Here([parcel]), run)
+    return Incoming(parcel, run)
 
 
 class _Here:

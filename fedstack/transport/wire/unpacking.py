@@ -76,17 +76,18 @@ class Unpacker:
         kind = proto.WhichOneof("kind")
         if kind == "array" and isinstance(type_spec, TensorType):  # first: most of what is small is made of these
             return array_from_proto(proto.array, type_spec.dtype, type_spec.shape, path=path)
+        if kind == "raw" and isinstance(type_spec, TensorType):
+            return self._raw(proto.raw, type_spec, path)
+        if kind == "struct" and isinstance(type_spec, StructType):
+            fields = fields_of(type_spec)
+            found = proto.struct.member
+            check_count(len(found), len(fields), type_spec, path)
+            members = zip(found, fields)
+            return tuple([self.unpack(m, t, join_path(path, n, i)) for i, (m, (n, t)) in enumerate(members)])
         if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
             return self._column(proto, type_spec.member, path)
         if isinstance(type_spec, FederatedType):
             return self.unpack(proto, type_spec.member, path)
-        if isinstance(type_spec, TensorType) and kind == "raw":
-            return self._raw(proto.raw, type_spec, path)
-        if isinstance(type_spec, StructType) and kind == "struct":
-            fields = fields_of(type_spec)
-            check_count(len(proto.struct.member), len(fields), type_spec, path)
-            members = zip(proto.struct.member, fields)
-            return tuple([self.unpack(m, t, join_path(path, n, i)) for i, (m, (n, t)) in enumerate(members)])
         if isinstance(type_spec, SequenceType) and kind == "elements":
             return ColumnSequence(self._elements(proto.elements, type_spec.element, path + ANY_ELEMENT))
         if isinstance(type_spec, SequenceType) and kind == "sequences":

@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from fedstack.computations.types.language import FederatedType, SequenceType, StructType, Type
+from fedstack.computations.types.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import fields_of, is_client_valued
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn
@@ -23,6 +23,8 @@ def is_quick(payload: object, type_spec: Type) -> bool:
 
 def _left(payload: object, type_spec: Type, steps: int) -> int:
     """Returns how many of so many steps are left when a payload has been written; a negative number for none."""
+    if isinstance(type_spec, TensorType):
+        return steps - 1 - _bytes(payload) // _BYTES_PER_STEP
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
             return _left_of_column(payload, type_spec.member, steps)
@@ -39,7 +41,7 @@ def _left(payload: object, type_spec: Type, steps: int) -> int:
         if isinstance(payload, ColumnSequence):
             return _left_of_rows(payload.column, type_spec.element, steps)
         return -1  # it may be a stream, which user code makes
-    return steps - 1 - _bytes(payload) // _BYTES_PER_STEP
+    return steps - 1
 
 
 def _left_of_rows(column: Column, element: Type, steps: int) -> int:
