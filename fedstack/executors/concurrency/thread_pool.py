@@ -123,8 +123,11 @@ class ThreadPool:
         """Begins without threads and work: in a forked child those of its parent are not there."""
         self.threads = 0
         self._jobs: TurnQueue[Job[Any]] = TurnQueue()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # for threads
+        self._room = threading.Condition(lock)  # for guests
         self._idle = 0
+        self._is_woken = False  # whether a thread without work is on its way to the jobs
         self._starting: set[int] = set()
         self.waiting: set[int] = set()  # the identities of threads without work
         # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
@@ -143,8 +146,18 @@ class ThreadPool:
             if self._closed:
                 raise ClosedError("The threads of this executor are closed; make a new executor")
             self._jobs.append(job, job.scope.owner)
-            self._changed.notify()
+            self._wake()
         self._start_threads()
+
+    def _wake(self) -> None:
+        """Wakes a thread for the jobs that wait, unless one is on its way, which wakes the next when it has taken one.
+
+        Where jobs are short the first thread does all of them. With a thread woken for each job these would wait for
+        each other: only one of them has the interpreter's lock.
+        """
+        if self._jobs and self.waiting and not self._is_woken:
+            self._is_woken = True
+            self._changed.notify()
 
     def run_here(self, work: Callable[[], _T]) -> _T:
         """Does work on the caller's thread, which counts as one of the pool's meanwhile, and waits until it may."""
@@ -155,7 +168,7 @@ class ThreadPool:
             # A thread that waits for jobs makes room: it looks how many there are before it begins one.
             self._waiting_guests += 1
             try:
-                self._changed.wait_for(lambda: self.threads - self._idle - self._replaced < self._max_threads)
+                self._room.wait_for(lambda: self.threads - self._idle - self._replaced < self._max_threads)
             finally:
                 self._waiting_guests -= 1
             self.threads += 1
@@ -174,7 +187,7 @@ class ThreadPool:
     def _let_callers_in(self) -> None:
         """Lets callers look whether there is room now for the work that they want to do themselves."""
         if self._waiting_guests:
-            self._changed.notify_all()
+            self._room.notify_all()
 
     def remove(self, job: Job[Any]) -> None:
         """Lets go of a job that is not to begin any more."""
@@ -270,13 +283,18 @@ class ThreadPool:
             if not self._jobs and not self._closed and not self._is_surplus():
                 thread = threading.get_ident()
                 self.waiting.add(thread)
-                self._changed.wait_for(lambda: self._jobs or self._closed, self._idle_seconds)
+                self._changed.wait_for(self._is_needed, self._idle_seconds)
                 self.waiting.discard(thread)
             self._idle -= 1
-            if self._jobs and not self._is_surplus():
-                return self._jobs.popleft()
-            self.threads -= 1
-            return None
+            job = self._jobs.popleft() if self._jobs and not self._is_surplus() else None
+            self.threads -= job is None
+            self._wake()
+            return job
+
+    def _is_needed(self) -> bool:
+        """Returns whether a thread without work is to stop waiting; one that is asked is on its way no longer."""
+        self._is_woken = False
+        return bool(self._jobs) or self._closed
 
     def _is_surplus(self) -> bool:
         """Returns whether there are more threads than there may be, because abandoned work has ended or callers work.
