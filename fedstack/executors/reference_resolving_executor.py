@@ -31,4 +31,4 @@ class ReferenceResolvingExecutor(WrapperExecutor):
             return await super().invoke(computation, payload)
         # Nobody sees values in between, and so none are recorded: half of what the verbs cost a small call.
         self.check_open()
-        return await engine.begin(plans.plan(message)).pull((), payload)
+        return await engine.run(plans.plan(message), payload)

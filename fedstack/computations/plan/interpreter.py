@@ -21,7 +21,7 @@ def run_once(program: Program, inputs: Sequence[Payload]) -> tuple[Payload, ...]
     Returns:
       The payloads of its results.
     """
-    return tuple(ProgramRunner(program).run(inputs, None))
+    return tuple(_runner(program).run(inputs, None))
 
 
 class ProgramRunner:
@@ -61,6 +61,11 @@ class ProgramRunner:
             payload = None if argument is None else argument(values)
             values[target] = operation.call(payload, client)
         return [result(values) for result in self._results]
+
+
+@made_once
+def _runner(program: Program) -> ProgramRunner:
+    return ProgramRunner(program)
 
 
 @made_once

@@ -27,7 +27,7 @@ from fedstack.computations.plan.tasks import (
     Task,
 )
 from fedstack.computations.types.language import FederatedType, StructType, Type
-from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
+from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients
 
 _TRANSPARENT = {
     "federated_broadcast",
@@ -54,6 +54,16 @@ def schedule(function: Function, *, fuse: bool = True) -> Schedule:
 @made_once
 def _fused(function: Function) -> Schedule:
     return _Cutter(function, fuse=True).cut()
+
+
+@made_once
+def only_task(function: Function) -> ServerTask | None:
+    """Returns the task of a computation that is one piece of server work on its argument; `None` for any other."""
+    tasks, result = _fused(function).tasks, _fused(function).result
+    task = tasks[0] if len(tasks) == 1 else None
+    if not isinstance(task, ServerTask) or result != Slot(task.target) or any(one != Slot(0) for one in task.inputs):
+        return None
+    return None if contains_federated(type_of(function.result)) else task
 
 
 @made_once

@@ -17,7 +17,7 @@ from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
-from fedstack.executors.base.schedule_run import ScheduleRun
+from fedstack.executors.base.schedule_run import ScheduleRun, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.folds.sinks import Sink
 from fedstack.foundations.error_text import name_text
@@ -84,6 +84,10 @@ class Engine(abc.ABC):
           function: What to run.
           in_parts: Whether members of the result are pulled one by one, so that each is to run what it needs only.
         """
+
+    async def run(self, function: Function, argument: object) -> object:
+        """Runs a function and returns the payload of its whole result."""
+        return await self.begin(function).pull((), argument)
 
     def over(self, wrap: "Callable[[ProgramEngine], ProgramEngine]") -> "Engine | None":
         """Returns the engine with something else in place of what runs its programs; `None` if they run elsewhere."""
@@ -161,6 +165,9 @@ class ProgramEngine(Engine):
 
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
         return ScheduleRun(function, self, 0, in_parts=in_parts)
+
+    async def run(self, function: Function, argument: object) -> object:
+        return await run_whole(function, self, 0, argument)
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""

@@ -21,7 +21,7 @@ from fedstack.computations.values.federated_values import wrong_number_of_client
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, tree_state
-from fedstack.executors.base.schedule_run import ScheduleRun, as_column
+from fedstack.executors.base.schedule_run import ScheduleRun, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.phase_events import told_phase
 from fedstack.executors.folds.aggregate_state import AggregateState
@@ -147,6 +147,9 @@ class PhaseEngine(Engine, PhaseRunner):
 
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
         return ScheduleRun(function, self, self.clients, in_parts=in_parts)
+
+    async def run(self, function: Function, argument: object) -> object:
+        return await run_whole(function, self, self.clients, argument)
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""
