@@ -218,7 +218,7 @@ class _Lease:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, FedstackError):
-            _tell_path(error, self._executor)
+            tell_path(error, self._executor)
         if isinstance(self._factory, ResourceManagingExecutorFactory):
             self._factory.release(self._executor, failed=error is not None)
         elif isinstance(error, Exception):
@@ -269,11 +269,12 @@ def telling_path(executor: Executor) -> Generator[None, None, None]:
     try:
         yield
     except FedstackError as error:
-        _tell_path(error, executor)
+        tell_path(error, executor)
         raise
 
 
-def _tell_path(error: FedstackError, executor: Executor) -> None:
+def tell_path(error: FedstackError, executor: Executor) -> None:
+    """Lets an error tell the stack in which it was raised, unless it knows better."""
     error.executor_path = error.executor_path or executor_path(executor)
 
 

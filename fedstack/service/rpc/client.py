@@ -1,6 +1,5 @@
 """Defines the client of registered methods."""
 
-import concurrent.futures
 import difflib
 import inspect
 import weakref
@@ -17,7 +16,7 @@ from fedstack.service.rpc.method_table import BLOCKING
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.io_loop import Outcome, start_apart
 from fedstack.transport.peers.method_stub import MethodStub
 
 
@@ -121,8 +120,8 @@ class Client(ClosesOnExit):
         try:
             return self._start(arguments, timeout_in_ms)
         except FedstackError as error:
-            failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            failed.set_exception(error)
+            failed = Outcome[Any]()
+            failed.tell(None, error)
             return StatusOrResult(failed, f"the call of {method_name!r}")
 
     def _start(self, arguments: Arguments, timeout_in_ms: float) -> "StatusOrResult[Any]":

@@ -142,7 +142,9 @@ class MethodCalls:
             raise self._closed_error()
         self._running += 1
         try:
-            work = self._call(arguments, prepared, self.io.time() + seconds if seconds else 0.0)
+            if not seconds:
+                return await self._call(arguments, prepared, 0.0)
+            work = self._call(arguments, prepared, self.io.time() + seconds)
             return await within(seconds, work, lambda: self._late(f"an answer of {arguments.name!r}", seconds))
         finally:
             self._running -= 1
@@ -165,7 +167,8 @@ class MethodCalls:
         while True:
             if prepared is None or prepared.signature is not signature:
                 prepared = await off_loop(functools.partial(prepare, signature, arguments))
-            await self._reach()
+            if not self._is_ready:
+                await self._reach()
             try:
                 result = await self._invoke(prepared, due)
             except WorkerUnavailableError as error:

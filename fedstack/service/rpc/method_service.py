@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import attrs
@@ -16,8 +16,8 @@ from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFact
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.federated_values import count_clients
 from fedstack.computations.values.messages.payload_sizes import is_quick
-from fedstack.contexts.invocation import telling_path
-from fedstack.errors import DeadlineExceededError, WorkerUnavailableError
+from fedstack.contexts.invocation import tell_path, telling_path
+from fedstack.errors import DeadlineExceededError, FedstackError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import VerbExecutor, pull
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -61,6 +61,7 @@ class MethodService(Service):
 
     def __init__(self, factory: ExecutorFactory | None = None, *, limits: ServiceLimits | None = None) -> None:
         self._core = ServiceCore(factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy())
+        self._give_back: Callable[[], None] | None = None
         self._table = MethodTable()
         self._here = SyncDriver(allow_loop=False)
         self._threads = LeafThreads(_MOST_AT_ONCE)
@@ -122,14 +123,15 @@ class MethodService(Service):
             self._core.work_for(current_scope().origin)
             chunking, seconds = self._core.limits.chunking, request.timeout_seconds
             packer = Packer(chunking.large_bytes, elements=True, sequences=True)
+            quick = self._at_hand if method.is_leaf else None
             if method.inline:
-                work = self._run(method, payload, packer, self._no_clients)
+                work = self._run(method, payload, packer, self._no_clients, quick)
                 header = self._here.run(work, inline=True)
             else:
                 progress = ProgressCounts() if method.has_clients else self._no_clients
-                work = self._run(method, payload, packer, progress)
+                work = self._run(method, payload, packer, progress, quick)
                 del payload
-                if method.is_leaf and self._drives_inline:
+                if quick is not None:
                     # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
                     job = self._threads.submit(functools.partial(self._here.run, work, inline=True))
                     loop = asyncio.get_running_loop()
@@ -163,8 +165,24 @@ class MethodService(Service):
         await received.end()
         return payload
 
-    async def _run(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
-        """Runs a method and returns the message of the answer; its large arrays are in the packer."""
+    async def _run(
+        self, method: Method, payload: object, packer: Packer, progress: ProgressCounts, at_hand: VerbExecutor | None
+    ) -> bytes:
+        """Runs a method and returns the message of the answer; its large arrays are in the packer.
+
+        Args:
+          method: The method.
+          payload: Its argument.
+          packer: Packs the answer.
+          progress: Counts clients, where there are any.
+          at_hand: What runs it; by default an executor that is lent for the number of clients.
+        """
+        if at_hand is not None:
+            try:
+                return await _computed(at_hand, method, payload, packer)
+            except FedstackError as error:
+                tell_path(error, at_hand)
+                raise
         parameter = method.signature.function.parameter
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
@@ -180,11 +198,14 @@ class MethodService(Service):
             give_back()
 
     @functools.cached_property
-    def _drives_inline(self) -> bool:
-        """Whether the factory's executors run functions on the thread that asks for it."""
+    def _at_hand(self) -> VerbExecutor | None:
+        """The executor without clients, lent until the end, if it runs functions on the thread that asks for it."""
         executor, give_back = self._core.sessions.lend({})
+        if isinstance(executor, VerbExecutor) and executor.drives_inline:
+            self._give_back = give_back
+            return executor
         give_back()
-        return isinstance(executor, VerbExecutor) and executor.drives_inline
+        return None
 
     async def _is_soon_done(self, job: "Future[bytes]", seconds: float) -> bool:
         """Waits for work on a thread until it is time to show that it goes on, or to end it."""
@@ -224,6 +245,9 @@ class MethodService(Service):
     async def close(self) -> None:
         """Ends all calls and closes the factory. Idempotent."""
         await self._core.close()
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
         self._here.close()
         self._threads.close()
 

@@ -1,12 +1,11 @@
 """Keeps the methods of a server by their names, and counts their calls."""
 
-import contextlib
 import difflib
 import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import attrs
 
@@ -40,28 +39,43 @@ class CallTimes:
         self.running = 0
         self._last: deque[float] = deque(maxlen=_LAST_TIMES)
 
-    @contextlib.contextmanager
-    def counted(self) -> Generator[None, None, None]:
+    def counted(self) -> "_Counted":
         """Counts a call, which is the block."""
-        begun = time.perf_counter()
-        self.running += 1
-        self.failed += 1
-        try:
-            yield
-            self.failed -= 1
-        finally:
-            self.running -= 1
-            self.ended += 1
-            self._last.append(time.perf_counter() - begun)
+        return _Counted(self)
+
+    def end(self, seconds: float, failed: bool) -> None:
+        """Notes that a call has ended, and how long it took."""
+        self.running -= 1
+        self.failed += failed
+        self.ended += 1
+        self._last.append(seconds)
 
     def message(self) -> MethodCalls:
         """Returns what to tell of them."""
         times = sorted(self._last)
         median, p99 = (times[int(share * (len(times) - 1))] if times else 0.0 for share in (0.5, 0.99))
-        failed = self.failed - self.running
-        return MethodCalls(
-            ended=self.ended, failed=failed, running=self.running, median_seconds=median, p99_seconds=p99
-        )
+        numbers = {"ended": self.ended, "failed": self.failed, "running": self.running}
+        return MethodCalls(**numbers, median_seconds=median, p99_seconds=p99)
+
+
+class _Counted:
+    """A call that is counted."""
+
+    __slots__ = ("_begun", "_times")
+
+    def __init__(self, times: CallTimes) -> None:
+        self._times = times
+
+    def __enter__(self) -> None:
+        self._begun = time.perf_counter()
+        self._times.running += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._times.end(time.perf_counter() - self._begun, kind is not None)
+
+
+def _is_leaf(method: "Method") -> bool:
+    return method.computation.WhichOneof("computation") in ("data", "xla", "tensorflow")
 
 
 @attrs.frozen(eq=False)
@@ -75,12 +89,8 @@ class Method:
       inline: Whether it runs on the server's event loop.
       has_clients: Whether its argument may say how many clients it is for.
       calls: Its calls.
+      is_leaf: Whether it is one function, which cannot be stopped once it runs.
     """
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether it is one function, which cannot be stopped once it runs."""
-        return self.computation.WhichOneof("computation") in ("data", "xla", "tensorflow")
 
     signature: Signature
     source: ConcreteComputation
@@ -88,6 +98,7 @@ class Method:
     inline: bool
     has_clients: bool
     calls: CallTimes = attrs.field(factory=CallTimes)
+    is_leaf: bool = attrs.field(init=False, default=attrs.Factory(_is_leaf, takes_self=True))
 
 
 class MethodTable:

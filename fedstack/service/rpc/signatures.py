@@ -81,6 +81,8 @@ class Signature:
         return payloads[0] if payloads else None
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
+        if not kwargs and len(args) == len(self.parameters):
+            return args
         names = self.parameters[len(args) :]
         if len(args) <= len(self.parameters) and set(names) == set(kwargs):
             return [*args, *(kwargs[name] for name in names)]

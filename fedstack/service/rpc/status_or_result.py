@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import ClosedError
 from fedstack.foundations.traceback_filter import without_own_frames
-from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.io_loop import Outcome, io_loop
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.wire.status import Code, code_of
 
@@ -20,7 +20,7 @@ class StatusOrResult(Generic[_T]):
     Await it, or ask it: its methods wait for the end of the call.
     """
 
-    def __init__(self, outcome: "concurrent.futures.Future[_T]", call: str) -> None:
+    def __init__(self, outcome: Outcome[_T], call: str) -> None:
         self._outcome = outcome
         self._call = call
 
@@ -62,10 +62,7 @@ class StatusOrResult(Generic[_T]):
                 f"Expected {self._call} to be awaited here, found that it is waited for on the event loop on which it "
                 "runs, as in a method with inline=True; register that without inline"
             )
-        try:
-            return self._outcome.exception()
-        except concurrent.futures.CancelledError as error:
-            return error
+        return self._outcome.exception()
 
     def __await__(self) -> Generator[Any, None, _T]:
         return self._awaited().__await__()

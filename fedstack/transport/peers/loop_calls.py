@@ -5,12 +5,10 @@ both loops would spend more time on waking each other than on what they do.
 """
 
 import asyncio
-import concurrent.futures
-import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 
 class LoopCalls:
@@ -60,7 +58,19 @@ def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
     return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
 
 
-async def arrival(future: "concurrent.futures.Future[Any]", seconds: float | None = None) -> bool:
+class Arriving(Protocol):
+    """What another thread fulfils, such as a future."""
+
+    def done(self) -> bool:
+        """Returns whether that has happened."""
+        ...
+
+    def add_done_callback(self, fn: Callable[[Any], object], /) -> None:
+        """Calls something when it happens, or at once."""
+        ...
+
+
+async def arrival(future: Arriving, seconds: float | None = None) -> bool:
     """Waits until a future that another thread fulfils is done, by one call on this loop.
 
     Args:
@@ -72,14 +82,17 @@ async def arrival(future: "concurrent.futures.Future[Any]", seconds: float | Non
     """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
+    calls = calls_on(loop)
 
     def arrive() -> None:
         if not waiter.done():
             waiter.set_result(None)
 
     def done(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-            calls_on(loop).add(arrive)
+        try:
+            calls.add(arrive)
+        except RuntimeError:  # the loop is closed, and nobody waits
+            return
 
     future.add_done_callback(done)
     timer = None if seconds is None else loop.call_later(seconds, arrive)

@@ -1,6 +1,6 @@
 """Speaks the service of registered methods."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from fedstack.errors import RemoteError
 from fedstack.proto import methods_pb2
@@ -36,9 +36,9 @@ class MethodStub(ServiceStub):
         self.connection.learn(response.features)
         return response
 
-    async def invoke(
+    def invoke(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float
-    ) -> Parcel | Answer:
+    ) -> Awaitable[Parcel | Answer]:
         """Calls a method."""
         soon = self._control_seconds + SOON_SECONDS
-        return await self.ask(f"/{METHODS}/Invoke", request, segments, heartbeat_seconds, soon_seconds=soon)
+        return self.ask(f"/{METHODS}/Invoke", request, segments, heartbeat_seconds, soon_seconds=soon)

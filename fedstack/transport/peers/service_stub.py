@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ class ServiceStub:
         """The loop on which its coroutines run."""
         return self.connection.io
 
-    @property
+    @functools.cached_property
     def _who(self) -> str:
         return f"{self._PEER} at {self.address}"
 
