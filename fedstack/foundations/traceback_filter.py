@@ -4,7 +4,6 @@ What the standard library does between our frames, such as loading a module or e
 what it does for the user's function stays. Cutting them out of the errors themselves also frees what they have.
 """
 
-import concurrent.futures
 import inspect
 import os
 import signal
@@ -13,7 +12,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list, walk_tb
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fedstack import errors
 
@@ -64,7 +63,15 @@ def consume_exception(outcome: "Future[Any]") -> None:
         outcome.exception()
 
 
-def drop_outcome(outcome: "Future[Any] | concurrent.futures.Future[Any]") -> None:
+class HasResult(Protocol):
+    """A future, or anything else that has an outcome."""
+
+    def result(self) -> object:
+        """Returns the result, or raises the error."""
+        ...
+
+
+def drop_outcome(outcome: HasResult) -> None:
     """Drops the frames of an error that nobody gets, as a callback of its future or once that is done."""
     try:
         outcome.result()  # not exception(): futures keep a traceback of their own, and cancelled ones an error

@@ -161,7 +161,7 @@ def test_what_only_threads_of_the_parent_had_is_given_up_in_the_child_without_wa
     holding, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with pool._changed:
+        with pool._lock:
             holding.set()
             release.wait(WALL)
 

@@ -4,7 +4,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 
 import attrs
 import numpy as np
@@ -18,7 +17,7 @@ from fedstack.executors.concurrency.blas_threads import one_blas_thread
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.progress import name_of
-from fedstack.executors.concurrency.thread_pool import waiting
+from fedstack.executors.concurrency.thread_pool import Job, waiting
 from fedstack.executors.folds.sinks import Sink
 from fedstack.transport.wire.frames import Work
 
@@ -136,7 +135,7 @@ class ClientBlocks:
         self._alone: float | None = None
         self._streams = bool(inputs) and not prefers_columns(program)
         self._room = threading.Condition()  # which is made of an RLock in a third of the time
-        self._helpers: list[Future[None]] = []
+        self._helpers: list[Job[None]] = []
 
     def cancel(self, threads: LeafThreads) -> None:
         """Makes every worker stop after its block; of the helpers from `threads` nobody knows when that will be."""

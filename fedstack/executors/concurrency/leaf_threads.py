@@ -10,8 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
 from fedstack.foundations.after_fork import renew_after_fork
@@ -95,7 +94,7 @@ class LeafThreads:
         # Threads refer to the pool only: when nobody refers to this object any more, they end as if it had been closed.
         weakref.finalize(self, self._pool.close).atexit = False
 
-    def submit(self, work: Callable[[], _T]) -> "Future[_T]":
+    def submit(self, work: Callable[[], _T]) -> Job[_T]:
         """Runs `work` on a thread of the pool, in the caller's context variables.
 
         Raises:
@@ -134,9 +133,8 @@ class LeafThreads:
         finally:
             del future  # it has the error, whose frames have this one
 
-    def abandon(self, future: "Future[Any]") -> None:
+    def abandon(self, job: Job[Any]) -> None:
         """Gives up what `submit` has returned: it does not begin any more, or its thread may never come back."""
-        job = cast("Job[Any]", future)
         if job.cancel():
             self._pool.remove(job)
         elif not self._work_ends:

@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.work_scope import current_scope
@@ -18,6 +18,7 @@ from fedstack.foundations.error_text import text_of
 from fedstack.observe.events import WorkCancelled
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.daemon_threads import start_daemon
+from fedstack.transport.peers.outcomes import Outcome
 
 _T = TypeVar("_T")
 
@@ -51,7 +52,7 @@ def waiting() -> Generator[None, None, None]:
             pool.set_aside(job, waits=-1)
 
 
-class Job(Future[_T]):
+class Job(Outcome[_T]):
     """Work that is handed in, and what comes of it.
 
     Attributes:
@@ -66,23 +67,40 @@ class Job(Future[_T]):
         self.waits = 0
         self.abandoned = False
         self.is_replaced = False
-        self._work: Callable[[], _T] | None = work
+        self._work = [work]  # whoever takes it out begins the work, or sees to it that it never begins
         self.scope = current_scope()
         self._context = contextvars.copy_context()
 
     def run(self) -> None:
         """Does the work, on the current thread."""
-        work, self._work = self._work, None
-        if work is None or not self.set_running_or_notify_cancel():
+        work = self._taken()
+        if work is None:
             return
         try:
             result = self._context.run(_in_environment, work)
         except BaseException as error:
-            self.set_exception(_contained(error) if self.scope.is_for_others else error)
+            self.tell(None, _contained(error) if self.scope.is_for_others else error)
         else:
-            self.set_result(result)
+            self.tell(result, None)
         finally:
             del self, work  # an error refers to this frame
+
+    def _taken(self) -> Callable[[], _T] | None:
+        try:
+            return self._work.pop()
+        except IndexError:
+            return None
+
+    def cancel(self) -> bool:
+        """Sees to it that the work does not begin; returns whether it has not."""
+        if self._taken() is None:
+            return False
+        self.tell(None, CancelledError())
+        return True
+
+    def running(self) -> bool:
+        """Returns whether the work goes on."""
+        return not (self._work or self.done())
 
     def refuse(self, failure: str) -> None:
         """Fails instead: no thread will come for it.
@@ -90,9 +108,8 @@ class Job(Future[_T]):
         Args:
           failure: Why none could be started; empty if there are as many as there may be.
         """
-        self._work = None
-        if self.set_running_or_notify_cancel():
-            self.set_exception(self._refusal(failure))
+        if self._taken() is not None:
+            self.tell(None, self._refusal(failure))
 
     def _refusal(self, failure: str) -> Exception:
         if failure and self.scope.is_for_others:
@@ -123,13 +140,13 @@ class ThreadPool:
         """Begins without threads and work: in a forked child those of its parent are not there."""
         self.threads = 0
         self._jobs: TurnQueue[Job[Any]] = TurnQueue()
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)  # for threads
-        self._room = threading.Condition(lock)  # for guests
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)  # for guests
         self._idle = 0
         self._is_woken = False  # whether a thread without work is on its way to the jobs
         self._starting: set[int] = set()
-        self.waiting: set[int] = set()  # the identities of threads without work
+        # Threads without work, by their identities, each behind a door: the last that came is the first to go.
+        self.waiting: dict[int, threading.Lock] = {}
         # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
         self._away = 0
         self._replaced = 0
@@ -142,12 +159,14 @@ class ThreadPool:
 
     def add(self, job: Job[Any]) -> None:
         """Takes in a job, and starts a thread for it if none is free."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError("The threads of this executor are closed; make a new executor")
             self._jobs.append(job, job.scope.owner)
             self._wake()
-        self._start_threads()
+            are_enough = len(self._jobs) <= self._idle
+        if not are_enough:
+            self._start_threads()
 
     def _wake(self) -> None:
         """Wakes a thread for the jobs that wait, unless one is on its way, which wakes the next when it has taken one.
@@ -157,14 +176,14 @@ class ThreadPool:
         """
         if self._jobs and self.waiting and not self._is_woken:
             self._is_woken = True
-            self._changed.notify()
+            self.waiting.popitem()[1].release()
 
     def run_here(self, work: Callable[[], _T]) -> _T:
         """Does work on the caller's thread, which counts as one of the pool's meanwhile, and waits until it may."""
         if any(pool is self for pool, _ in _serving.jobs):
             return work()  # it counts already
         guest = Job(work)
-        with self._changed:
+        with self._lock:
             # A thread that waits for jobs makes room: it looks how many there are before it begins one.
             self._waiting_guests += 1
             try:
@@ -172,14 +191,14 @@ class ThreadPool:
             finally:
                 self._waiting_guests -= 1
             self.threads += 1
-            changed = self._changed
+            lock = self._lock
         _serving.jobs.append((self, guest))
         try:
             return work()
         finally:
             _serving.jobs.pop()
-            with self._changed:
-                if self._changed is changed:  # else this is a forked child, which has begun to count anew
+            with self._lock:
+                if self._lock is lock:  # else this is a forked child, which has begun to count anew
                     self.threads -= 1
                 self._let_callers_in()
             self._start_threads()
@@ -191,7 +210,7 @@ class ThreadPool:
 
     def remove(self, job: Job[Any]) -> None:
         """Lets go of a job that is not to begin any more."""
-        with self._changed:
+        with self._lock:
             self._jobs.remove(job)
 
     def _start_threads(self) -> None:
@@ -201,7 +220,7 @@ class ThreadPool:
         """
         failure = ""
         while True:
-            with self._changed:
+            with self._lock:
                 room = self._max_threads - (self.threads - self._replaced)
                 if failure or room <= 0 or len(self._jobs) <= self._idle:
                     refused = self._jobs.take_all() if self.threads <= self._away else []
@@ -222,7 +241,7 @@ class ThreadPool:
 
     def _take_back(self, number: int) -> None:
         """Counts a thread no longer whose start failed; should it begin after all, it ends at once."""
-        with self._changed:
+        with self._lock:
             if number in self._starting:
                 self._starting.remove(number)
                 self.threads -= 1
@@ -230,7 +249,7 @@ class ThreadPool:
 
     def set_aside(self, job: Job[Any], waits: int) -> None:
         """Takes note that the thread of a job begins to wait for other work, or with -1, that it has ended to."""
-        with self._changed:
+        with self._lock:
             self._count(job, -1)
             job.waits += waits
             self._count(job, 1)
@@ -239,7 +258,7 @@ class ThreadPool:
 
     def abandon(self, job: Job[Any]) -> None:
         """Takes note that nobody waits for a job any more, and that its thread may never come back."""
-        with self._changed:
+        with self._lock:
             if job.abandoned or job.done():
                 return
             counted = job.scope.abandoned
@@ -258,7 +277,7 @@ class ThreadPool:
         self._replaced += sign * (job.waits > 0 or job.is_replaced)
 
     def _serve(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             if number not in self._starting:
                 return
             self._starting.remove(number)
@@ -266,7 +285,7 @@ class ThreadPool:
         while job is not None:
             _serving.jobs.append((self, job))
             job.run()
-            with self._changed:
+            with self._lock:
                 self._idle += 1
                 self._let_callers_in()
                 if job.abandoned:
@@ -279,22 +298,28 @@ class ThreadPool:
 
     def _next_job(self) -> Job[Any] | None:
         """Waits for work, on a thread that is counted as idle; `None` means that it is to end, and counts no longer."""
-        with self._changed:
-            if not self._jobs and not self._closed and not self._is_surplus():
-                thread = threading.get_ident()
-                self.waiting.add(thread)
-                self._changed.wait_for(self._is_needed, self._idle_seconds)
-                self.waiting.discard(thread)
+        with self._lock:
+            if not self._is_surplus():
+                self._wait()
             self._idle -= 1
             job = self._jobs.popleft() if self._jobs and not self._is_surplus() else None
             self.threads -= job is None
             self._wake()
             return job
 
-    def _is_needed(self) -> bool:
-        """Returns whether a thread without work is to stop waiting; one that is asked is on its way no longer."""
-        self._is_woken = False
-        return bool(self._jobs) or self._closed
+    def _wait(self) -> None:
+        """Waits, under the lock, until there are jobs or it has taken too long."""
+        thread, door, in_time = threading.get_ident(), threading.Lock(), True
+        while in_time and not self._jobs and not self._closed:
+            door.acquire(blocking=False)
+            self.waiting[thread] = door
+            self._lock.release()
+            try:
+                in_time = door.acquire(timeout=self._idle_seconds)
+            finally:
+                self._lock.acquire()
+            if self.waiting.pop(thread, None) is None:
+                self._is_woken = False  # this thread was, and is here now
 
     def _is_surplus(self) -> bool:
         """Returns whether there are more threads than there may be, because abandoned work has ended or callers work.
@@ -307,9 +332,10 @@ class ThreadPool:
         """Lets idle threads end, and the others after their work."""
         if not is_renewed():
             return  # there are none
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            while self.waiting:
+                self.waiting.popitem()[1].release()
 
 
 def _contained(error: BaseException) -> BaseException:

@@ -16,8 +16,9 @@ from fedstack.service.rpc.method_table import BLOCKING
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.io_loop import Outcome, start_apart
+from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.method_stub import MethodStub
+from fedstack.transport.peers.outcomes import Outcome
 
 
 class Client(ClosesOnExit):

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 
 import attrs
 
@@ -23,6 +22,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
@@ -207,7 +207,7 @@ class MethodService(Service):
         give_back()
         return None
 
-    async def _is_soon_done(self, job: "Future[bytes]", seconds: float) -> bool:
+    async def _is_soon_done(self, job: Job[bytes], seconds: float) -> bool:
         """Waits for work on a thread until it is time to show that it goes on, or to end it."""
         soon = min(_SOON_SECONDS, self._core.limits.heartbeat_seconds)
         try:
@@ -216,7 +216,7 @@ class MethodService(Service):
             self._give_up(job)
             raise
 
-    async def _outcome(self, job: "Future[bytes]") -> bytes:
+    async def _outcome(self, job: Job[bytes]) -> bytes:
         try:
             await arrival(job)
         except asyncio.CancelledError:
@@ -224,7 +224,7 @@ class MethodService(Service):
             raise
         return job.result()
 
-    def _give_up(self, job: "Future[bytes]") -> None:
+    def _give_up(self, job: Job[bytes]) -> None:
         self._threads.abandon(job)
         job.add_done_callback(drop_outcome)
 

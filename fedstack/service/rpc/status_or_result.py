@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import ClosedError
 from fedstack.foundations.traceback_filter import without_own_frames
-from fedstack.transport.peers.io_loop import Outcome, io_loop
+from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.loop_calls import arrival
+from fedstack.transport.peers.outcomes import Outcome
 from fedstack.transport.wire.status import Code, code_of
 
 _T = TypeVar("_T")

@@ -12,6 +12,7 @@ import pytest
 import fedstack
 from fedstack.executors import LeafExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
+from fedstack.transport.peers.loop_calls import arrival
 
 LIMIT = 20.0
 INTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -214,7 +215,8 @@ async def test_callers_and_threads_of_a_pool_make_room_for_each_other():
     assert await asyncio.to_thread(begun.wait, LIMIT)
     queued = threads.submit(lambda: held.is_set())
     held.set()
-    assert await asyncio.wrap_future(queued) is True
+    assert await arrival(queued)
+    assert queued.result() is True
     assert await holding is True
     threads.close()
 

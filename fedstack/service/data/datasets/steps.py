@@ -15,7 +15,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import ClassVar, TypeAlias, cast
 
 import attrs
@@ -27,6 +26,7 @@ from fedstack.computations.values.columns import Column, ScalarColumn, StructCol
 from fedstack.computations.values.sequences import drawn_order
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.service.data.datasets.blocks import (
     Blocks,
     only_first,
@@ -134,7 +134,7 @@ class PrefetchStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         threads, blocks = LeafThreads(1), upstream(epoch)
-        ahead: deque[Future[Column | None]] = deque()
+        ahead: deque[Job[Column | None]] = deque()
         try:
             while True:
                 while len(ahead) < max(1, self.number // rows_at_once(element)):

@@ -4,13 +4,13 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
 
 import attrs
 
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import FedstackError, InvalidValueError, ResourceLimitError, StaleSessionError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.service.limits.fair_shares import FairShares
 from fedstack.transport.peers.loop_calls import calls_on
@@ -88,7 +88,7 @@ class Stream:
         self._made: deque[Block] = deque()
         self._waiting: dict[int, asyncio.Future[Block | None]] = {}
         self._next = 0
-        self._job: Future[bool] | None = None
+        self._job: Job[bool] | None = None
         self._is_over = False
         self._failure: Exception | None = None
         self.has_ended = False
@@ -170,7 +170,7 @@ class Stream:
                 future.set_exception(failure)
                 consume_exception(future)
 
-    def _start(self, work: Callable[[], bool]) -> "Future[bool]":
+    def _start(self, work: Callable[[], bool]) -> Job[bool]:
         with self._scope.entered():
             return self._threads.submit(work)
 
@@ -196,7 +196,7 @@ class Stream:
             close()
         return True
 
-    def _has_made(self, job: "Future[bool]") -> None:
+    def _has_made(self, job: Job[bool]) -> None:
         """Is called on the loop when a thread has done its turn."""
         self._job = None
         if self.has_ended or job.cancelled():
