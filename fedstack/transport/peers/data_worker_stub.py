@@ -13,7 +13,7 @@ from fedstack.transport.wire.wholes import WHOLE
 
 DATA_WORKER = "fedstack.v1.DataWorker"
 # How often a data worker shows that it is alive.
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 2.0
 
 
 class DataWorkerStub(ServiceStub):
@@ -30,15 +30,24 @@ class DataWorkerStub(ServiceStub):
         connection.learn((WHOLE,))  # all of them take such messages
 
     @contextlib.asynccontextmanager
-    async def read(self, request: ReadRequest) -> AsyncGenerator[Incoming, None]:
+    async def read(self, request: ReadRequest, *, is_large: bool = False) -> AsyncGenerator[Incoming, None]:
         """Reads a block of elements: a header of `ReadResponse`, then their bytes.
+
+        Args:
+          request: Which block.
+          is_large: Whether it is known that the answer fits into no message.
 
         Raises:
           RemoteError: If the peer is no data worker, and likely another server than was meant.
         """
         soon = self._control_seconds + SOON_SECONDS
         try:
-            answer = self.exchange(f"/{DATA_WORKER}/Read", request, (), HEARTBEAT_SECONDS, soon_seconds=soon)
+            path = f"/{DATA_WORKER}/Read"
+            if is_large:
+                pieces = self.connection.exchange(path, self._parcel(request, ()))
+                answer = self._answer(pieces, HEARTBEAT_SECONDS, 0.0, lambda beat: None)
+            else:
+                answer = self.exchange(path, request, (), HEARTBEAT_SECONDS, soon_seconds=soon)
             async with answer as incoming:
                 yield incoming
         except RemoteError as error:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -51,7 +51,7 @@ class ServiceStub:
         self.connection = connection
         self.chunking = chunking or Chunking()
         self._control_seconds = control_seconds
-        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._goodbyes: set[asyncio.Task[Any]] = set()
 
     @property
     def address(self) -> str:
@@ -220,8 +220,8 @@ class ServiceStub:
                 f"answer to {path}; check that it is the server that was meant"
             ) from error
 
-    def before_closing(self, task: "asyncio.Task[None]") -> None:
-        """Lets a task that says goodbye to the peer come to its end before the connection is closed."""
+    def before_closing(self, task: "asyncio.Task[Any]") -> None:
+        """Lets a task, such as one that says goodbye to the peer, come to its end before the connection is closed."""
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 

@@ -143,14 +143,12 @@ class DataWorkerService(Service):
         if stream is None:
             yield _NO_MORE
             return
+        asked = stream.ask(request.block)
         try:
-            asked = stream.ask(request.block)
             async for beat in beats(asked, self._no_clients, self._rules):
                 yield beat
             block = asked.result()
-        except InvalidValueError:
-            raise
-        except FedstackError:
+        except BaseException:
             self._streams.fail(request.stream, stream)
             raise
         if block is None or block.is_last:

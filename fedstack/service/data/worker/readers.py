@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from fedstack.computations.types.language import SequenceType, Type
+from fedstack.computations.types.type_structure import exact_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.errors import FedstackError, InvalidValueError
@@ -26,6 +27,9 @@ from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 # How many blocks of one range are asked for at a time.
 ASKED_AHEAD = 3
+# About how large they are.
+BLOCK_BYTES = 4 << 20
+_SMALL_BYTES = 64 << 10
 _ID_BYTES = 16
 # What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
 _MOST_AT_ONCE = 64
@@ -118,12 +122,14 @@ class _RemoteReading(Reading):
         self._stub = stub
         self._request = ReadRequest()
         self._request.CopyFrom(what)
+        self._request.block_bytes = what.block_bytes or BLOCK_BYTES
         self._request.stream = secrets.token_bytes(_ID_BYTES)
         self._element = element
         self._asked: deque[asyncio.Task[tuple[Column, bool]]] = deque()
         self._number = 0
         self._is_over = False
         self._is_closed = False
+        self._is_large = (exact_bytes(element) or 0) > _SMALL_BYTES
 
     async def next(self) -> Sequence[Column]:
         if self._is_over or self._is_closed:
@@ -133,7 +139,9 @@ class _RemoteReading(Reading):
         column, is_last = await self._asked.popleft()
         if is_last:
             self._is_over = True
-            self._give_up()
+            for task in self._asked:  # nothing will come of them
+                self._stub.before_closing(task)
+            self._asked.clear()
         else:
             self._ask(ASKED_AHEAD)
         return (column,) if len(column) else ()
@@ -149,7 +157,7 @@ class _RemoteReading(Reading):
         request = ReadRequest()
         request.CopyFrom(self._request)
         request.block = number
-        async with self._stub.read(request) as incoming:
+        async with self._stub.read(request, is_large=self._is_large) as incoming:
             received = await receive(incoming, ReadResponse)
             response = received.message
             if not response.rows:
@@ -159,6 +167,7 @@ class _RemoteReading(Reading):
             elements = await sized(
                 received.size, lambda: unpacker.unpack(response.elements, SequenceType(self._element), "elements")
             )
+            self._is_large = not incoming.is_here
             await received.fill(unpacker)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows:
             raise InvalidValueError(

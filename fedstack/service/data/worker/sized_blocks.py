@@ -1,12 +1,14 @@
 """Cuts and joins blocks of elements to the size in which they travel."""
 
 import time
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, cast
 
-from fedstack.computations.types.language import Type
-from fedstack.computations.values.columns import Column, concatenate
+from fedstack.computations.types.language import StructType, Type
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.columns import Column, RowsColumn, StructColumn, concatenate
 from fedstack.service.data.datasets.blocks import Blocks, block_bytes, pieces
+from fedstack.transport.wire.sequence_rows import Pieces
 
 # How long an element may wait for those that travel with it.
 _SECONDS_TOGETHER = 0.005
@@ -18,8 +20,6 @@ Sized: TypeAlias = tuple[Column, bool]
 def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Sized]:
     """Yields the elements of blocks in blocks of about so many bytes; with fewer in them where making them takes long.
 
-    Only small ones are joined, which copies them.
-
     Args:
       blocks: The elements.
       element: Their type.
@@ -30,15 +30,30 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
     for block in blocks:
         for piece, size in _cut(block, element, most_bytes):
             if held and held_bytes + size > most_bytes:
-                yield concatenate(held, element), False
+                yield _together(held, element), False
                 held, held_bytes = [], 0
             held.append(piece)
             held_bytes += size
             if held_bytes >= most_bytes or time.perf_counter() - begun > _SECONDS_TOGETHER:
-                yield concatenate(held, element), False
+                yield _together(held, element), False
                 held, held_bytes, begun = [], 0, time.perf_counter()
     if held:
-        yield concatenate(held, element), True
+        yield _together(held, element), True
+
+
+def _together(columns: Sequence[Column], element: Type) -> Column:
+    """Returns columns as one to be packed, in which large arrays stay where they are."""
+    if len(columns) == 1:
+        return columns[0]
+    rows = [column for column in columns if isinstance(column, RowsColumn)]
+    if len(rows) == len(columns) and len({column.shape[1:] for column in rows}) == 1:
+        return Pieces([column.values for column in rows])
+    structs = [column for column in columns if isinstance(column, StructColumn)]
+    if len(structs) == len(columns):
+        members = enumerate(fields_of(cast(StructType, element)))
+        fields = [_together([column.fields[i] for column in structs], t) for i, (_, t) in members]
+        return StructColumn(tuple(fields), sum(map(len, structs)))
+    return concatenate(columns, element)
 
 
 def _cut(block: Column, element: Type, most_bytes: int) -> Iterator[tuple[Column, int]]:

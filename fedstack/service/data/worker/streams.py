@@ -212,7 +212,7 @@ class Stream:
 
 
 def _ended() -> StaleSessionError:
-    return StaleSessionError("The stream has ended, since one of its requests was cancelled; begin a new one")
+    return StaleSessionError("The stream has ended before it was read to its end; begin a new one with block 0")
 
 
 @attrs.define(eq=False)
@@ -299,7 +299,7 @@ class StreamTable:
                 del self._finished[next(iter(self._finished))]
 
     def fail(self, id: bytes, stream: Stream) -> None:
-        """Ends a stream that has failed."""
+        """Ends a stream that has failed, or that somebody has stopped waiting for."""
         found = self._open.get(id)
         if found is not None and found.stream is stream:
             self.end(id)
