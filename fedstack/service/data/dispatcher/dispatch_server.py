@@ -12,7 +12,7 @@ from fedstack.computations.values.number_checks import MOST_BYTES, whole_number_
 from fedstack.errors import InvalidValueError
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService, Times
 from fedstack.service.data.dispatcher.journal import Journal
-from fedstack.service.data.serving.hosting import hosted
+from fedstack.service.data.serving.hosting import hosted, target_of
 from fedstack.service.data.serving.local_servers import GRPC
 from fedstack.service.limits.limits import DispatcherLimits, ServerLimits
 from fedstack.service.server.owned_server import OwnedServer
@@ -138,11 +138,7 @@ class DispatchServer(OwnedServer):
         Raises:
           ClosedError: If it has not been started.
         """
-        address = self._server.target
-        if self._config.protocol != GRPC:
-            return address
-        credentials = self._config.credentials
-        return f"grpc{'s' * (credentials is not None and credentials.uses_tls)}://{address}"
+        return target_of(self._server.target, self._config)
 
 
 def _folder(config: DispatcherConfig) -> Path | None:

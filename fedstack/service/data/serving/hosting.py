@@ -33,6 +33,14 @@ class HostingConfig(Protocol):
     def server_limits(self) -> ServerLimits: ...
 
 
+def target_of(address: str, config: HostingConfig) -> str:
+    """Returns how to dial a server that listens at an address: `grpc://host:port`, `grpcs://host:port` with TLS."""
+    if config.protocol != GRPC:
+        return address
+    credentials = config.credentials
+    return f"grpc{'s' * (credentials is not None and credentials.uses_tls)}://{address}"
+
+
 def hosted(services: Sequence[Service], config: HostingConfig) -> Hosted:
     """Returns the server, not started yet.
 

@@ -156,7 +156,8 @@ class DataWorkerService(Service):
         yield _NO_MORE if block is None else block.parcel
 
     def _open(self, request: ReadRequest, found: Range) -> Stream:
-        most = max(1, min(request.block_bytes or _BLOCK_BYTES, self._limits.max_block_bytes))
+        limits = self._limits.max_block_bytes, self._rules.max_value_bytes
+        most = max(1, min(request.block_bytes or _BLOCK_BYTES, *limits))
         blocks = self._sent(found.blocks, found.element, most)
         return self._streams.open(
             request.stream,

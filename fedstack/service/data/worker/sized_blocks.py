@@ -20,6 +20,8 @@ Sized: TypeAlias = tuple[Column, bool]
 def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Sized]:
     """Yields the elements of blocks in blocks of about so many bytes; with fewer in them where making them takes long.
 
+    Those before an error come out before it.
+
     Args:
       blocks: The elements.
       element: Their type.
@@ -27,9 +29,17 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
     """
     held: list[Column] = []
     held_bytes, begun = 0, time.perf_counter()
-    for block in blocks:
+    failure: Exception | None = None
+    while True:
+        block = None
+        try:
+            block = next(blocks, None)
+        except Exception as error:
+            failure = error
+        if block is None:
+            break
         for piece, size in _cut(block, element, most_bytes):
-            if held and held_bytes + size > most_bytes:
+            if held and (held_bytes + size > most_bytes or not _fits(held[0], piece)):
                 yield _together(held, element), False
                 held, held_bytes = [], 0
             held.append(piece)
@@ -38,21 +48,30 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
                 yield _together(held, element), False
                 held, held_bytes, begun = [], 0, time.perf_counter()
     if held:
-        yield _together(held, element), True
+        yield _together(held, element), failure is None
+    if failure is not None:
+        raise failure
+
+
+def _fits(one: Column, other: Column) -> bool:
+    """Returns whether two columns make one of the same kind."""
+    if isinstance(one, StructColumn) and isinstance(other, StructColumn):
+        return all(map(_fits, one.fields, other.fields))
+    if isinstance(one, RowsColumn) and isinstance(other, RowsColumn):
+        return one.shape[1:] == other.shape[1:]
+    return type(one) is type(other)
 
 
 def _together(columns: Sequence[Column], element: Type) -> Column:
-    """Returns columns as one to be packed, in which large arrays stay where they are."""
+    """Returns columns that fit as one to be packed, in which large arrays stay where they are."""
     if len(columns) == 1:
         return columns[0]
-    rows = [column for column in columns if isinstance(column, RowsColumn)]
-    if len(rows) == len(columns) and len({column.shape[1:] for column in rows}) == 1:
-        return Pieces([column.values for column in rows])
-    structs = [column for column in columns if isinstance(column, StructColumn)]
-    if len(structs) == len(columns):
-        members = enumerate(fields_of(cast(StructType, element)))
+    if isinstance(columns[0], StructColumn):
+        structs, members = cast("Sequence[StructColumn]", columns), enumerate(fields_of(cast(StructType, element)))
         fields = [_together([column.fields[i] for column in structs], t) for i, (_, t) in members]
         return StructColumn(tuple(fields), sum(map(len, structs)))
+    if isinstance(columns[0], RowsColumn):
+        return Pieces([column.values for column in cast("Sequence[RowsColumn]", columns)])
     return concatenate(columns, element)
 
 

@@ -10,7 +10,7 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import InvalidValueError
 from fedstack.service.cluster.server_config import check_calls_with
-from fedstack.service.data.serving.hosting import hosted
+from fedstack.service.data.serving.hosting import hosted, target_of
 from fedstack.service.data.serving.local_servers import GRPC, connect
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
 from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
@@ -132,6 +132,15 @@ class WorkerServer(OwnedServer):
             calls_with=config.calls_with,
         )
         super().__init__(hosted([self._service], config), start)
+
+    @property
+    def target(self) -> str:
+        """The address to dial, with the real port: `grpc://host:port`, or `grpcs://host:port` with TLS.
+
+        Raises:
+          ClosedError: If it has not been started.
+        """
+        return target_of(self._server.target, self._config)
 
     def _has_started(self) -> None:
         if self._config.dispatcher_timeout_ms is not None:

@@ -4,6 +4,7 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.proto.data_service_pb2 import ReadRequest, SplitRange
 from fedstack.service.data.worker.readers import Reader, reader_at
+from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import io_loop
 
 SECONDS = 20.0
@@ -30,12 +31,18 @@ async def blocks_of(reader: Reader, what: ReadRequest, element: Type, found: lis
         await reading.close()
 
 
-def read_blocks(address: str, what: ReadRequest, element: Type, found: list[Column] | None = None) -> list[Column]:
+def read_blocks(
+    address: str,
+    what: ReadRequest,
+    element: Type,
+    found: list[Column] | None = None,
+    credentials: ClientCredentials | None = None,
+) -> list[Column]:
     """Returns the blocks that a worker has; in `found`, until an error."""
     blocks: list[Column] = [] if found is None else found
 
     async def work() -> None:
-        reader = reader_at(address)
+        reader = reader_at(address, credentials)
         try:
             await blocks_of(reader, what, element, blocks)
         finally:
@@ -45,6 +52,7 @@ def read_blocks(address: str, what: ReadRequest, element: Type, found: list[Colu
     return blocks
 
 
-def read(address: str, what: ReadRequest, element: Type) -> list[object]:
+def read(address: str, what: ReadRequest, element: Type, credentials: ClientCredentials | None = None) -> list[object]:
     """Returns the elements that a worker has."""
-    return [item for block in read_blocks(address, what, element) for item in block.items()]
+    blocks = read_blocks(address, what, element, credentials=credentials)
+    return [item for block in blocks for item in block.items()]

@@ -1,12 +1,17 @@
 """What is read at a data worker is the same over a connection and without one."""
 
+import itertools
+
+import federated_language as fl
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
-from reading import read, whole
+from reading import read, read_blocks, some, whole
 
 import fedstack
-from fedstack.service.data import Dataset
+from fedstack.computations.values.columns import Column, RowsColumn
+from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
+from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [GRPC, LOCAL])
@@ -17,9 +22,169 @@ def square(x):
     return x * x
 
 
+@fedstack.python_computation([np.int64], np.int64)
+def fails_at_500(x):
+    if x == 500:
+        raise ValueError("no 500")
+    return x
+
+
+@fedstack.python_computation([np.int64], (np.float32, [None]))
+def zeros(n):
+    return np.zeros(n % 7, np.float32)
+
+
+@fedstack.python_computation([np.int64], np.bool_)
+def is_odd(x):
+    return x % 2 == 1
+
+
+TEXTS = {"name": np.array(["ä" * (k % 5) for k in range(3000)]), "n": np.arange(3000, dtype=np.int32)}
+DATASETS = {
+    "mapped": Dataset.range(20_000).map(square),
+    "filtered": Dataset.range(5000).filter(is_odd),
+    "texts": Dataset.from_arrays(TEXTS),
+    "nested": Dataset.from_arrays({"a": np.arange(20.0).reshape(10, 2), "b": (np.arange(10), np.ones(10, np.bool_))}),
+    "ragged": Dataset.range(1000).map(zeros),
+    "large": Dataset.from_arrays(np.arange(3 << 18, dtype=np.float64).reshape(6, -1)),
+    "empty": Dataset.range(0),
+    "batched": Dataset.range(1000).batch(7).shuffle(30, seed=1).repeat(2),
+    "ordered": Dataset.range(100).skip(3).take(90).enumerate(),
+    "zipped": Dataset.range(10).zip(Dataset.range(20).map(square)),
+    "no bytes": Dataset.from_arrays(np.empty((50, 0), np.float32)),
+}  # fmt: skip
+
+
 @PROTOCOLS
-def test_a_worker_reads_what_the_dataset_has(protocol: str, catalogue: Catalogue, start_worker: StartWorker) -> None:
-    dataset = Dataset.range(100_000).map(square).batch(7)
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_worker_reads_what_the_dataset_has(
+    protocol: str, name: str, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    dataset = DATASETS[name]
     worker = start_worker(protocol)
-    found = read(worker.target, whole(catalogue.register(dataset)), dataset.element_type)
-    np.testing.assert_equal(found, list(dataset))
+    digest = catalogue.register(dataset)
+    payloads = [item for block in dataset.blocks() for item in block.items()]
+    assert_same(read(worker.target, whole(digest), dataset.element_type), payloads)
+    assert_same(read(worker.target, whole(digest, 4), dataset.element_type), payloads[4:])
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("name", DATASETS)
+def test_ranges_of_splits_together_have_all_elements(
+    protocol: str, name: str, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    dataset = DATASETS[name].divided().split
+    worker = start_worker(protocol)
+    digest, splits = catalogue.register(DATASETS[name]), dataset.num_splits
+    cuts = sorted({0, splits // 3, splits // 2, splits})
+    found = [
+        item
+        for first, last in itertools.pairwise(cuts)
+        for item in read(worker.target, some(digest, splits, first, last), dataset.element_type)
+    ]
+    assert_same(found, [item for block in dataset.blocks() for item in block.items()])
+    later = read(worker.target, some(digest, splits, 0, splits, 2), dataset.element_type)
+    assert_same(later, found[2:])
+
+
+def assert_same(found: list[object], expected: list[object]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        np.testing.assert_equal(one, other)
+        np.testing.assert_equal(getattr(one, "dtype", None), getattr(other, "dtype", None))
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("name", ["large", "nested"])
+def test_elements_are_read_only(protocol: str, name: str, catalogue: Catalogue, start_worker: StartWorker) -> None:
+    dataset = DATASETS[name]
+    blocks = read_blocks(start_worker(protocol).target, whole(catalogue.register(dataset)), dataset.element_type)
+    assert arrays_of(blocks)
+    assert not any(array.flags.writeable for array in arrays_of(blocks))
+
+
+def arrays_of(blocks: list[Column]) -> list[np.ndarray]:
+    columns = [field for block in blocks for field in getattr(block, "fields", (block,))]
+    return [column.values for column in columns if isinstance(column, RowsColumn)]
+
+
+@PROTOCOLS
+def test_elements_before_one_that_fails_come_first_and_the_error_says_where_it_was(
+    protocol: str, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    dataset = Dataset.range(1000).map(fails_at_500)
+    worker, digest = start_worker(protocol), catalogue.register(dataset)
+    blocks: list[Column] = []
+    with pytest.raises(LeafError) as raised:
+        read_blocks(worker.target, some(digest, 1000, 0, 1000), dataset.element_type, blocks)
+    assert [item for block in blocks for item in block.items()] == list(range(500))
+    message = str(raised.value)
+    assert "raised ValueError: no 500; at element 500 of map(fails_at_500); in splits 0 to 1000 of dataset" in message
+    assert digest.hex()[:16] in message
+    assert f"read by the data worker at {worker.target.removeprefix('grpc://')}" in message
+
+
+@PROTOCOLS
+def test_a_range_without_the_failing_element_is_read(
+    protocol: str, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    dataset = Dataset.range(1000).map(fails_at_500)
+    worker, digest = start_worker(protocol), catalogue.register(dataset)
+    assert read(worker.target, some(digest, 1000, 501, 600), dataset.element_type) == list(range(501, 600))
+    assert read(worker.target, some(digest, 1000, 450, 600, 51), dataset.element_type) == list(range(501, 600))
+
+
+@PROTOCOLS
+def test_what_is_not_there_is_an_error(protocol: str, catalogue: Catalogue, start_worker: StartWorker) -> None:
+    dataset = Dataset.range(10)
+    worker, digest, element = start_worker(protocol), catalogue.register(dataset), dataset.element_type
+    with pytest.raises(InvalidValueError, match="Expected a dataset that is registered"):
+        read(worker.target, whole(bytes(32)), element)
+    with pytest.raises(InvalidValueError, match="Expected the 32 bytes of a digest, found 3"):
+        read(worker.target, whole(b"abc"), element)
+    with pytest.raises(InvalidValueError, match="Expected a dataset of 11 splits, as the dispatcher has it, found 10"):
+        read(worker.target, some(digest, 11, 0, 5), element)
+    with pytest.raises(InvalidValueError, match="Expected some of the 10 splits, found 3 to 11"):
+        read(worker.target, some(digest, 10, 3, 11), element)
+    with pytest.raises(InvalidValueError, match="Expected some of the 10 splits, found 7 to 5"):
+        read(worker.target, some(digest, 10, 7, 5), element)
+    assert read(worker.target, some(digest, 10, 10, 10), element) == []
+    assert read(worker.target, some(digest, 10, 0, 10, 2**63), element) == []
+
+
+def test_within_a_process_elements_are_the_memory_of_the_worker(
+    catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    dataset = Dataset.from_arrays(np.arange(3 << 17, dtype=np.float64).reshape(3, -1))
+    worker, digest = start_worker(LOCAL), catalogue.register(dataset)
+    first, again = (
+        arrays_of(read_blocks(worker.target, some(digest, 3, 0, 3), dataset.element_type)) for _ in range(2)
+    )
+    assert all(np.shares_memory(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_blocks_have_the_size_that_was_asked_for(catalogue: Catalogue, start_worker: StartWorker) -> None:
+    dataset = Dataset.from_arrays(np.zeros(100_000))
+    worker = start_worker(limits=DataWorkerLimits(max_block_bytes=40_000))
+    what = some(catalogue.register(dataset), 100_000, 0, 100_000)
+    what.block_bytes = 16_000
+    assert max(map(len, read_blocks(worker.target, what, dataset.element_type))) == 2000
+    what.block_bytes = 2**63
+    assert max(map(len, read_blocks(worker.target, what, dataset.element_type))) == 5000
+    what.block_bytes = 1
+    what.splits.last = 10
+    assert [len(block) for block in read_blocks(worker.target, what, dataset.element_type)] == [1] * 10
+
+
+def test_an_element_larger_than_a_value_may_be_is_refused(catalogue: Catalogue, start_worker: StartWorker) -> None:
+    dataset = Dataset.from_arrays(np.zeros((2, 1000)))
+    worker = start_worker(service_limits=fedstack.service.ServiceLimits(max_value_bytes=7999))
+    with pytest.raises(
+        ResourceLimitError, match="at most 7999 bytes in a value or phase, found an element of about 8000"
+    ):
+        read(worker.target, whole(catalogue.register(dataset)), dataset.element_type)
+
+
+def test_another_server_than_a_data_worker_says_so(dispatcher: str) -> None:
+    with pytest.raises(RemoteError, match="Expected a data worker at .*, found a server that is none"):
+        read(dispatcher, whole(bytes(32)), fl.TensorType(np.int64))
