@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
-from fedstack.service.coordinator.sites import Held, Site
+from fedstack.service.coordinator.sites import Held, Site, payloads_of
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
@@ -207,12 +208,23 @@ class Driver:
             self.turn()
             await asyncio.sleep(0)  # whatever comes of it, others get their turn
 
-    async def bring_home(self, closure: Closure) -> object:
-        """Returns the payload of a closure's value, and keeps it."""
-        payload = await self.payload_of(closure)
+    async def bring_home(self, closures: Sequence[Closure]) -> list[object]:
+        """Returns the payloads of values, and keeps them."""
+        there: dict[Closure, Held] = {}
+        for closure in closures:
+            held = next((held for place, held in list(closure.held.items()) if place in self._sites), None)
+            if held is not None and closure.copy is None:
+                there[closure] = cast(Held, held)
+        with contextlib.suppress(Exception):  # each gets an error of its own below, or another chance
+            self._copied(there, await payloads_of(list(there.values())))
+        payloads = await gather([self.payload_of(closure) for closure in closures])
+        self._copied(closures, payloads)
+        return payloads
+
+    def _copied(self, closures: Iterable[Closure], payloads: Iterable[object]) -> None:
         with self._lock:
-            self._scheduler.copied(closure, payload)
-        return payload
+            for closure, payload in zip(closures, payloads):
+                self._scheduler.copied(closure, payload)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None) -> None:
         with self._lock:

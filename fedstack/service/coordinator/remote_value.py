@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence, Set, ValuesView
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from fedstack.computations.types.language import Type
@@ -106,9 +107,11 @@ async def fetched(structure: object) -> object:
     for path, part in leaves_of(structure, "structure"):
         if isinstance(part, _NO_STRUCTURES):
             raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
-    values = list(dict.fromkeys(parts_of(structure, RemoteValue)))
-    # By the coordinator that each is of.
-    payloads = dict(zip(values, await gather([value.driver.bring_home(value.closure) for value in values])))
+    groups: dict[Driver, list[RemoteValue]] = {}  # by the coordinator that each is of
+    for value in dict.fromkeys(parts_of(structure, RemoteValue)):
+        groups.setdefault(value.driver, []).append(value)
+    homes = [driver.bring_home([value.closure for value in values]) for driver, values in groups.items()]
+    payloads = dict(zip(chain.from_iterable(groups.values()), chain.from_iterable(await gather(homes))))
 
     def result(part: object) -> object:
         return part.result_of(payloads[part]) if isinstance(part, RemoteValue) else part

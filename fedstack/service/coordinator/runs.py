@@ -7,12 +7,11 @@ from typing import Any, Protocol, cast
 
 from fedstack.computations.types.language import ExecutorValue, RetryableError
 from fedstack.errors import FedstackError
-from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.coordinator.calls.calls import Call
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
-from fedstack.service.coordinator.sites import Held, Site
+from fedstack.service.coordinator.sites import Held, Site, payloads_of
 
 
 class Turns(Protocol):
@@ -165,7 +164,7 @@ class Runs:
     async def _fetch(self, site: Site, found: Mapping[Closure, Held]) -> None:
         """Brings values home before they count as there."""
         try:
-            payloads = await gather([held.payload() for held in found.values()])
+            payloads = await payloads_of(list(found.values()))
         except Exception as error:
             self._broken(site, found, error)
             return

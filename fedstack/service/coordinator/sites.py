@@ -22,6 +22,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
+from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
@@ -32,6 +33,8 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 
 # Values of one worker are disposed of in batches of so many.
 _DISPOSE_BATCH = 500
+# Values of one worker are fetched so many in a call.
+_FETCH_BATCH = 100
 # One executor for each number of clients; of more than this those that hold nothing are closed.
 _MOST_EXECUTORS = 16
 
@@ -51,6 +54,30 @@ class Held:
     async def payload(self) -> object:
         """Fetches the value."""
         return await pull(self.value)
+
+
+async def payloads_of(values: Sequence[Held]) -> list[object]:
+    """Fetches values: those that one executor has in a few calls."""
+    groups: dict[Executor, list[int]] = {}
+    for index, held in enumerate(values):
+        groups.setdefault(held.executor, []).append(index)
+    found: dict[int, object] = {}
+
+    async def fetch(executor: Executor, indices: Sequence[int]) -> None:
+        if len(indices) == 1:
+            found[indices[0]] = await values[indices[0]].payload()
+            return
+        members = [(None, values[index].value) for index in indices]
+        struct = await executor.create_struct(Struct(members))
+        found.update(zip(indices, cast("tuple[object, ...]", await pull(struct))))
+
+    batches = [
+        fetch(executor, indices[start : start + _FETCH_BATCH])
+        for executor, indices in groups.items()
+        for start in range(0, len(indices), _FETCH_BATCH)
+    ]
+    await gather(batches)
+    return [found[index] for index in range(len(values))]
 
 
 class Values(Protocol):

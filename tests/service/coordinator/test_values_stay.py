@@ -48,3 +48,31 @@ def test_a_chain_over_a_large_value_sends_none_of_it() -> None:
         assert coordinator.schedule(last, (value,)).get() == 20.0
         coordinator.join()
     assert 0 < counted.total < 200_000
+
+
+class Calls(Observer):
+    """Counts the calls of a method that a server of this process has answered."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self.total = 0
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, RpcEnded):
+            self.total += event.method.endswith(self._method)
+
+
+def test_values_of_one_worker_are_fetched_together() -> None:
+    with (
+        ServerThread(GrpcServer([ExecutorService(fedstack.local_executor_factory())])) as server,
+        ClusterCoordinator(server.target) as coordinator,
+    ):
+        vectors = [coordinator.schedule(make) for _ in range(3)]
+        numbers = [coordinator.schedule(last, ([float(number)],)) for number in range(250)]
+        coordinator.join()
+        counted = Calls("Evaluate")
+        with add_observer(counted):
+            found = coordinator.fetch({"vectors": vectors, "numbers": numbers})
+        assert counted.total == 3
+        assert found["numbers"] == [float(number) for number in range(250)]
+        assert [vector.nbytes for vector in found["vectors"]] == [4 * SIZE] * 3
