@@ -79,11 +79,24 @@ def test_what_names_no_task_is_wrong_usage(arguments: list[str], complaint: str)
     assert complaint in caught.value.format_message()
 
 
-@pytest.mark.parametrize("other", [["--host", "localhost"], ["--port", "1"], ["--unix-socket", "s"]])
+@pytest.mark.parametrize("other", [["--port", "1"], ["--unix-socket", "s"]])
 def test_a_cluster_and_an_address_are_wrong_usage(other: list[str]) -> None:
     message = f"found --cluster and {other[0]}; leave one or the other out"
     with pytest.raises(click.UsageError, match=message):
         serve_command.make_server(options_of("--cluster", TOML, "--job", "ps", *other))
+
+
+def test_a_task_may_listen_at_another_host_than_others_dial(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = options_of("--cluster", cluster, "--job", "ps", "--host", "::1")
+    task = listen_as_task(options)
+    assert task is not None
+    assert options.host == "::1"
+    assert (options.port, task.listens.host) == (task.listens.port, "::1")
+    assert task.target() == f"grpc://{task.address}"
+    serve_command.make_server(options)
+    monkeypatch.setenv("FEDSTACK_HOST", "127.0.0.1")
+    listen_as_task(options := options_of("--cluster", cluster, "--job", "ps"))
+    assert options.host == "127.0.0.1"
 
 
 def test_variables_name_a_task_and_clash_as_options_do(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:

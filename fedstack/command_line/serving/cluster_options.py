@@ -51,7 +51,8 @@ def listen_as_task(options: SimpleNamespace) -> "Task | None":
     except FedstackError as error:
         raise click.BadParameter(str(error), param_hint=repr(options.given["cluster"])) from error
     try:
-        task = Task(task_of(cluster, options.job, options.task), uses_tls=bool(options.tls_cert))
+        host = options.host if "host" in options.given else ""
+        task = Task(task_of(cluster, options.job, options.task), bool(options.tls_cert), host)
     except InvalidValueError as error:
         raise click.UsageError(str(error).replace("job_name", "--job").replace("task_index", "--task")) from error
     vars(options).update(place_of(task.listens))

@@ -78,11 +78,12 @@ def _check_address(options: SimpleNamespace) -> None:
     if not ways:
         return
     chosen = given[ways[0]]
-    others = [given[name] for name in (*ways[1:], "host", "port") if name in given]
+    places = ("port",) if ways[0] == "cluster" else ("host", "port")  # behind NAT others dial another host
+    others = [given[name] for name in (*ways[1:], *places) if name in given]
     if chosen.startswith("--"):
         others = [name for name in others if name.startswith("--")]
     if others:
-        what = "a cluster, a socket, or host and port" if ways[0] == "cluster" else "a socket or host and port"
+        what = "a cluster, a socket, or a port" if ways[0] == "cluster" else "a socket or host and port"
         raise click.UsageError(
             f"Expected {what} to listen at, found {' and '.join([chosen, *others])}; leave one or the other out"
         )

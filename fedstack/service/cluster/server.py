@@ -18,8 +18,8 @@ class Server(RegistersMethods, OwnedServer):
         with Server({"worker": ["localhost:0"]}) as server:
             fedstack.set_sync_remote_execution_context(server.target)
 
-    It listens at the host and port that the cluster has for its task, and nowhere else. It stops at the end of a block,
-    with `stop()`, and when nothing refers to it any more.
+    It listens at the host (or `ServerConfig.host`) and port of its task, and nowhere else. It stops at the end of a
+    block, with `stop()`, and when nothing refers to it any more.
 
     Args:
       server_or_cluster_def: The task as a `ServerDef`, or the cluster: a `ClusterSpec` or whatever one is made of.
@@ -47,7 +47,7 @@ class Server(RegistersMethods, OwnedServer):
         definition = task_of(server_or_cluster_def, job_name, task_index, protocol)
         self._config = config = config or ServerConfig()
         credentials = config.all_credentials()
-        self._task = Task(definition, credentials.uses_tls)
+        self._task = Task(definition, credentials.uses_tls, config.host)
         self._executors = executors = ExecutorService(
             local_executor_factory(), limits=config.limits, policy=config.policy, calls_with=config.calls_with
         )

@@ -31,6 +31,8 @@ class ServerConfig:
       addresses_file: A file to which the server adds its address when it listens; see `wait_for_addresses`.
       calls_with: What functions that run here dial other servers with, such as the owner of a variable: their own
         certificate and token. By default nothing, also where `credentials` has a certificate.
+      host: The name or address of this machine to listen at, where that is not what the cluster has for others to dial:
+        such as 0.0.0.0 in a container. The port is that of the cluster.
     """
 
     credentials: ServerCredentials | None = None
@@ -42,6 +44,7 @@ class ServerConfig:
     server_limits: ServerLimits = attrs.field(factory=ServerLimits)
     addresses_file: str | os.PathLike[str] | None = None
     calls_with: ClientCredentials | None = None
+    host: str = ""
 
     def __attrs_post_init__(self) -> None:
         check_calls_with(self.calls_with)

@@ -20,6 +20,7 @@ class Task:
     Attributes:
       definition: The task and its cluster, with nothing left out; see `task_of`.
       uses_tls: Whether the server has a certificate.
+      host: Where it listens, if others reach it by another name or address than that, as behind NAT.
 
     Raises:
       InvalidValueError: If the address asks for the one, and the server does the other.
@@ -27,6 +28,7 @@ class Task:
 
     definition: ServerDef
     uses_tls: bool
+    host: str = ""
 
     def __attrs_post_init__(self) -> None:
         secure = self.listens.secure
@@ -55,7 +57,8 @@ class Task:
     @property
     def listens(self) -> Target:
         """Where it listens; the port may be 0."""
-        return parse_target(self.address, any_port=True)
+        named = parse_target(self.address, any_port=True)
+        return named.at_host(self.host) if self.host and not named.socket_path else named
 
     def target(self, bound: str = "") -> str:
         """Returns what others dial: `grpc://host:port`, `grpcs://host:port` with TLS, or `unix:/path`.
@@ -63,10 +66,12 @@ class Task:
         Args:
           bound: The address that the server has bound, for a task at any port that is free.
         """
-        listens = self.listens
-        if listens.socket_path:
-            return listens.address
-        return f"{'grpcs' if self.uses_tls else 'grpc'}://{bound if listens.has_any_port else listens.address}"
+        named = parse_target(self.address, any_port=True)
+        if named.socket_path:
+            return named.address
+        if named.has_any_port:
+            named = named.at_port(int(bound.rpartition(":")[2])) if self.host else Target(bound)
+        return f"{'grpcs' if self.uses_tls else 'grpc'}://{named.address}"
 
     def bound_at(self, bound: str) -> ServerDef:
         """Returns the definition with the real port."""

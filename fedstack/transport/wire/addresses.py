@@ -35,6 +35,14 @@ class Target:
         """Its port; 0 for the path of a socket, and for a server that is to listen at any that is free."""
         return 0 if self.socket_path else int(self.address.rpartition(":")[2])
 
+    def at_host(self, host: str) -> "Target":
+        """Returns the same port of another host."""
+        return attrs.evolve(self, address=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}")
+
+    def at_port(self, port: int) -> "Target":
+        """Returns another port of the same host."""
+        return attrs.evolve(self, address=f"{self.address.rpartition(':')[0]}:{port}")
+
     @property
     def socket_path(self) -> str:
         """Its path if it is a socket, else an empty text."""

@@ -228,6 +228,17 @@ def test_a_unix_socket_is_an_address_too(tmp_path):
     assert not path.exists()
 
 
+def test_a_task_listens_at_another_host_than_others_dial():
+    config = ServerConfig(host="127.0.0.1")
+    with Server({"worker": ["worker-0.example:0"]}, config=config) as server:
+        port = int(server.target.rpartition(":")[2])
+        assert server.target == f"grpc://worker-0.example:{port}"
+        assert server.server_def.cluster.jobs == {"worker": {0: server.target}}
+        assert total_at(f"127.0.0.1:{port}") == 12
+    with pytest.raises(InvalidValueError, match="Expected TLS for an address that other machines can reach.*0.0.0.0"):
+        Server({"worker": ["localhost:0"]}, config=ServerConfig(host="0.0.0.0"))
+
+
 def test_more_services_are_served_beside_the_executor():
     echo = EchoService()
     with Server(LOCAL, config=ServerConfig(services=[echo])) as server:
