@@ -1,12 +1,14 @@
 """Speaks to the dispatcher of a data service."""
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from fedstack.computations.types.language import RetryableError
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.transport.peers.service_stub import ServiceStub
@@ -17,6 +19,8 @@ DISPATCHER = "fedstack.v1.DataDispatcher"
 # How often one that cannot be reached is looked for. gRPC by itself would wait for seconds.
 _LOOK_SECONDS = 0.1
 _PAUSE_SECONDS = 0.05
+# After this time it is asked why.
+_ASK_AFTER_SECONDS = 1.0
 # How often it shows that it is alive while it sends a definition.
 _HEARTBEAT_SECONDS = 5.0
 
@@ -48,7 +52,7 @@ class DispatcherStub(ServiceStub):
         """
         return await self._unary("Describe", request, messages.DatasetDescription)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def define(self, request: messages.DescribeDatasetRequest) -> AsyncGenerator[Incoming, None]:
         """Gets the definition of a dataset: a header of `DatasetDescription`, then as many bytes as that says."""
         async with self.download(f"/{DISPATCHER}/Define", request, _HEARTBEAT_SECONDS) as incoming:
@@ -98,11 +102,20 @@ class DispatcherStub(ServiceStub):
                 if self.is_gone or (end is not None and self.io.time() >= end):
                     raise
                 on_loss(error)
+            await self._find_again(end)
+
+    async def _find_again(self, end: float | None) -> None:
+        """Returns when the dispatcher is there again, or it is too late: then a call says what is wrong."""
+        asks = self.io.time() + _ASK_AFTER_SECONDS
+        await asyncio.sleep(_PAUSE_SECONDS)
+        while not await self.connection.look(_LOOK_SECONDS):
+            if end is not None and self.io.time() >= end:
+                return
+            if self.io.time() >= asks:
+                asks = math.inf
+                with contextlib.suppress(RetryableError):  # what cannot get better is raised
+                    await self.connection.wait_ready(_LOOK_SECONDS)
             await asyncio.sleep(_PAUSE_SECONDS)
-            while not await self.connection.look(_LOOK_SECONDS):
-                if end is not None and self.io.time() >= end:
-                    break  # the call says what is wrong
-                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _unary(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
         return await self._known(self.call(f"/{DISPATCHER}/{method}", request, response, seconds))
