@@ -80,6 +80,7 @@ PUBLIC_NAMES = {
         "TransformingExecutor",
     ],
     "fedstack.service.rpc": ["Client", "Code", "MethodService", "Server", "StatusOrResult"],
+    "fedstack.program": ["DatasetDataSource", "DatasetDataSourceIterator"],
     "fedstack.service": [
         "ClusterDef",
         "ClusterSpec",

@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from fedstack.command_line.environment_options import EnvironmentOption
+from fedstack.command_line.environment_options import EnvironmentOption, RepeatableOption
 
 if TYPE_CHECKING:
+    from fedstack.service.data.clients.reference_reader import ReferenceReader
     from fedstack.transport.grpc.credentials import ClientCredentials
 
 CALL_OPTIONS = (
@@ -13,6 +14,11 @@ CALL_OPTIONS = (
     EnvironmentOption("--call-cert", "FILE", "certificate (PEM) to call them with; by default none"),
     EnvironmentOption("--call-key", "FILE", "key of that certificate (PEM)"),
     EnvironmentOption("--call-token-file", "FILE", "file with the token to call them with; by default none"),
+    RepeatableOption(
+        "--data-service",
+        "ADDRESS",
+        "dispatcher whose datasets clients' computations may refer to, which are read here; by default none",
+    ),
 )
 
 
@@ -34,3 +40,16 @@ def calls_with(options: SimpleNamespace) -> "ClientCredentials | None":
     )
     check_certificates(credentials, "give the right --call-cert, --call-key and --call-ca")
     return credentials
+
+
+def data_reader(options: SimpleNamespace) -> "ReferenceReader | None":
+    """Returns what reads the datasets of the data services that the options name; `None` if they name none.
+
+    Raises:
+      InvalidValueError: If an address is none, or what they are to be dialled with cannot be read.
+    """
+    if not options.data_service:
+        return None
+    from fedstack.service.data.clients.reference_reader import ReferenceReader
+
+    return ReferenceReader(calls_with(options), options.data_service)

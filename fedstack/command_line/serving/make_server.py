@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedstack.command_line.serving.call_options import calls_with
+from fedstack.command_line.serving.call_options import calls_with, data_reader
 from fedstack.command_line.serving.data_options import data_services
 from fedstack.command_line.serving.serve_options import limits_of
 from fedstack.errors import InvalidValueError
@@ -48,11 +48,13 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
         policy = CarrierPolicy(
             options.allow_module, options.allow_python_code, options.allow_runtime, options.strict_modules
         )
+        reads = data_reader(options)
         service = ExecutorService(
-            local_executor_factory(options.clients, max_concurrent_clients=options.threads),
+            local_executor_factory(options.clients, max_concurrent_clients=options.threads, data_backend=reads),
             limits=limits_of(ServiceLimits, options),
             policy=policy,
             calls_with=calls_with(options),
+            reads=reads,
         )
         # What is registered is a program's own; a task has the place for it, as those of programs do.
         methods = [] if options.cluster is None else [MethodService(limits=limits_of(ServiceLimits, options))]

@@ -38,6 +38,8 @@ from federated_language.framework import SyncContext as SyncContext
 from federated_language.framework import get_context_stack as get_context_stack
 from federated_language.framework import infer_type as infer_type
 from federated_language.framework import set_default_context as set_default_context
+from federated_language.program import FederatedDataSource as FederatedDataSource
+from federated_language.program import FederatedDataSourceIterator as FederatedDataSourceIterator
 from federated_language.proto import array_pb2 as array_pb2
 from federated_language.proto import computation_pb2 as computation_pb2
 from federated_language.proto import data_type_pb2 as data_type_pb2

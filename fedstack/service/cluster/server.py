@@ -3,6 +3,7 @@
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.cluster.server_config import ServerConfig
 from fedstack.service.cluster.task import Task, task_of
+from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.rpc.method_service import MethodService
 from fedstack.service.rpc.registering import RegistersMethods
@@ -48,8 +49,13 @@ class Server(RegistersMethods, OwnedServer):
         self._config = config = config or ServerConfig()
         credentials = config.all_credentials()
         self._task = Task(definition, credentials.uses_tls, config.host)
+        reads = ReferenceReader(config.calls_with, config.data_services) if config.data_services else None
         self._executors = executors = ExecutorService(
-            local_executor_factory(), limits=config.limits, policy=config.policy, calls_with=config.calls_with
+            local_executor_factory(data_backend=reads),
+            limits=config.limits,
+            policy=config.policy,
+            calls_with=config.calls_with,
+            reads=reads,
         )
         RegistersMethods.__init__(self, MethodService(limits=config.limits))
         server = GrpcServer(

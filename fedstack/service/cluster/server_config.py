@@ -16,6 +16,10 @@ def _services(services: Iterable[Service]) -> tuple[Service, ...]:
     return tuple(services)
 
 
+def _addresses(addresses: "str | Iterable[str]") -> tuple[str, ...]:
+    return (addresses,) if isinstance(addresses, str) else tuple(addresses)
+
+
 @attrs.frozen
 class ServerConfig:
     """How a `Server` serves.
@@ -33,6 +37,8 @@ class ServerConfig:
         certificate and token. By default nothing, also where `credentials` has a certificate.
       host: The name or address of this machine to listen at, where that is not what the cluster has for others to dial:
         such as 0.0.0.0 in a container. The port is that of the cluster.
+      data_services: The dispatchers whose datasets clients' computations may refer to: they are dialled, and their
+        data workers, with `calls_with`. By default none.
     """
 
     credentials: ServerCredentials | None = None
@@ -45,6 +51,7 @@ class ServerConfig:
     addresses_file: str | os.PathLike[str] | None = None
     calls_with: ClientCredentials | None = None
     host: str = ""
+    data_services: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
 
     def __attrs_post_init__(self) -> None:
         check_calls_with(self.calls_with)

@@ -115,6 +115,7 @@ def local_worker_pool(
     environment: Mapping[str, str] | None = None,
     startup_seconds: float = 60.0,
     respawn: bool = True,
+    data_services: Sequence[str] = (),
 ) -> WorkerPool:
     """Starts worker processes and returns when all of them can be dialled.
 
@@ -131,6 +132,8 @@ def local_worker_pool(
       startup_seconds: How long they may take to start.
       respawn: Whether workers that end before they are asked to are started anew, at their addresses: after a pause
         that grows, and at most ten within a minute, or three for each worker if that is more.
+      data_services: The addresses of dispatchers whose datasets computations may refer to. `--call-token-file` and the
+        like among the `options` say with what they are dialled.
 
     Raises:
       InvalidValueError: If there is to be no worker, or more than this machine can be meant to have.
@@ -150,6 +153,7 @@ def local_worker_pool(
         variables = _environment(n, environment or {})
         command = [sys.executable, "-m", "fedstack.command_line.serving.pool_worker", str(folder)]
         command += ["--allow-python-code", "--allow-module", ",".join(modules), *options]
+        command += [part for address in data_services for part in ("--data-service", address)]
         for number in range(n):
             process = ProcessOptions(
                 command=command,

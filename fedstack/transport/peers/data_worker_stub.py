@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from fedstack.errors import RemoteError
-from fedstack.proto.data_service_pb2 import ReadRequest
+from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest
 from fedstack.transport.peers.connection import Connection
-from fedstack.transport.peers.executor_stub import SOON_SECONDS
+from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.wholes import WHOLE
@@ -41,13 +41,24 @@ class DataWorkerStub(ServiceStub):
           RemoteError: If the peer is no data worker, and likely another server than was meant.
         """
         soon = self._control_seconds + SOON_SECONDS
+        path = f"/{DATA_WORKER}/Read"
+        if is_large:
+            pieces = self.connection.exchange(path, self._parcel(request, ()))
+            answer = self._answer(pieces, HEARTBEAT_SECONDS, 0.0, lambda beat: None)
+        else:
+            answer = self.exchange(path, request, (), HEARTBEAT_SECONDS, soon_seconds=soon)
+        async with self._known(answer) as incoming:
+            yield incoming
+
+    @contextlib.asynccontextmanager
+    async def list_clients(self, request: ListClientsRequest) -> AsyncGenerator[Incoming, None]:
+        """Lists the clients of a dataset: a header of `ListClientsResponse`."""
+        async with self._known(self.download(f"/{DATA_WORKER}/ListClients", request, HEARTBEAT_SECONDS)) as incoming:
+            yield incoming
+
+    @contextlib.asynccontextmanager
+    async def _known(self, answer: Answer) -> AsyncGenerator[Incoming, None]:
         try:
-            path = f"/{DATA_WORKER}/Read"
-            if is_large:
-                pieces = self.connection.exchange(path, self._parcel(request, ()))
-                answer = self._answer(pieces, HEARTBEAT_SECONDS, 0.0, lambda beat: None)
-            else:
-                answer = self.exchange(path, request, (), HEARTBEAT_SECONDS, soon_seconds=soon)
             async with answer as incoming:
                 yield incoming
         except RemoteError as error:

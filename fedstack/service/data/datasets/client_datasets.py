@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.types.language import StructType, TensorType
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
-from fedstack.computations.values.column_sequence import BlockSequence
+from fedstack.computations.values.column_sequence import BlockSequence, HasBlocks
 from fedstack.computations.values.columns import Column, RowsColumn, StructColumn
 from fedstack.computations.values.sequences import MAX_SEED, drawn_order
 from fedstack.computations.values.tensor_values import describe
@@ -22,6 +22,41 @@ from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.sources import ArraysSource
 
 _P = TypeVar("_P", bound=Pipeline)
+
+
+def drawn(n: object, seed: object, key: tuple[int, ...], clients: int) -> list[int]:
+    """Returns the places of so many of the clients, drawn by a seed; others for each key.
+
+    Raises:
+      InvalidValueError: If there are fewer clients.
+    """
+    number = checked_seed("n", n)
+    if number > clients:
+        raise InvalidValueError(f"Expected at most {counted(clients, 'client')} to sample, found {number}")
+    return drawn_order(checked_seed("seed", seed, MAX_SEED), key, clients)[:number].tolist()
+
+
+def key_of(client: object, id_type: TensorType) -> bytes:
+    """Returns an id as it travels: text as UTF-8, a number as its bytes, little-endian."""
+    if is_string(id_type):
+        return client.encode() if isinstance(client, str) else cast(bytes, client)
+    dtype = id_type.dtype.newbyteorder("<")
+    return np.array(client, dtype).tobytes()
+
+
+def id_of(key: bytes, id_type: TensorType) -> Any:
+    """Returns the id that travels so.
+
+    Raises:
+      InvalidValueError: If none of the type does.
+    """
+    try:
+        if is_string(id_type):
+            return key.decode()
+        (found,) = np.frombuffer(key, id_type.dtype.newbyteorder("<")).tolist()
+        return found
+    except ValueError as error:
+        raise InvalidValueError(f"Expected the id of a client, {id_type}, found the bytes {key[:80]!r}") from error
 
 
 class ClientDatasets(Mapping[Any, _P], Generic[_P]):
@@ -53,8 +88,15 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
 
     @functools.cached_property
     def _clients(self) -> tuple[dict[Any, slice], Column]:
-        """Where the elements of each client are, and these."""
-        column = cast(StructColumn, BlockSequence(self._dataset).held(self._dataset.element_type).column)
+        return self.grouped(self._dataset)
+
+    def grouped(self, elements: HasBlocks) -> tuple[dict[Any, slice], Column]:
+        """Reads elements; returns where those of each client are, and these.
+
+        Args:
+          elements: Those of the dataset, or what has the same.
+        """
+        column = cast(StructColumn, BlockSequence(elements).held(self._dataset.element_type).column)
         clients, rows = group_rows(self._ids(column.fields[self._place]), self._column)
         stops = np.cumsum(list(map(len, rows))).tolist()
         places = {client: slice(stop - len(mine), stop) for client, mine, stop in zip(clients, rows, stops)}
@@ -74,6 +116,26 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return found
 
     @property
+    def dataset(self) -> _P:
+        """The whole dataset."""
+        return self._dataset
+
+    @property
+    def column(self) -> str:
+        """The member of its elements that says whose they are."""
+        return self._column
+
+    @property
+    def id_type(self) -> TensorType:
+        """The type of ids."""
+        return cast(TensorType, self._id_type)
+
+    @property
+    def element_type(self) -> StructType:
+        """The type of a client's elements."""
+        return self._element
+
+    @property
     def client_ids(self) -> list[Any]:
         """The ids, in order: numbers, or `str` for text."""
         return list(self._clients[0])
@@ -88,11 +150,8 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         Raises:
           InvalidValueError: If there are fewer clients.
         """
-        ids, number = self.client_ids, checked_seed("n", n)
-        if number > len(ids):
-            raise InvalidValueError(f"Expected at most {counted(len(ids), 'client')} to sample, found {number}")
-        order = drawn_order(checked_seed("seed", seed, MAX_SEED), (), len(ids))
-        return [self[ids[place]] for place in order[:number].tolist()]
+        ids = self.client_ids
+        return [self[ids[place]] for place in drawn(n, seed, (), len(ids))]
 
     def __getitem__(self, client: Any) -> _P:
         places, rows = self._clients

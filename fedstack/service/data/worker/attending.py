@@ -37,6 +37,11 @@ class Attending:
         self._incarnation = b""
         self._failure: FedstackError | None = None
 
+    @property
+    def worker(self) -> bytes:
+        """What stands for the worker, from its start to its end."""
+        return self._worker.worker
+
     def start(self, address: str) -> None:
         """Attends from now on as the worker at an address. Idempotent."""
         if self._task is None:

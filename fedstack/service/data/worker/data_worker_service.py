@@ -1,6 +1,7 @@
 """Serves elements of datasets: whoever names a dataset by its digest reads ranges of its splits, block by block."""
 
 import asyncio
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -12,12 +13,14 @@ from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.received import receive
-from fedstack.proto.data_service_pb2 import ReadRequest, ReadResponse
+from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.datasets.blocks import Blocks, block_bytes, without_first
 from fedstack.service.data.worker.attending import Attending
+from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
 from fedstack.service.data.worker.sized_blocks import sized_blocks
 from fedstack.service.data.worker.streams import AheadRoom, Block, Stream, StreamTable
@@ -27,7 +30,7 @@ from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, exce
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
-from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, Server, Service
+from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, Service
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
@@ -44,11 +47,13 @@ class Range:
       element: The type of an element.
       blocks: Yields them. Errors say where they came up.
       scope: For whom and under which rules that runs.
+      client_rows: How many of them each client has, once the first block is there; empty if it is of no clients.
     """
 
     element: Type
     blocks: Blocks
     scope: WorkScope
+    client_rows: Sequence[int] = ()
 
 
 class DataWorkerService(Service):
@@ -96,6 +101,7 @@ class DataWorkerService(Service):
             lambda found: exceeded(self._limits, "max_streams", found, "read to their end those that are open"),
         )
         self._room = AheadRoom(self._limits.max_ahead_bytes)
+        self._clients = ClientGroups(self._limits)
         self._no_clients = ProgressCounts()
         self._server: Server | None = None
         self._worker_address = worker_address
@@ -106,7 +112,7 @@ class DataWorkerService(Service):
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
         """The methods of the gRPC service."""
-        return {DATA_WORKER: {"Read": ExchangeMethod(self.read)}}
+        return {DATA_WORKER: {"Read": ExchangeMethod(self.read), "ListClients": DownloadMethod(self._list_clients)}}
 
     @property
     def runs_code(self) -> bool:
@@ -117,6 +123,7 @@ class DataWorkerService(Service):
 
     def started(self) -> None:
         target = self._server.target if self._server else ""
+        services_here[self.attending.worker] = self
         port = target.rpartition(":")[2]
         self.attending.start(target if self._worker_address is None else self._worker_address.replace(_PORT, port))
 
@@ -158,7 +165,7 @@ class DataWorkerService(Service):
     def _open(self, request: ReadRequest, found: Range) -> Stream:
         limits = self._limits.max_block_bytes, self._rules.max_value_bytes
         most = max(1, min(request.block_bytes or _BLOCK_BYTES, *limits))
-        blocks = self._sent(found.blocks, found.element, most)
+        blocks = self._sent(found, most)
         return self._streams.open(
             request.stream,
             _what(request),
@@ -166,15 +173,17 @@ class DataWorkerService(Service):
             lambda: Stream(blocks, self.threads, found.scope, self._room),
         )
 
-    def _sent(self, blocks: Blocks, element: Type, most: int) -> Iterator[Block]:
+    def _sent(self, found: Range, most: int) -> Iterator[Block]:
         """Yields blocks as they travel."""
-        chunking = self._rules.chunking
-        for column, is_last in sized_blocks(blocks, element, most):
+        chunking, element = self._rules.chunking, found.element
+        client_rows = found.client_rows
+        for column, is_last in sized_blocks(found.blocks, element, most):
             size = block_bytes(column, element)
             if size > self._rules.max_value_bytes:
                 raise exceeded(self._rules, "max_value_bytes", f"an element of about {size}")
             packer = Packer(chunking.large_bytes, elements=True)
-            response = ReadResponse(rows=len(column), is_last=is_last)
+            response = ReadResponse(rows=len(column), is_last=is_last, client_rows=client_rows)
+            client_rows = ()
             packer.pack(response.elements, ColumnSequence(column), SequenceType(element), "elements")
             parcel = Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes)
             yield Block(parcel, is_last, size)
@@ -191,9 +200,32 @@ class DataWorkerService(Service):
         known = await self._definitions.find(request.digest)
         scope = current_scope()
         scope = attrs.evolve(self._scope, caller=scope.caller, origin=scope.origin, span=scope.span)
+        place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
+        if request.client:
+            dataset, column = known.dataset, request.client_column
+            of = self._clients.read(request.digest, dataset, column, request.client, request.first_element)
+            return Range(of.element, _placed(of.blocks, f"in clients {place}"), scope, of.rows)
         element, blocks, what = _elements(known, request)
-        place = f"in {what} of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
-        return Range(element, _placed(blocks, place), scope)
+        return Range(element, _placed(blocks, f"in {what} {place}"), scope)
+
+    async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
+        """Lists the clients of a dataset.
+
+        Raises:
+          FedstackError: If the dataset cannot be had or read, or is none of clients.
+        """
+        known = await self._definitions.find(request.digest)
+        clients = known.dataset.by_client(request.client_column)
+        with attrs.evolve(self._scope, caller=current_scope().caller, origin=current_scope().origin).entered():
+            grouped = await self.threads.run(lambda: self._clients.find(request.digest, clients))
+        rows = [place.stop - place.start for place in grouped.places.values()]
+        return ListClientsResponse(client=grouped.places, rows=rows)
+
+    async def _list_clients(self, content: bytes) -> Answers:
+        listing = asyncio.ensure_future(self.list_clients(await read_message(ListClientsRequest, content)))
+        async for beat in beats(listing, self._no_clients, self._rules):
+            yield beat
+        yield Parcel(listing.result().SerializeToString())
 
     @property
     def address(self) -> str:
@@ -203,6 +235,7 @@ class DataWorkerService(Service):
     def drain(self) -> None:
         """Opens no more streams; those that are open go on."""
         self._draining = True
+        services_here.pop(self.attending.worker, None)
         self.attending.leave()
 
     async def close(self) -> None:
@@ -211,6 +244,7 @@ class DataWorkerService(Service):
         self._definitions.close()
         await self.attending.close()
         self._streams.end_all()
+        self._clients.clear()
         await self._core.close()
         self.threads.close()
 
@@ -218,6 +252,8 @@ class DataWorkerService(Service):
         return f"<DataWorkerService with {len(self._streams)} open streams>"
 
 
+# The data workers of this process, by what stands for them at their dispatchers.
+services_here: "weakref.WeakValueDictionary[bytes, DataWorkerService]" = weakref.WeakValueDictionary()
 _NO_MORE = Parcel(ReadResponse(is_last=True).SerializeToString())
 
 
@@ -225,7 +261,7 @@ def _what(request: ReadRequest) -> tuple[object, ...]:
     """Returns what has to be the same in all requests of a stream."""
     splits = request.splits
     range_of = splits.first, splits.last, splits.whole
-    return request.digest, range_of, tuple(request.client), request.first_element
+    return request.digest, range_of, request.client_column, tuple(request.client), request.first_element
 
 
 def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:

@@ -12,14 +12,14 @@ from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column, ListColumn
-from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import consume_exception
-from fedstack.proto.data_service_pb2 import ReadRequest, ReadResponse
+from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.datasets.blocks import Blocks
 from fedstack.service.data.serving.local_servers import connect, is_local, local_server
-from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range
+from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.io_loop import start_apart
@@ -37,7 +37,13 @@ _SECONDS_AT_ONCE = 0.005
 
 
 class Reading(abc.ABC):
-    """A range of elements that is being read. Its coroutines run on the transport's loop, one at a time."""
+    """A range of elements that is being read. Its coroutines run on the transport's loop, one at a time.
+
+    Attributes:
+      client_rows: How many elements each client has, once the first are there; empty if they are of no clients.
+    """
+
+    client_rows: Sequence[int] = ()
 
     @abc.abstractmethod
     async def next(self) -> Sequence[Column]:
@@ -69,20 +75,27 @@ class Reader(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
+        """Lists the clients of a dataset."""
+
+    @abc.abstractmethod
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
 
 
-def reader_at(address: str, credentials: ClientCredentials | None = None) -> Reader:
-    """Returns what reads at the data worker at an address.
+def reader_at(address: str, credentials: ClientCredentials | None = None, worker: bytes = b"") -> Reader:
+    """Returns what reads at the data worker at an address: without a connection, if it is in this process.
 
     Args:
       address: Where it is, as it has told its dispatcher.
       credentials: Certificates and the token.
+      worker: What stands for it at its dispatcher, as far as that is known.
 
     Raises:
       InvalidValueError: If the address is none.
     """
+    if worker in services_here:
+        return LocalReader(lambda: _service_here(worker, address))
     if is_local(address):
         return LocalReader(lambda: _service_at(address))
     return RemoteReader(DataWorkerStub(connect(address, credentials)))
@@ -93,6 +106,13 @@ def _service_at(address: str) -> DataWorkerService:
         if isinstance(service, DataWorkerService):
             return service
     raise InvalidValueError(f"Expected a data worker at {address}, found a server that is none")
+
+
+def _service_here(worker: bytes, address: str) -> DataWorkerService:
+    found = services_here.get(worker)
+    if found is None:
+        raise WorkerUnavailableError(f"Expected a data worker of this process at {address}, found that it has stopped")
+    return found
 
 
 class RemoteReader(Reader):
@@ -107,6 +127,12 @@ class RemoteReader(Reader):
 
     def open(self, what: ReadRequest, element: Type) -> Reading:
         return _RemoteReading(self._stub, what, element)
+
+    async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
+        async with self._stub.list_clients(request) as incoming:
+            received = await receive(incoming, ListClientsResponse)
+            await received.end()
+            return received.message
 
     async def close(self) -> None:
         await self._stub.close()
@@ -160,6 +186,7 @@ class _RemoteReading(Reading):
         async with self._stub.read(request, is_large=self._is_large) as incoming:
             received = await receive(incoming, ReadResponse)
             response = received.message
+            self.client_rows = self.client_rows or response.client_rows
             if not response.rows:
                 await received.end()
                 return ListColumn([]), True
@@ -210,6 +237,9 @@ class LocalReader(Reader):
     def open(self, what: ReadRequest, element: Type) -> Reading:
         return _LocalReading(self._find, what)
 
+    async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
+        return await self._find().list_clients(request)
+
     async def close(self) -> None:
         pass
 
@@ -232,7 +262,9 @@ class _LocalReading(Reading):
         if self._failure is not None:
             raise self._failure
         with found.scope.entered():
-            return await service.threads.run(lambda: self._made(found.blocks))
+            made = await service.threads.run(lambda: self._made(found.blocks))
+        self.client_rows = found.client_rows
+        return made
 
     def _made(self, blocks: Blocks) -> Sequence[Column]:
         made: list[Column] = []

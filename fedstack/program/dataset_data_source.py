@@ -1,0 +1,275 @@
+"""Selects clients of a dataset for the rounds of a program."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.computations.types.language import (
+    CLIENTS,
+    FederatedDataSource,
+    FederatedDataSourceIterator,
+    FederatedType,
+    SequenceType,
+    Type,
+)
+from fedstack.computations.values.sequences import MAX_SEED
+from fedstack.computations.values.tensor_values import describe
+from fedstack.data.argument_checks import checked_positive, checked_seed
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.proto.client_references_pb2 import ClientSelections
+from fedstack.service.data.clients.client_references import RegisteredClients
+from fedstack.service.data.datasets.client_datasets import ClientDatasets, drawn
+from fedstack.service.data.datasets.dataset import Dataset
+from fedstack.service.data.datasets.definitions import definition_of, read_definition
+from fedstack.transport.grpc.credentials import ClientCredentials
+
+
+class _Clients(Protocol):
+    """Clients, wherever their elements are."""
+
+    @property
+    def element_type(self) -> Type: ...
+
+    @property
+    def client_ids(self) -> Sequence[Any]: ...
+
+    def values(self, client_ids: Sequence[Any]) -> list[Any]:
+        """Returns what stands for the elements of clients in computations."""
+        ...
+
+    def write(self, message: ClientSelections) -> None:
+        """Writes which clients they are."""
+        ...
+
+    def close(self) -> None:
+        """Ends connections, where there are some."""
+
+
+class _Registered(_Clients):
+    """Clients of a dataset that is registered at a data service."""
+
+    def __init__(self, clients: RegisteredClients) -> None:
+        self._clients = clients
+
+    @property
+    def element_type(self) -> Type:
+        return self._clients.element_type
+
+    @property
+    def client_ids(self) -> Sequence[Any]:
+        return self._clients.client_ids
+
+    def values(self, client_ids: Sequence[Any]) -> list[Any]:
+        return self._clients.references(client_ids)
+
+    def write(self, message: ClientSelections) -> None:
+        message.registered.CopyFrom(self._clients.registered)
+        message.dataset_id = self._clients.dataset_id
+
+    def close(self) -> None:
+        self._clients.close()
+
+    def __repr__(self) -> str:
+        return repr(self._clients)
+
+
+class _Local(_Clients):
+    """Clients of a dataset of this process."""
+
+    def __init__(self, clients: ClientDatasets[Dataset]) -> None:
+        self._clients = clients
+
+    @property
+    def element_type(self) -> Type:
+        return self._clients.element_type
+
+    @property
+    def client_ids(self) -> Sequence[Any]:
+        return self._clients.client_ids
+
+    def values(self, client_ids: Sequence[Any]) -> list[Any]:
+        return [self._clients[client] for client in client_ids]
+
+    def write(self, message: ClientSelections) -> None:
+        message.definition.CopyFrom(definition_of(self._clients.dataset, Destination(takes_code=True)))
+        message.client_column = self._clients.column
+
+    def __repr__(self) -> str:
+        return repr(self._clients)
+
+
+class DatasetDataSource(ClosesOnExit, FederatedDataSource):
+    """Clients of a dataset, as a data source of programs.
+
+    Of a dataset that is registered at a data service, it selects *references*: whoever runs a computation reads the
+    elements itself, and none of them pass through this process. References can be given to any computation in any
+    context. Of a dataset in this process it selects the clients' datasets.
+
+        source = DatasetDataSource("localhost:5050", "readings")
+        mean = train(model, source.sample(20, seed=1))
+
+    Its connections are closed at the end of a block, with `close()`, and when nothing refers to it and to its
+    references any more.
+
+    Args:
+      service: The address of the dispatcher; or a dataset of this process by client, `dataset.by_client(column)`.
+      dataset_id: What the dataset is registered under; it is registered by client.
+      credentials: What the dispatcher and the data workers are dialled with.
+      seed: Draws the selections of iterators: the same clients in the same turn for the same seed.
+
+    Raises:
+      InvalidValueError: If nothing is registered under that id, or not by client.
+      WorkerUnavailableError: If the dispatcher cannot be reached.
+    """
+
+    def __init__(
+        self,
+        service: "str | ClientDatasets[Dataset]",
+        dataset_id: str | None = None,
+        credentials: ClientCredentials | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(service, ClientDatasets):
+            if dataset_id is not None or credentials is not None:
+                raise TypeMismatchError("Expected no dataset_id and no credentials beside a dataset of this process")
+            self._clients: _Clients = _Local(service)
+        elif not isinstance(dataset_id, str):
+            raise TypeMismatchError(
+                f"Expected the id of a dataset, found {describe(dataset_id)}; give what it is registered under"
+            )
+        else:
+            self._clients = _Registered(RegisteredClients(service, dataset_id, credentials))
+        self._seed = checked_seed("seed", seed, MAX_SEED)
+        self._type = FederatedType(SequenceType(self._clients.element_type), CLIENTS)
+
+    @property
+    def federated_type(self) -> FederatedType:
+        """The type of what is selected: a sequence for each client."""
+        return self._type
+
+    @property
+    def client_ids(self) -> list[Any]:
+        """The ids of all clients, in order: numbers, or `str` for text."""
+        return list(self._clients.client_ids)
+
+    def sample(self, n: int, seed: int) -> list[Any]:
+        """Returns what stands for some clients in computations, each at most once.
+
+        Args:
+          n: How many.
+          seed: Draws them: the same ones for the same seed.
+
+        Raises:
+          InvalidValueError: If there are fewer clients.
+        """
+        return self._drawn(n, seed, ())
+
+    def select(self, client_ids: Sequence[Any]) -> list[Any]:
+        """Returns what stands for clients in computations.
+
+        Args:
+          client_ids: Their ids. Whether there are such clients shows when their elements are read.
+        """
+        return self._clients.values(list(client_ids))
+
+    def iterator(self) -> "DatasetDataSourceIterator":
+        """Returns an iterator that draws clients for one round after the other."""
+        return DatasetDataSourceIterator(self, 0)
+
+    def close(self) -> None:
+        """Ends the connections; in this process its references cannot be read any more. Idempotent."""
+        self._closed = True
+        self._clients.close()
+
+    def _drawn(self, n: int, seed: int, key: tuple[int, ...]) -> list[Any]:
+        ids = self._clients.client_ids
+        return self._clients.values([ids[place] for place in drawn(n, seed, key, len(ids))])
+
+    def _selected(self, k: int | None, number: int) -> list[Any]:
+        """Returns the selection of a number; all clients in order without `k`."""
+        if k is None:
+            return self._clients.values(self._clients.client_ids)
+        return self._drawn(checked_positive("k", k), self._seed, (number,))
+
+    def _written(self, selections: int) -> bytes:
+        seed = self._seed.to_bytes((self._seed.bit_length() + 7) // 8, "big")
+        message = ClientSelections(seed=seed, selections=selections)
+        self._clients.write(message)
+        return message.SerializeToString(deterministic=True)
+
+    def __repr__(self) -> str:
+        return f"<DatasetDataSource of {self._clients!r}>"
+
+
+class DatasetDataSourceIterator(FederatedDataSourceIterator):
+    """Draws clients for one round after the other; made by `DatasetDataSource.iterator`.
+
+    Args:
+      source: The data source.
+      selections: How many selections there have been.
+    """
+
+    def __init__(self, source: DatasetDataSource, selections: int) -> None:
+        self._source = source
+        self._selections = selections
+
+    @property
+    def federated_type(self) -> FederatedType:
+        """The type of what is selected."""
+        return self._source.federated_type
+
+    def select(self, k: int | None = None) -> list[Any]:
+        """Returns what stands for the clients of the next round in computations.
+
+        Args:
+          k: How many clients, each at most once; by default all of them, in order.
+
+        Raises:
+          InvalidValueError: If there are fewer clients, or `k` is not positive.
+        """
+        found = self._source._selected(k, self._selections)  # pyright: ignore[reportPrivateUsage]
+        self._selections += 1
+        return found
+
+    def to_bytes(self) -> bytes:
+        """Returns what `from_bytes` makes an iterator of that goes on where this one is. It has no credentials.
+
+        Raises:
+          CarrierError: If the dataset is of this process, and cannot be written.
+        """
+        return self._source._written(self._selections)  # pyright: ignore[reportPrivateUsage]
+
+    @classmethod
+    def from_bytes(cls, buffer: bytes, credentials: ClientCredentials | None = None) -> "DatasetDataSourceIterator":
+        """Returns an iterator that goes on where another one was.
+
+        Args:
+          buffer: What that returned as `to_bytes`.
+          credentials: What the dispatcher and the data workers are dialled with.
+
+        Raises:
+          InvalidValueError: If it is something else, or another dataset is registered under the id now.
+        """
+        try:
+            message = ClientSelections.FromString(buffer)
+        except DecodeError as error:
+            raise InvalidValueError(f"Expected the bytes of an iterator, found others: {error}") from error
+        seed = int.from_bytes(message.seed, "big")
+        if message.HasField("definition"):
+            clients = read_definition(message.definition).by_client(message.client_column)
+            return cls(DatasetDataSource(clients, seed=seed), message.selections)
+        was = message.registered
+        found = cls(DatasetDataSource(was.dispatcher, message.dataset_id, credentials, seed=seed), message.selections)
+        if ClientSelections.FromString(found.to_bytes()).registered != was:
+            raise InvalidValueError(
+                f"Expected the dataset {was.digest.hex()[:16]}… by {was.client_column!r} under the id "
+                f"{message.dataset_id!r}, found another one there; begin a new iterator"
+            )
+        return found
+
+    def __repr__(self) -> str:
+        return f"<DatasetDataSourceIterator of {self._source!r}, after {self._selections} selections>"

@@ -1,0 +1,147 @@
+"""Refers to the elements of clients of a registered dataset, as values of clients in computations."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from google.protobuf import any_pb2
+
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.language import StructType, TensorType, computation_pb2
+from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.values.column_sequence import BlockSequence
+from fedstack.errors import InvalidValueError
+from fedstack.proto.client_references_pb2 import ClientDataset
+from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, ListClientsRequest
+from fedstack.service.data.clients.data_workers import LOSSES
+from fedstack.service.data.clients.reference_reader import ReferenceReader
+from fedstack.service.data.datasets.client_datasets import id_of, key_of
+from fedstack.service.data.datasets.element_types import shower
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.wire.references import Reference, ReferenceGroup
+
+
+class ClientReference(Reference):
+    """Refers to the elements of a client: a value for a computation, of a sequence type, in place of the elements.
+
+    Whoever runs the computation reads them. It is small and can be pickled; it has the address of the data service, and
+    no credentials. In this process it can be iterated over.
+
+    Attributes:
+      client_id: The id of the client.
+    """
+
+    __slots__ = ("client_id",)
+
+    def __init__(self, group: ReferenceGroup, place: int, client_id: Any) -> None:
+        super().__init__(group, place)
+        self.client_id = client_id
+
+    def __iter__(self) -> Iterator[Any]:
+        shown, lists = shower(self.element_type), BlockSequence(self).lists()
+        if shown is None:
+            return itertools.chain.from_iterable(lists)
+        return itertools.chain.from_iterable(map(shown, some) for some in lists)
+
+    def to_data(self) -> computation_pb2.Data:
+        """Returns it as the content of a `data` block of the language."""
+        dataset = ClientDataset()
+        self.group.source.Unpack(dataset)
+        dataset.client = self.key
+        data = computation_pb2.Data()
+        data.content.Pack(dataset)
+        return data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self.group.source.SerializeToString()
+        return _restored, (source, self.key, self.element_type.to_proto().SerializeToString(), self.client_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ClientReference):
+            return NotImplemented
+        return self.group.source.value == other.group.source.value and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash((self.group.source.value, self.key))
+
+    def __repr__(self) -> str:
+        return f"<ClientReference to {self.client_id!r}: {self.element_type}*>"
+
+
+@functools.cache
+def reader_of_this_process() -> ReferenceReader:
+    """Returns what reads references that came without their data source, as out of a pickle."""
+    return ReferenceReader()
+
+
+def _restored(source: bytes, key: bytes, element: bytes, client_id: Any) -> ClientReference:
+    type_spec = type_from_proto(computation_pb2.Type.FromString(element))
+    reader = None if current_scope().is_for_others else reader_of_this_process()
+    return ClientReference(ReferenceGroup(any_pb2.Any.FromString(source), [key], type_spec, reader), 0, client_id)
+
+
+class RegisteredClients:
+    """The clients of a dataset that is registered at a data service as one of clients.
+
+    Args:
+      service: The address of its dispatcher.
+      dataset_id: What it is registered under.
+      credentials: What the dispatcher and the data workers are dialled with.
+
+    Raises:
+      InvalidValueError: If nothing is registered under that id, or not by client.
+      WorkerUnavailableError: If the dispatcher cannot be reached.
+    """
+
+    def __init__(self, service: str, dataset_id: str, credentials: ClientCredentials | None = None) -> None:
+        self._reader = reader = ReferenceReader(credentials)
+        self._workers = workers = reader.workers(service)
+        found = workers.io.run_sync(workers.describe(DescribeDatasetRequest(dataset_id=dataset_id)))
+        self.dataset_id = dataset_id
+        self.registered = ClientDataset(dispatcher=service, digest=found.digest, client_column=found.client_column)
+        self.id_type, self.element_type = _types_of(found, dataset_id)
+
+    @functools.cached_property
+    def client_ids(self) -> Sequence[Any]:
+        """The ids, in order."""
+        keys = self._workers.io.run_sync(self._keys())
+        return [id_of(key, self.id_type) for key in keys]
+
+    async def _keys(self) -> Sequence[bytes]:
+        request = ListClientsRequest(digest=self.registered.digest, client_column=self.registered.client_column)
+        begun = self._workers.io.time()
+        while True:
+            worker = await self._workers.preferred(request.digest)
+            try:
+                return (await self._workers.reader(worker).list_clients(request)).client
+            except LOSSES as error:
+                self._workers.lose(worker, error, begun)
+
+    def references(self, client_ids: Sequence[Any]) -> list[ClientReference]:
+        """Returns references to clients, which are read ahead in this order."""
+        source = any_pb2.Any()
+        source.Pack(self.registered)
+        keys = [key_of(client, self.id_type) for client in client_ids]
+        group = ReferenceGroup(source, keys, self.element_type, self._reader)
+        return [ClientReference(group, place, client) for place, client in enumerate(client_ids)]
+
+    def close(self) -> None:
+        """Ends the connections. Idempotent."""
+        self._reader.close()
+
+    def __repr__(self) -> str:
+        return f"{self.dataset_id!r} at {self.registered.dispatcher}"
+
+
+def _types_of(found: DatasetDescription, dataset_id: str) -> tuple[TensorType, StructType]:
+    """Returns the types of ids, and of the elements of a client."""
+    element, column = type_from_proto(found.element), found.client_column
+    members = fields_of(element) if isinstance(element, StructType) else ()
+    ids = [t for name, t in members if name == column]
+    if not ids or not isinstance(ids[0], TensorType):
+        raise InvalidValueError(
+            f"Expected a dataset that is registered by client, found {dataset_id!r}, which is not; register it with "
+            "register_dataset(service, dataset.by_client(column), ...)"
+        )
+    return ids[0], StructType([member for member in members if member[0] != column])

@@ -1,0 +1,150 @@
+"""Knows the data workers of a dispatcher, and which of them to read a client's elements from."""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+
+from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, StaleSessionError, WorkerUnavailableError
+from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
+from fedstack.service.data.serving.local_servers import connect
+from fedstack.service.data.worker.readers import Reader, reader_at
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.io_loop import IoLoop, start_apart
+
+# What another worker may do better.
+LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
+
+_logger = logging.getLogger(__name__)
+# How old the list of workers may be before the dispatcher is asked again, meanwhile.
+_FRESH_SECONDS = 2.0
+# For so long a worker that was lost is left alone, if there are others.
+_AVOIDED_SECONDS = 1.0
+_PAUSE_SECONDS = 0.05
+_WARN_SECONDS = 5.0
+_DISPATCHER_SECONDS = 10.0
+
+
+class DataWorkers:
+    """The workers of one dispatcher. All but the constructor runs on the transport's loop.
+
+    While the dispatcher is away, those go on being used that are known.
+
+    Args:
+      dispatcher: The address of the dispatcher.
+      credentials: What it is dialled with, and the workers are.
+      patience: How long to wait for a worker, in seconds.
+    """
+
+    def __init__(self, dispatcher: str, credentials: ClientCredentials | None, patience: float) -> None:
+        self.dispatcher = dispatcher
+        self._credentials = credentials
+        self._patience = patience
+        self._stub = DispatcherStub(connect(dispatcher, credentials))
+        self._addresses: dict[bytes, str] = {}
+        self._readers: dict[bytes, Reader] = {}
+        self._avoided: dict[bytes, float] = {}
+        self._fresh_until = 0.0
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def io(self) -> IoLoop:
+        """The loop."""
+        return self._stub.io
+
+    async def describe(self, request: DescribeDatasetRequest) -> DatasetDescription:
+        """Asks the dispatcher what is registered there."""
+        return await self._stub.persistently(
+            lambda: self._stub.describe(request), _DISPATCHER_SECONDS, lambda error: None
+        )
+
+    async def preferred(self, key: bytes) -> bytes:
+        """Returns the worker to read something from: of those that are there the same one for all who ask.
+
+        Raises:
+          RemoteError: If there is none for too long.
+        """
+        return max(await self._there(), key=lambda worker: hashlib.blake2b(worker + key, digest_size=8).digest())
+
+    def reader(self, worker: bytes) -> Reader:
+        """Returns what reads at a worker."""
+        found = self._readers.get(worker)
+        if found is None:
+            found = self._readers[worker] = reader_at(self._addresses[worker], self._credentials, worker)
+        return found
+
+    def lose(self, worker: bytes, error: FedstackError, since: float) -> None:
+        """Leaves a worker alone for a while.
+
+        Args:
+          worker: The worker.
+          error: What became of it.
+          since: For how long it has been tried, at this worker and at others, on the clock of `io`.
+
+        Raises:
+          RemoteError: If that is too long.
+        """
+        if self.io.time() - since > self._patience:
+            raise RemoteError(
+                f"Expected elements from the data worker at {self._addresses.get(worker)}, found none within "
+                f"{self._patience:g} s: {error}",
+                code="UNAVAILABLE",
+            )
+        if worker not in self._avoided:
+            _logger.warning("Reading elsewhere what the data worker at %s has: %s", self._addresses.get(worker), error)
+        self._avoided[worker] = self.io.time() + _AVOIDED_SECONDS
+        self._fresh_until = 0.0
+
+    async def _there(self) -> Sequence[bytes]:
+        """Returns the workers that may be used; waits until there is one."""
+        begun, warned = self.io.time(), False
+        while True:
+            now = self.io.time()
+            if now >= self._fresh_until and self._asking is None:
+                self._asking = start_apart(self._ask())
+                self._asking.add_done_callback(consume_exception)
+            self._avoided = {worker: until for worker, until in self._avoided.items() if until > now}
+            there = [worker for worker in self._addresses if worker not in self._avoided]
+            if there:
+                return there
+            if now - begun > self._patience:
+                raise RemoteError(
+                    f"Expected a data worker of the dispatcher at {self.dispatcher}, found none within "
+                    f"{self._patience:g} s; start one with fedstack serve --data-worker {self.dispatcher}",
+                    code="UNAVAILABLE",
+                )
+            if now - begun > _WARN_SECONDS and not warned:
+                warned = True
+                _logger.warning("Waiting for a data worker of the dispatcher at %s: there is none", self.dispatcher)
+            if self._asking is not None and not self._addresses:
+                await asyncio.shield(self._asking)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _ask(self) -> None:
+        """Asks the dispatcher for its workers. If it is away, those that are known remain."""
+        try:
+            response = await self._stub.persistently(
+                self._stub.list_workers, 0.0 if self._addresses else self._patience, lambda error: None
+            )
+        except LOSSES as error:
+            if not self._addresses:
+                raise RemoteError(str(error), code="UNAVAILABLE") from None
+        else:
+            self._addresses = {one.worker: one.address for one in response.worker}
+            for worker in self._readers.keys() - self._addresses.keys():
+                await self._readers.pop(worker).close()
+        finally:
+            self._asking = None
+            self._fresh_until = self.io.time() + _FRESH_SECONDS
+
+    async def close(self) -> None:
+        """Ends the connections. Idempotent."""
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            await reader.close()
+        await self._stub.close()
+
+    def __repr__(self) -> str:
+        return f"<DataWorkers of {self.dispatcher}, {len(self._addresses)} known>"

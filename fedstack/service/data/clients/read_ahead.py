@@ -1,0 +1,198 @@
+"""Reads the elements of clients ahead of those who consume them: those of many clients in one call.
+
+References come together in a group, most often all clients of a round on one worker, and are consumed more or less in
+its order. When one of them is asked for, those after it are read too, in one call for each data worker. A client with
+many elements is read alone, block by block.
+"""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.columns import Column, concatenate, empty_column
+from fedstack.errors import FedstackError
+from fedstack.proto.client_references_pb2 import ClientDataset
+from fedstack.proto.data_service_pb2 import ReadRequest
+from fedstack.service.data.clients.data_workers import LOSSES, DataWorkers
+from fedstack.service.data.datasets.blocks import block_bytes
+from fedstack.transport.peers.outcomes import Outcome
+from fedstack.transport.wire.references import ReferenceGroup
+
+# How many clients are read ahead, and how many bytes of elements, as far as is known.
+_FIRST_CLIENTS = 32
+_MOST_CLIENTS = 512
+_WINDOW_BYTES = 4 << 20
+# What has been read stays here so that a client's function can go over it several times, up to so many bytes.
+_HELD_BYTES = 64 << 20
+
+
+class ReadAhead:
+    """Reads one group of references. Any thread may ask for elements, but not the transport's loop.
+
+    Args:
+      group: The references.
+      dataset: What their source says.
+      workers: The data workers.
+    """
+
+    def __init__(self, group: ReferenceGroup, dataset: ClientDataset, workers: DataWorkers) -> None:
+        self._keys = group.keys
+        self._element = group.element
+        self._request = ReadRequest(
+            digest=dataset.digest, client_column=dataset.client_column, block_bytes=_WINDOW_BYTES
+        )
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, Column] = OrderedDict()
+        self._held_bytes = 0
+        self._coming: dict[int, Outcome[None]] = {}
+        self._alone: set[int] = set()
+        self._large: set[int] = set()
+        self._clients = _FIRST_CLIENTS
+
+    def blocks(self, place: int) -> Iterator[Column]:
+        """Yields the elements of a client, some at a time."""
+        found = self._whole(place)
+        if found is None:
+            yield from self._streamed(place)
+        elif len(found):
+            yield found
+
+    def _whole(self, place: int) -> Column | None:
+        """Returns all elements of a client; `None` if there are too many to have them ahead."""
+        while True:
+            with self._lock:
+                self._read_from(place)
+                ahead = place + max(1, self._clients // 2)
+                if ahead < len(self._keys):
+                    self._read_from(ahead)
+                found = self._held.get(place)
+                if found is not None:
+                    self._held.move_to_end(place)
+                    return found
+                if place in self._large:
+                    return None
+                coming = self._coming[place]
+            try:
+                coming.result()
+            finally:
+                del coming  # its error has frames with this one
+
+    def _read_from(self, place: int) -> None:
+        """Begins to read a client and some after it, unless that has been done. Under the lock."""
+        if self._is_known(place):
+            return
+        last = min(place + (1 if place in self._alone else self._clients), len(self._keys))
+        places = [place, *(k for k in range(place + 1, last) if not self._is_known(k) and k not in self._alone)]
+        coming = self._workers.io.submit(self._read(places))
+        self._coming.update(dict.fromkeys(places, coming))
+        coming.add_done_callback(lambda _: self._has_come(places))
+
+    def _is_known(self, place: int) -> bool:
+        return place in self._held or place in self._coming or place in self._large
+
+    def _has_come(self, places: Sequence[int]) -> None:
+        with self._lock:
+            for place in places:
+                self._coming.pop(place, None)
+
+    async def _read(self, places: Sequence[int]) -> None:
+        by_worker: dict[bytes, list[int]] = {}
+        for place in places:
+            by_worker.setdefault(await self._workers.preferred(self._keys[place]), []).append(place)
+        reads = [self._read_at(worker, some, is_alone=len(places) == 1) for worker, some in by_worker.items()]
+        for outcome in await asyncio.gather(*reads, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
+    async def _read_at(self, worker: bytes, places: Sequence[int], *, is_alone: bool) -> None:
+        """Reads some clients, at another worker if the first is lost."""
+        begun = self._workers.io.time()
+        while True:
+            try:
+                columns, sizes = await self._read_whole(worker, places)
+                break
+            except LOSSES as error:
+                self._workers.lose(worker, error, begun)
+                worker = await self._workers.preferred(self._keys[places[0]])
+            except FedstackError:
+                if is_alone:
+                    raise
+                with self._lock:
+                    self._alone.update(places)  # the error is of one of them, maybe of one that nobody asks for
+                return
+        with self._lock:
+            for place, column, size in zip(places, columns, sizes):
+                self._hold(place, column, size)
+            if not columns:
+                self._large.add(places[0])
+            else:
+                most = _WINDOW_BYTES * len(columns) // max(1, sum(sizes))
+                self._clients = max(1, min(most, 2 * self._clients, _MOST_CLIENTS))
+
+    async def _read_whole(self, worker: bytes, places: Sequence[int]) -> tuple[list[Column], list[int]]:
+        """Returns the elements of the first clients, those that fit into a window, and how many bytes they have."""
+        request = ReadRequest()
+        request.CopyFrom(self._request)
+        request.client.extend(self._keys[place] for place in places)
+        reading = self._workers.reader(worker).open(request, self._element)
+        parts: list[Column] = []
+        size = 0
+        try:
+            while size < _WINDOW_BYTES and (found := await reading.next()):
+                parts += found
+                size += sum(block_bytes(part, self._element) for part in found)
+            columns = _divided(parts, reading.client_rows, self._element)
+        finally:
+            await reading.close()
+        return columns, [block_bytes(column, self._element) for column in columns]
+
+    def _hold(self, place: int, column: Column, size: int) -> None:
+        self._held[place] = column
+        self._held_bytes += size
+        while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
+            _, oldest = self._held.popitem(last=False)
+            self._held_bytes -= block_bytes(oldest, self._element)
+
+    def _streamed(self, place: int) -> Iterator[Column]:
+        """Yields the elements of one client as they come; from another worker on where the first is lost."""
+        run, workers = self._workers.io.run_sync, self._workers
+        request = ReadRequest()
+        request.CopyFrom(self._request)
+        request.client.append(self._keys[place])
+        begun = workers.io.time()
+        while True:
+            worker = run(workers.preferred(self._keys[place]))
+            reading = workers.reader(worker).open(request, self._element)
+            try:
+                while found := run(reading.next()):
+                    for column in found:
+                        request.first_element += len(column)
+                        yield column
+                    begun = workers.io.time()
+                return
+            except LOSSES as error:
+                workers.lose(worker, error, begun)
+            finally:
+                run(reading.close())
+
+
+def _divided(parts: Sequence[Column], counts: Sequence[int], element: Type) -> list[Column]:
+    """Returns the elements of each client that are all there, of the elements of one client after the other."""
+    columns: list[Column] = []
+    index, start = 0, 0
+    for count in counts:
+        some: list[Column] = []
+        while count and index < len(parts):
+            part = parts[index].slice(start, min(start + count, len(parts[index])))
+            some.append(part)
+            count -= len(part)
+            start += len(part)
+            if start == len(parts[index]):
+                index, start = index + 1, 0
+        if count:
+            break
+        columns.append(concatenate(some, element) if some else empty_column(element))
+    return columns
