@@ -48,16 +48,16 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
         policy = CarrierPolicy(
             options.allow_module, options.allow_python_code, options.allow_runtime, options.strict_modules
         )
-        reads = data_reader(options)
+        own, limits, reads = calls_with(options), limits_of(ServiceLimits, options), data_reader(options)
         service = ExecutorService(
             local_executor_factory(options.clients, max_concurrent_clients=options.threads, data_backend=reads),
-            limits=limits_of(ServiceLimits, options),
+            limits=limits,
             policy=policy,
-            calls_with=calls_with(options),
+            calls_with=own,
             reads=reads,
         )
         # What is registered is a program's own; a task has the place for it, as those of programs do.
-        methods = [] if options.cluster is None else [MethodService(limits=limits_of(ServiceLimits, options))]
+        methods = [] if options.cluster is None else [MethodService(limits=limits, calls_with=own)]
         return GrpcServer(
             [service, *methods, *data_services(options, limits_of(DispatcherLimits, options))],
             host=options.host,

@@ -57,7 +57,7 @@ class Server(RegistersMethods, OwnedServer):
             calls_with=config.calls_with,
             reads=reads,
         )
-        RegistersMethods.__init__(self, MethodService(limits=config.limits))
+        RegistersMethods.__init__(self, MethodService(limits=config.limits, calls_with=config.calls_with))
         server = GrpcServer(
             [executors, self._methods, *config.services],
             **place_of(self._task.listens),

@@ -8,7 +8,7 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import InvalidValueError
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
-from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
 from fedstack.transport.peers.methods import Service
 
 
@@ -63,19 +63,6 @@ class ServerConfig:
           InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
         """
         return with_tokens(self.credentials, self.token_file)
-
-
-def check_calls_with(given: object) -> None:
-    """Checks what a server dials other servers with.
-
-    Raises:
-      InvalidValueError: If it is something else, such as the server's own certificate.
-    """
-    if not (given is None or isinstance(given, ClientCredentials)):
-        raise InvalidValueError(
-            f"Expected calls_with as fedstack.ClientCredentials, found {type(given).__name__}; what the "
-            "server itself proves who it is with goes into credentials"
-        )
 
 
 def with_tokens(credentials: object, token_file: "str | os.PathLike[str] | None") -> ServerCredentials:

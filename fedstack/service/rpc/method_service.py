@@ -34,6 +34,7 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
+from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with
 from fedstack.transport.peers.executor_stub import FEATURES
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.peers.method_stub import METHODS
@@ -57,10 +58,20 @@ class MethodService(Service):
       factory: Makes the executors; it is closed with the service. By default a local stack that runs up to 256 calls at
         a time.
       limits: How much clients may have.
+      calls_with: What methods dial other servers with, such as the owner of a variable; by default nothing.
     """
 
-    def __init__(self, factory: ExecutorFactory | None = None, *, limits: ServiceLimits | None = None) -> None:
-        self._core = ServiceCore(factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy())
+    def __init__(
+        self,
+        factory: ExecutorFactory | None = None,
+        *,
+        limits: ServiceLimits | None = None,
+        calls_with: ClientCredentials | None = None,
+    ) -> None:
+        check_calls_with(calls_with)
+        self._core = ServiceCore(
+            factory or local_executor_factory(), limits or ServiceLimits(), CarrierPolicy(), calls_with=calls_with
+        )
         self._give_back: Callable[[], None] | None = None
         self._table = MethodTable()
         self._here = SyncDriver(allow_loop=False)

@@ -11,7 +11,7 @@ from fedstack.service.rpc.registering import RegistersMethods
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.listening import place_of
 from fedstack.service.server.server_thread import ServerThread
-from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 
@@ -40,6 +40,7 @@ class Server(RegistersMethods):
         limits: ServerLimits | None = None,
         service_limits: ServiceLimits | None = None,
         grace_seconds: float = 30.0,
+        calls_with: ClientCredentials | None = None,
     ) -> "Server":
         """Returns a server that does not listen yet.
 
@@ -53,6 +54,7 @@ class Server(RegistersMethods):
           limits: How much clients may have of the server.
           service_limits: How much they may send in a call.
           grace_seconds: How long running calls have by default when the server stops.
+          calls_with: What methods dial other servers with, such as the owner of a variable; by default nothing.
 
         Raises:
           InvalidValueError: If the layer is another one, the address is none, or other machines could reach it without
@@ -65,7 +67,7 @@ class Server(RegistersMethods):
                 f"Expected a certificate for a server at {address}, found none; leave the scheme out, or give "
                 "credentials"
             )
-        service = MethodService(factory, limits=service_limits)
+        service = MethodService(factory, limits=service_limits, calls_with=calls_with)
         server = GrpcServer(
             [service],
             **place_of(listens),

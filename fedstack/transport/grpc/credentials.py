@@ -320,6 +320,19 @@ def _read_pem(file: File | None, kind: str) -> bytes | None:
     return content
 
 
+def check_calls_with(given: object) -> None:
+    """Checks what a server dials other servers with.
+
+    Raises:
+      InvalidValueError: If it is something else, such as the server's own certificate.
+    """
+    if not (given is None or isinstance(given, ClientCredentials)):
+        raise InvalidValueError(
+            f"Expected calls_with as fedstack.ClientCredentials, found {type(given).__name__}; what the "
+            "server itself proves who it is with goes into credentials"
+        )
+
+
 def _describe(credentials: object, parts: dict[str, object]) -> str:
     given = [name for name, value in parts.items() if value]
     return f"<{type(credentials).__name__}: {', '.join(given) or 'none'}>"

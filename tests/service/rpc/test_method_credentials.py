@@ -1,6 +1,10 @@
 """Methods over TLS, with client certificates and with tokens: what may call, and what may not."""
 
 import asyncio
+import contextlib
+import functools
+import pickle
+from collections.abc import Iterator
 
 import federated_language as fl
 import numpy as np
@@ -8,9 +12,11 @@ import pytest
 from certificate_files import CertificateFiles
 from served_methods import WALL, add
 
+from fedstack.computations.leaves.python.function_pickles import dumps
 from fedstack.errors import AuthenticationError, InvalidValueError, RemoteError
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.service import rpc
+from fedstack.service import ClusterSpec, Server, ServerConfig, rpc
+from fedstack.service.coordinator import ClusterCoordinator
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 MS = 1000 * WALL
@@ -55,6 +61,55 @@ def test_a_wrong_token_is_an_error_at_once_and_not_waited_for():
             "grpc", server.target, list_registered_methods=False, credentials=ClientCredentials(token="guess")
         ) as client:
             assert client.call("add", [1, 2]).get_error()[0] == rpc.Code.UNAUTHENTICATED
+
+
+@contextlib.contextmanager
+def server_that_calls_with(credentials: ClientCredentials | None, kind: str) -> Iterator[rpc.Server | Server]:
+    if kind == "a task of a cluster":
+        with Server({"worker": ["localhost:0"]}, config=ServerConfig(calls_with=credentials)) as task:
+            yield task
+    else:
+        with rpc.Server.create("grpc", "localhost:0", calls_with=credentials) as server:
+            yield server
+
+
+@pytest.mark.parametrize("kind", ["a server of methods", "a task of a cluster"])
+def test_what_a_method_calls_it_calls_with_the_servers_own_credentials(files: CertificateFiles, kind: str):
+    """A variable is read over TLS with a token that neither the caller of the method nor the method itself has."""
+    theirs = ServerCredentials(
+        certificate=files.server_cert.read_bytes(),
+        private_key=files.server_key.read_bytes(),
+        client_root_certificates=files.ca.read_bytes(),
+        tokens=("of-methods", "of-coordinator"),
+    )
+    with (
+        Server({"ps": ["localhost:0"]}, config=ServerConfig(credentials=theirs)) as keeps,
+        Server({"worker": ["localhost:0"]}, config=ServerConfig(credentials=theirs)) as worker,
+        ClusterCoordinator(
+            ClusterSpec({"worker": [worker.target], "ps": [keeps.target]}).job("worker"),
+            ours(files, token="of-coordinator"),
+        ) as coordinator,
+    ):
+        handle = dumps(coordinator.variable(1))
+
+        def total() -> int:
+            return pickle.loads(handle).read_value()
+
+        for credentials in (ours(files, token="of-methods"), None):
+            with server_that_calls_with(credentials, kind) as server:
+                server.register("total", total, parameter_types=[], result_type=np.int32)
+                with rpc.Client.create("grpc", server.target, timeout_in_ms=MS) as client:
+                    if credentials is not None:
+                        assert client.total_blocking() == 1
+                        continue
+                    with pytest.raises(AuthenticationError, match="--call-ca at the worker .ServerConfig.calls_with"):
+                        client.total_blocking()
+
+
+@pytest.mark.parametrize("make", [rpc.MethodService, functools.partial(rpc.Server.create, "grpc", "localhost:0")])
+def test_what_methods_call_with_is_credentials_of_a_client(make):
+    with pytest.raises(InvalidValueError, match="Expected calls_with as fedstack.ClientCredentials, found Server"):
+        make(calls_with=ServerCredentials())
 
 
 def test_credentials_of_another_kind_are_refused():

@@ -9,13 +9,12 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import InvalidValueError
-from fedstack.service.cluster.server_config import check_calls_with
 from fedstack.service.data.serving.hosting import hosted, target_of
 from fedstack.service.data.serving.local_servers import GRPC, connect
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
 from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
 from fedstack.service.server.owned_server import OwnedServer
-from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import io_loop
 
