@@ -18,6 +18,7 @@ from fedstack.computations.values.columns import column_from_payloads, with_colu
 from fedstack.computations.values.messages.codec import value_to_proto
 from fedstack.executors.base.fold_arguments import FoldArgument
 from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.proto import data_service_pb2 as data
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.testing.computation_builder import (
@@ -29,6 +30,7 @@ from fedstack.testing.computation_builder import (
     literal,
     reference,
 )
+from fedstack.transport.peers.dispatcher_stub import DISPATCHER
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.wire.frames import data_frames, header_frame
 from fedstack.transport.wire.packing import Packer
@@ -44,7 +46,10 @@ STREAMS = {
     "Start": "exchange",
     "Update": "upload",
     "RunPhase": "exchange",
+    "Register": "upload",
+    "Define": "download",
 }
+_DISPATCHER_METHODS = {method.name for method in data.DESCRIPTOR.services_by_name["DataDispatcher"].methods}
 DEEP = 10_000
 
 
@@ -142,6 +147,8 @@ class Request:
 
     @property
     def path(self) -> str:
+        if self.method in _DISPATCHER_METHODS:
+            return f"/{DISPATCHER}/{self.method}"
         service = EXECUTOR_GROUP if hasattr(plain, f"{self.method}Request") else EXTENSIONS
         return f"/{service}/{self.method}"
 

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import random
-from collections import Counter
 from collections.abc import Sequence
 
 import federated_language as fl
@@ -13,23 +12,20 @@ import hostile_requests
 import numpy as np
 import psutil
 import pytest
-from calling import call, on_loop
+from calling import call
+from fuzz_calls import Fuzzer, over_connection
 from fuzz_requests import CLIENTS, FUNCTIONS, PHASES, VALUES, Drawer, Request, phase_request
 from fuzz_spoiling import Spoiler
 from grpc_health.v1 import health_pb2
 
 import fedstack
 from fedstack.computations.values.messages.codec import value_to_proto
-from fedstack.errors import FedstackError, LeafError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
-from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.wire.addresses import parse_target
-from fedstack.transport.wire.status import Code, code_of
 
 # What the fuzzer's own leaf functions compute may overflow, of which NumPy warns; what the service computes may not.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning:fuzz_requests")]
@@ -37,7 +33,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarni
 SEED = "FEDSTACK_FUZZ_SEED"
 # The same in each run, so that who changes something finds what it breaks; the long siege draws others.
 SEEDS = ["215099510", *(str(number) for number in range(1, 10))]
-WALL = 30.0
 AT_ONCE = 12
 MIB = 1 << 20
 LIMITS = ServiceLimits(
@@ -50,41 +45,6 @@ LIMITS = ServiceLimits(
     lease_seconds=600.0,
 )
 METHODS = {name for methods in ExecutorService(fedstack.local_executor_factory()).methods.values() for name in methods}
-# A bug answers INTERNAL; a service that hangs or dies, the others. UNKNOWN is for what a leaf function raised.
-BUGS = {Code.INTERNAL, Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNAVAILABLE, Code.CANCELLED, Code.DATA_LOSS}
-
-
-class Fuzzer:
-    """Sends requests over one connection, and takes note of the answers."""
-
-    def __init__(self, connection: GrpcConnection) -> None:
-        self._connection = connection
-        self.codes: Counter[tuple[str, str]] = Counter()
-        self.bugs: list[str] = []
-        self.sessions: set[str] = set()
-
-    async def send(self, request: Request) -> list[bytes] | None:
-        """Returns the answer, or `None` if the request was refused."""
-        try:
-            answers = await asyncio.wait_for(self._answers(request), WALL)
-        except (FedstackError, asyncio.TimeoutError) as error:
-            code = Code.DEADLINE_EXCEEDED if isinstance(error, asyncio.TimeoutError) else code_of(error)
-            self.codes[request.method, code.name] += 1
-            is_leafs_own = isinstance(error, LeafError) and "a leaf of the fuzzer's own" in str(error)
-            if code in BUGS and not is_leafs_own:
-                self.bugs.append(f"{code.name}: {error}\n  in answer to {request}")
-            return None
-        self.codes[request.method, "OK"] += 1
-        if request.method == "GetExecutor":
-            self.sessions.add(plain.GetExecutorResponse.FromString(answers[0]).executor.id)
-        elif request.method == "OpenSession":
-            self.sessions.add(extended.OpenSessionResponse.FromString(answers[0]).executor.id)
-        return answers
-
-    async def _answers(self, request: Request) -> list[bytes]:
-        if request.kind == "unary":
-            return [await self._connection.unary(request.path, request.frames[0], WALL)]
-        return [answer async for answer in self._connection.stream(request.path, request.frames)]
 
 
 class Talk:
@@ -142,21 +102,6 @@ def mean(values):
 def resident() -> int:
     gc.collect()
     return psutil.Process().memory_info().rss
-
-
-def over_connection(target: str, work) -> Fuzzer:
-    """Runs a coroutine function of a fuzzer."""
-
-    async def run() -> Fuzzer:
-        connection = GrpcConnection(parse_target(target))
-        try:
-            fuzzer = Fuzzer(connection)
-            await work(fuzzer)
-            return fuzzer
-        finally:
-            await connection.close()
-
-    return on_loop(run, 3600)
 
 
 def check_health(service: ExecutorService, target: str, fuzzer: Fuzzer) -> None:
