@@ -42,12 +42,14 @@ class RegisterDatasetRequest(_message.Message):
     def __init__(self, dataset: _Optional[_Union[DatasetDescription, _Mapping]] = ...) -> None: ...
 
 class DescribeDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "digest")
+    __slots__ = ("dataset_id", "digest", "may_lack")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MAY_LACK_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    may_lack: bool
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ...) -> None: ...
 
 class OpenPassRequest(_message.Message):
     __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "incarnation")
@@ -262,3 +264,28 @@ class ListClientsResponse(_message.Message):
     client: _containers.RepeatedScalarFieldContainer[bytes]
     rows: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, client: _Optional[_Iterable[bytes]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PassCursor(_message.Message):
+    __slots__ = ("incarnation", "digest", "job_name", "repetition", "consumer", "finished", "begun")
+    class Begun(_message.Message):
+        __slots__ = ("range", "rows")
+        RANGE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        range: int
+        rows: int
+        def __init__(self, range: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    incarnation: bytes
+    digest: bytes
+    job_name: str
+    repetition: int
+    consumer: bytes
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    begun: _containers.RepeatedCompositeFieldContainer[PassCursor.Begun]
+    def __init__(self, incarnation: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., begun: _Optional[_Iterable[_Union[PassCursor.Begun, _Mapping]]] = ...) -> None: ...

@@ -102,8 +102,12 @@ PUBLIC_NAMES = {
         "DispatchServer",
         "DispatcherConfig",
         "DispatcherLimits",
+        "ShardingPolicy",
         "WorkerConfig",
         "WorkerServer",
+        "distribute",
+        "from_dataset_id",
+        "register_dataset",
     ],
     "fedstack.service.coordinator": [
         "AsyncClusterCoordinator",

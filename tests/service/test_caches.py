@@ -108,6 +108,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service._MODULES": (CONSTANT, "names of modules"),
     "service.data._MODULES": (CONSTANT, "names of modules"),
     "service.data.clients.client_references.reader_of_this_process": (1, "takes no argument"),
+    "service.data.consumer.distribute._REFUSED": (CONSTANT, "names of arguments"),
+    "service.data.consumer.sharding._NAMES": (CONSTANT, "names of policies"),
     "service.data.datasets.definitions._FILES": (CONSTANT, "formats of files"),
     "service.data.datasets.definitions._SOURCES": (CONSTANT, "kinds of sources"),
     "service.data.datasets.definitions._STEPS": (CONSTANT, "kinds of steps"),

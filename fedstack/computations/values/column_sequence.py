@@ -218,8 +218,7 @@ class BlockSequence:
 
     def lists(self) -> Iterator[Sequence[object]]:
         """Yields the elements in lists of some."""
-        for block in self.source.blocks():
-            yield _items(block, 0, len(block))
+        return lists_of(self.source.blocks())
 
     def held(self, element: Type) -> ColumnSequence:
         """Returns all elements, in memory.
@@ -240,6 +239,12 @@ class BlockSequence:
 
     def __repr__(self) -> str:
         return f"<BlockSequence of {self.source!r}>"
+
+
+def lists_of(blocks: Iterator[Column]) -> Iterator[Sequence[object]]:
+    """Yields the elements of columns in lists."""
+    for block in blocks:
+        yield _items(block, 0, len(block))
 
 
 class ShownSequence(HasPasses):

@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedstack.service.data.consumer.distribute import distribute, from_dataset_id, register_dataset
+    from fedstack.service.data.consumer.sharding import ShardingPolicy
     from fedstack.service.data.datasets.dataset import Dataset
     from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
     from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
@@ -18,8 +20,12 @@ __all__ = [
     "DispatchServer",
     "DispatcherConfig",
     "DispatcherLimits",
+    "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
+    "distribute",
+    "from_dataset_id",
+    "register_dataset",
 ]
 
 _MODULES = {
@@ -28,8 +34,12 @@ _MODULES = {
     "DispatchServer": "data.dispatcher.dispatch_server",
     "DispatcherConfig": "data.dispatcher.dispatch_server",
     "DispatcherLimits": "limits.limits",
+    "ShardingPolicy": "data.consumer.sharding",
     "WorkerConfig": "data.worker.worker_server",
     "WorkerServer": "data.worker.worker_server",
+    "distribute": "data.consumer.distribute",
+    "from_dataset_id": "data.consumer.distribute",
+    "register_dataset": "data.consumer.distribute",
 }
 
 

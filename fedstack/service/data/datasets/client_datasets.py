@@ -1,7 +1,7 @@
 """Splits a dataset whose elements are of many clients into one dataset per client."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
 from fedstack.service.data.datasets.blocks import picked
 from fedstack.service.data.datasets.pipeline import Pipeline
-from fedstack.service.data.datasets.sources import ArraysSource
+from fedstack.service.data.datasets.sources import ArraysSource, Source
 
 _P = TypeVar("_P", bound=Pipeline)
 
@@ -67,12 +67,13 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
     Args:
       dataset: The dataset.
       column: The member of its elements that says whose they are.
+      make: Makes the dataset of a client.
 
     Raises:
       TypeMismatchError: If its elements have no such member, or one that is no scalar.
     """
 
-    def __init__(self, dataset: _P, column: str) -> None:
+    def __init__(self, dataset: _P, column: str, make: Callable[[Source], _P]) -> None:
         element = dataset.element_type
         members = fields_of(element) if isinstance(element, StructType) else ()
         names = [name for name, _ in members]
@@ -84,6 +85,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
             raise TypeMismatchError(f"Expected a scalar for each element, found {self._id_type}; at column {column!r}")
         self._element = StructType([member for member in members if member[0] != column])
         self._dataset = dataset
+        self._make = make
         self._column = column
 
     @functools.cached_property
@@ -159,7 +161,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
             mine = places[client]
         except (KeyError, TypeError):
             raise KeyError(f"Expected the id of a client, found {describe(client)}; see client_ids") from None
-        return type(self._dataset)(ArraysSource(self._element, rows.slice(mine.start, mine.stop)))
+        return self._make(ArraysSource(self._element, rows.slice(mine.start, mine.stop)))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._clients[0])

@@ -55,7 +55,7 @@ class Dataset(Pipeline):
     """
 
     def _with(self, step: Step) -> "Dataset":
-        return Dataset(self._source, (*self._steps, step), step.element(self._element))
+        return type(self)(self._source, (*self._steps, step), step.element(self._element))
 
     def map(self, computation: object) -> "Dataset":
         """Applies a computation to each element. It may run for elements ahead of those that are asked for.
@@ -144,7 +144,7 @@ class Dataset(Pipeline):
         Raises:
           TypeMismatchError: If elements have no such member, or one that is no scalar.
         """
-        return ClientDatasets(self, column)
+        return ClientDatasets(self, column, Dataset)
 
     def apply(self, transformation: "Callable[[Dataset], _T]") -> _T:
         """Returns what a function makes of the dataset."""

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -50,8 +50,13 @@ def definition_of(dataset: Pipeline, destination: Destination) -> DatasetDefinit
     """
     proto = DatasetDefinition(element=dataset.source.element.to_proto())
     _write_source(dataset.source, proto, destination)
-    proto.step.extend(_WRITTEN_STEPS[type(step)](step, destination) for step in dataset.steps)
+    proto.step.extend(written_steps(dataset.steps, destination))
     return proto
+
+
+def written_steps(done: Iterable[steps.Step], destination: Destination) -> Iterator[DatasetStep]:
+    """Yields the messages for steps; see `definition_of`."""
+    return (_WRITTEN_STEPS[type(step)](step, destination) for step in done)
 
 
 def read_definition(proto: DatasetDefinition) -> Dataset:
@@ -67,8 +72,12 @@ def read_definition(proto: DatasetDefinition) -> Dataset:
     source = _SOURCES[kind](proto, element)
     if not source.element.is_equivalent_to(element):
         raise InvalidComputationError(f"Expected elements of {element}, found {source.element}; at {_THE_DATASET}")
-    dataset = Dataset(source)
-    for step in proto.step:
+    return with_steps(Dataset(source), proto.step)
+
+
+def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
+    """Returns a dataset with further steps; see `read_definition`."""
+    for step in protos:
         name = step.WhichOneof("kind")
         if name is None:
             raise InvalidComputationError(f"Expected a step, found none that this release knows; at {_THE_DATASET}")
@@ -83,7 +92,10 @@ def digest_of_definition(proto: DatasetDefinition) -> bytes:
 
 @functools.singledispatch
 def _write_source(source: Source, proto: DatasetDefinition, destination: Destination) -> None:
-    raise NotImplementedError(source)
+    raise CarrierError(
+        f"Expected a dataset that can be written, found one of {source!r}; it is for this process alone, so do its "
+        "steps before it is distributed, or after what is made of it is"
+    )
 
 
 @_write_source.register

@@ -12,6 +12,7 @@ from fedstack.computations.values.column_sequence import BlockSequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError
 from fedstack.service.data.datasets.blocks import Blocks, without_first
+from fedstack.service.data.datasets.element_iterator import ElementIterator
 from fedstack.service.data.datasets.element_types import checked_element, shower
 from fedstack.service.data.datasets.sources import Elements, Source
 from fedstack.service.data.datasets.steps import Asks, Step
@@ -92,6 +93,9 @@ class Pipeline(Elements):
         if self._shown is None:
             return itertools.chain.from_iterable(lists)
         return itertools.chain.from_iterable(map(self._shown, some) for some in lists)
+
+    def __aiter__(self) -> ElementIterator:
+        return ElementIterator(self.blocks(), self._shown)
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """Returns an iterator over the elements, the same as `iter` does."""

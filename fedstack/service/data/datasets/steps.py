@@ -74,6 +74,13 @@ class Step(abc.ABC):
         """Returns how many it makes of so many; infinite, and `None` where it is not known."""
         return before
 
+    def taken(self, made: int) -> int | None:
+        """Returns how many elements it has taken at most when it has made so many, and takes up again after those.
+
+        `None` if it is not known, or would make others of the rest when it begins there.
+        """
+        return None
+
     @abc.abstractmethod
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         """Yields what it makes of elements of a type."""
@@ -89,6 +96,9 @@ class MapStep(Step):
     def element(self, before: Type) -> Type:
         self.function.check_takes(before, "map")
         return self.function.type.result
+
+    def taken(self, made: int) -> int:
+        return made
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         return (made for _, made in self.function.applied(upstream(epoch), repr(self)))
@@ -132,6 +142,9 @@ class PrefetchStep(Step):
     number: int
     keeps_count = True
 
+    def taken(self, made: int) -> int:
+        return made
+
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         threads, blocks = LeafThreads(1), upstream(epoch)
         ahead: deque[Job[Column | None]] = deque()
@@ -170,6 +183,9 @@ class BatchStep(Step):
             return before
         whole, rest = divmod(int(before), self.number)
         return whole + (rest > 0 and not self.drop_remainder)
+
+    def taken(self, made: int) -> int:
+        return made * self.number
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []  # fewer than a batch

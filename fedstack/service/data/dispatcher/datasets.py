@@ -75,16 +75,18 @@ def register(tables: Tables, dataset: DatasetDescription, limits: DispatcherLimi
 
 
 def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDescription:
-    """Returns the dataset that has a name or a digest.
+    """Returns the dataset that has a name or a digest; an empty description if there is none and that may be.
 
     Raises:
-      InvalidValueError: If there is none; the message has some that there are.
+      InvalidValueError: If there has to be one; the message has some that there are.
     """
     digest = request.digest
     if request.dataset_id:
         row = tables.execute("SELECT digest FROM names WHERE dataset_id = ?", (request.dataset_id,)).fetchone()
         digest = b"" if row is None else row[0]
     row = tables.execute("SELECT description FROM datasets WHERE digest = ?", (digest,)).fetchone()
+    if row is None and request.may_lack:
+        return DatasetDescription()
     if row is None:
         wanted = f"id {request.dataset_id!r}" if request.dataset_id else f"digest {request.digest.hex()[:64]}"
         raise InvalidValueError(f"Expected a dataset that is registered, found none of {wanted}; {_some(tables)}")

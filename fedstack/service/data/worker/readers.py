@@ -79,6 +79,10 @@ class Reader(abc.ABC):
         """Lists the clients of a dataset."""
 
     @abc.abstractmethod
+    async def is_there(self, seconds: float) -> bool:
+        """Returns whether the worker answers, whatever was so before; within about so many seconds."""
+
+    @abc.abstractmethod
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
 
@@ -99,6 +103,11 @@ def reader_at(address: str, credentials: ClientCredentials | None = None, worker
     if is_local(address):
         return LocalReader(lambda: _service_at(address))
     return RemoteReader(DataWorkerStub(connect(address, credentials)))
+
+
+def is_here(address: str, worker: bytes) -> bool:
+    """Returns whether a data worker is in this process."""
+    return worker in services_here or is_local(address)
 
 
 def _service_at(address: str) -> DataWorkerService:
@@ -133,6 +142,15 @@ class RemoteReader(Reader):
             received = await receive(incoming, ListClientsResponse)
             await received.end()
             return received.message
+
+    async def is_there(self, seconds: float) -> bool:
+        connection = self._stub.connection
+        try:
+            is_there = await connection.look(seconds)
+            await connection.check_alive(seconds)
+        except FedstackError:
+            return False
+        return is_there
 
     async def close(self) -> None:
         await self._stub.close()
@@ -239,6 +257,13 @@ class LocalReader(Reader):
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         return await self._find().list_clients(request)
+
+    async def is_there(self, seconds: float) -> bool:
+        try:
+            self._find()
+        except FedstackError:
+            return False
+        return True
 
     async def close(self) -> None:
         pass

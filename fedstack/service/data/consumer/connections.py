@@ -1,0 +1,68 @@
+"""Keeps the ways to a dispatcher and its workers, for all passes over a dataset."""
+
+import weakref
+
+from fedstack.service.data.serving.local_servers import connect
+from fedstack.service.data.worker.readers import Reader, is_here, reader_at
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.io_loop import IoLoop, start_apart
+from fedstack.transport.wire.addresses import Target
+
+
+class Connections:
+    """The ways to one dispatcher and to its workers. They are closed when nothing refers to this any more.
+
+    Args:
+      service: The dispatcher's address.
+      credentials: Certificates and the token.
+      only_local: Whether only workers in this process are for us.
+
+    Attributes:
+      dispatcher: Calls the dispatcher.
+
+    Raises:
+      InvalidValueError: If the address is none.
+    """
+
+    def __init__(
+        self, service: str | Target, credentials: ClientCredentials | None = None, only_local: bool = False
+    ) -> None:
+        self.dispatcher = DispatcherStub(connect(service, credentials))
+        self._credentials = credentials
+        self._only_local = only_local
+        self._readers: dict[str, tuple[bytes, Reader]] = {}
+        weakref.finalize(self, _drop, self.dispatcher, self._readers).atexit = False
+
+    @property
+    def io(self) -> IoLoop:
+        """The loop on which all of them are used."""
+        return self.dispatcher.io
+
+    def may_ask(self, worker: bytes, address: str) -> bool:
+        """Returns whether a worker is for us."""
+        return not self._only_local or is_here(address, worker)
+
+    def reader(self, worker: bytes, address: str) -> Reader:
+        """Returns what reads at a worker. Called on the loop."""
+        known, reader = self._readers.get(address, (b"", None))
+        if reader is None or known != worker:
+            if reader is not None:  # another one is at that address now
+                start_apart(reader.close())
+            reader = reader_at(address, self._credentials, worker)
+            self._readers[address] = worker, reader
+        return reader
+
+    def __repr__(self) -> str:
+        return f"<Connections to {self.dispatcher.address} and {len(self._readers)} workers>"
+
+
+def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:
+    """Closes connections that nobody has any more: a finalizer."""
+
+    async def close() -> None:
+        await dispatcher.close()
+        for _, reader in readers.values():
+            await reader.close()
+
+    dispatcher.io.call_soon(lambda: start_apart(close()))

@@ -1,0 +1,78 @@
+"""Keeps account of what a consumer has been given, and how much of that it has done with."""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+import attrs
+
+
+@attrs.frozen
+class Position:
+    """A place in a pass.
+
+    Attributes:
+      finished: The ids of ranges that the consumer has done with.
+      rows: How many elements it has done with of others that it has begun, by their ids.
+    """
+
+    finished: Collection[int] = frozenset()
+    rows: Mapping[int, int] = MappingProxyType({})
+
+
+class Deliveries:
+    """The elements that a consumer has been given, by range, in that order."""
+
+    def __init__(self) -> None:
+        self._finished: dict[int, None] = {}
+        self._news: list[int] = []
+        self._rows: dict[int, int] = {}
+        # What has been handed out since: the range, how many of its elements, and whether these are its last.
+        self._log: deque[tuple[int, int, bool]] = deque()
+        self._delivered = 0
+
+    def finish(self, id: int) -> None:
+        """The consumer has done with a range."""
+        self._rows.pop(id, None)
+        self._finished[id] = None
+        self._news.append(id)
+
+    def begin(self, id: int, rows: int) -> None:
+        """The consumer had done with so many elements of a range before."""
+        if rows:
+            self._rows[id] = rows
+
+    def hand_out(self, id: int, rows: int, is_over: bool) -> None:
+        """The consumer gets elements of a range, and is told nothing if there are none."""
+        self._log.append((id, rows, is_over))
+        if not rows:
+            self.deliver(self._delivered)
+
+    def deliver(self, rows: int | None) -> None:
+        """It has done with so many elements of all since the beginning; with all that it has if `None`."""
+        while self._log:
+            id, some, is_over = self._log[0]
+            if rows is not None and self._delivered + some > rows:
+                return
+            self._log.popleft()
+            self._delivered += some
+            self._rows[id] = self._rows.get(id, 0) + some
+            if is_over:
+                self.finish(id)
+
+    def position(self, rows: int) -> Position:
+        """Returns the place after so many elements since the beginning."""
+        counts, finished, left = dict(self._rows), dict(self._finished), rows - self._delivered
+        for id, some, is_over in self._log:
+            counts[id] = counts.get(id, 0) + min(some, left)
+            if some > left:
+                break
+            if is_over:
+                finished[id] = None
+            left -= some
+        return Position(tuple(finished), {id: n for id, n in counts.items() if n and id not in finished})
+
+    def take_finished(self) -> list[int]:
+        """Returns the ranges that the consumer has done with since this was last asked."""
+        news, self._news = self._news, []
+        return news

@@ -1,0 +1,149 @@
+"""Describes datasets to dispatchers, and makes of such a description what is left to do for a consumer."""
+
+import hashlib
+import math
+from collections.abc import Iterable
+
+import attrs
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.computations.leaves.work_scope import current_policy, current_scope
+from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.values.columns import empty_column
+from fedstack.errors import CarrierError
+from fedstack.foundations.error_text import name_text
+from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, RegisterDatasetRequest
+from fedstack.service.data.datasets.dataset import Dataset
+from fedstack.service.data.datasets.definitions import definition_of, with_steps, written_steps
+from fedstack.service.data.datasets.pipeline import Pipeline
+from fedstack.service.data.datasets.sources import ArraysSource
+from fedstack.service.data.datasets.steps import Step
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+
+# Workers say what they let in. What a function needs to travel by value, it gets.
+_WORKERS = Destination(takes_code=True)
+_ID_CHARACTERS = 32
+
+
+@attrs.frozen(eq=False)
+class KnownDataset:
+    """A dataset as dispatchers know it.
+
+    Attributes:
+      description: What is said of it.
+      after: What is done to the elements of all splits together.
+      definition: All that there is to know of it, for those who read it; `None` where the dispatcher has it.
+    """
+
+    description: DatasetDescription
+    after: tuple[Step, ...]
+    definition: bytes | None = None
+
+    @property
+    def split_element(self) -> Type:
+        """The type of the elements of splits."""
+        return type_from_proto(self.description.split_element)
+
+    @property
+    def element(self) -> Type:
+        """The type of its elements."""
+        return type_from_proto(self.description.element)
+
+    @property
+    def cardinality(self) -> float | None:
+        """How many elements it has; infinite, and `None` where it is not known."""
+        found = self.description
+        return math.inf if found.is_endless else found.cardinality if found.HasField("cardinality") else None
+
+    @property
+    def size(self) -> float | None:
+        """How many elements its splits have together; infinite, and `None` where it is not known."""
+        size, splits = self.cardinality, self.description.num_splits
+        if not self.after:
+            return size
+        # What is done to them shows whether each split is an element.
+        return splits if size is not None and size == _size_after(splits, self.after) else None
+
+
+def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") -> KnownDataset:
+    """Returns what is said of a dataset when it is registered.
+
+    Args:
+      dataset: The dataset.
+      dataset_id: What to register it under; by default some of its digest.
+      client_column: The member of elements that says whose they are, if it is a dataset of clients.
+
+    Raises:
+      CarrierError: If a function or a source cannot travel.
+    """
+    definition = definition_of(dataset, _WORKERS).SerializeToString(deterministic=True)
+    digest = hashlib.sha256(definition).digest()
+    division = dataset.divided()
+    cardinality = dataset.cardinality
+    description = DatasetDescription(
+        dataset_id=dataset_id or digest.hex()[:_ID_CHARACTERS],
+        digest=digest,
+        element=dataset.element_type.to_proto(),
+        num_splits=division.split.num_splits,
+        split_element=division.split.element_type.to_proto(),
+        after=written_steps(division.after, _WORKERS),
+        cardinality=None if cardinality is None or cardinality == math.inf else int(cardinality),
+        is_endless=cardinality == math.inf,
+        client_column=client_column,
+        definition_bytes=len(definition),
+    )
+    return KnownDataset(description, division.after, definition)
+
+
+def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None) -> KnownDataset:
+    """Returns what a dispatcher says of a dataset.
+
+    Args:
+      description: What it says.
+      policy: Which functions may run here; by default that in force.
+
+    Raises:
+      CarrierError: If one that has to run here is none of those.
+    """
+    element = type_from_proto(description.split_element)
+    with attrs.evolve(current_scope(), policy=policy or current_policy()).entered():
+        try:
+            rest = with_steps(Dataset(ArraysSource(element, empty_column(element))), description.after)
+        except CarrierError as error:
+            raise CarrierError(
+                f"Some functions of the dataset {name_text(description.dataset_id)!r} run where it is consumed: those "
+                "after a batch or a shuffle; say which ones may, as in "
+                f"policy=fedstack.leaves.CarrierPolicy(modules=['mine']): {error}"
+            ) from error
+    return KnownDataset(description, rest.steps)
+
+
+async def registered(known: KnownDataset, stub: DispatcherStub, by_name: bool = False) -> DatasetDescription:
+    """Sees to it that a dispatcher has a dataset; returns what it says of it. Only what it has not is sent.
+
+    Args:
+      known: The dataset.
+      stub: Calls the dispatcher.
+      by_name: Whether it has to be there under its id.
+
+    Raises:
+      InvalidValueError: If it has another one under the id, or has not this one, whose definition is elsewhere.
+    """
+    said = known.description
+    request = DescribeDatasetRequest(may_lack=known.definition is not None)
+    if by_name:
+        request.dataset_id = said.dataset_id
+    else:
+        request.digest = said.digest
+    found = await stub.describe(request)
+    if found.digest == said.digest or known.definition is None:
+        return found
+    return await stub.register(RegisterDatasetRequest(dataset=said), memoryview(known.definition))
+
+
+def _size_after(size: float | None, steps: Iterable[Step]) -> float | None:
+    for step in steps:
+        size = step.size(size)
+    return size

@@ -1,0 +1,285 @@
+"""Distributes datasets: what users call, and what is checked of their arguments."""
+
+from collections.abc import Callable
+from typing import Protocol, cast, runtime_checkable
+
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.number_checks import check_number
+from fedstack.computations.values.tensor_values import describe
+from fedstack.data.argument_checks import checked_positive
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.proto.data_service_pb2 import DescribeDatasetRequest
+from fedstack.service.data.consumer.connections import Connections
+from fedstack.service.data.consumer.cursors import read_cursor
+from fedstack.service.data.consumer.descriptions import KnownDataset, described, known_dataset, registered
+from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource, Terms
+from fedstack.service.data.consumer.pass_plan import Guarantee
+from fedstack.service.data.consumer.sharding import ShardingPolicy, checked_policy
+from fedstack.service.data.datasets.dataset import Dataset
+from fedstack.service.data.datasets.element_types import type_of
+from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.wire.addresses import Target
+
+_TARGETS = ("AUTO", "ANY", "LOCAL")
+_REFUSED = {
+    "consumer_index": "consumers that name the same job_name share its elements, each of which goes to one of them",
+    "num_consumers": "consumers that name the same job_name share its elements, each of which goes to one of them",
+    "cross_trainer_cache": "consumers that name the same job_name share its elements",
+    "data_transfer_protocol": 'workers of protocol "grpc+local" hand over memory in their process; leave it out',
+}
+
+
+@runtime_checkable
+class Dispatcher(Protocol):
+    """A dispatcher that runs in this process."""
+
+    @property
+    def target(self) -> str:
+        """Its address."""
+        ...
+
+
+def distribute(
+    processing_mode: ShardingPolicy | str,
+    service: "str | Target | tuple[str, str] | Dispatcher",
+    job_name: str | None = None,
+    max_outstanding_requests: int | None = None,
+    compression: str | None = "AUTO",
+    target_workers: str = "AUTO",
+    guarantee: str = "at_most_once",
+    resume: bytes | None = None,
+    credentials: ClientCredentials | None = None,
+    element_spec: object = None,
+    *,
+    dispatcher_timeout_ms: float = 60_000,
+    **refused: object,
+) -> Callable[[Dataset], DistributedDataset]:
+    """Returns what makes a dataset one that data workers read: the argument of `Dataset.apply`.
+
+        dataset = Dataset.range(1000).map(square).apply(distribute("distributed_epoch", dispatcher.target))
+
+    The dataset is registered when somebody iterates. Each iteration is a pass over it, and so is each repetition of a
+    `repeat`. What asks for all elements, such as a `batch` or a `shuffle`, is done by whoever iterates.
+
+    Args:
+      processing_mode: How the dataset is divided among workers: `ShardingPolicy.DYNAMIC` or `"distributed_epoch"` to
+        read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all of them at each worker.
+      service: The dispatcher: an address, a protocol and an address, or a `DispatchServer`.
+      job_name: Consumers that give the same name share the passes over a dataset: each element goes to one of them.
+      max_outstanding_requests: How many blocks of elements may be on their way or wait; by default two for each worker.
+      compression: Without effect: elements travel as they are. `None` or `"AUTO"`.
+      target_workers: `"LOCAL"` for the workers in this process only; `"ANY"` or `"AUTO"` for all.
+      guarantee: How often an element comes if a worker or a consumer gets lost: `"at_most_once"`, `"at_least_once"` or
+        `"exactly_once"`.
+      resume: What an iterator's `cursor()` has returned: the first iteration goes on from there.
+      credentials: What the dispatcher and its workers are dialled with: certificates and the token.
+      element_spec: What the type of the elements is thought to be; it is checked.
+      dispatcher_timeout_ms: For how long the dispatcher may be away.
+      **refused: What the data service of TensorFlow has besides; the error says what to do.
+
+    Raises:
+      InvalidValueError: If an argument cannot be right.
+      TypeMismatchError: If one is of the wrong type.
+    """
+    _check_refused(refused)
+    terms = _terms(
+        processing_mode, job_name, max_outstanding_requests, target_workers, guarantee, resume, dispatcher_timeout_ms
+    )
+    connections = _connections(service, credentials, terms, compression)
+
+    def apply(dataset: Dataset) -> DistributedDataset:
+        if not isinstance(cast(object, dataset), Dataset):
+            raise TypeMismatchError(f"Expected a dataset, found {describe(dataset)}; at distribute")
+        _check_spec(element_spec, dataset.element_type)
+        return _distributed(described(dataset), terms, connections)
+
+    return apply
+
+
+def register_dataset(
+    service: "str | Target | tuple[str, str] | Dispatcher",
+    dataset: Dataset,
+    dataset_id: str | None = None,
+    credentials: ClientCredentials | None = None,
+    *,
+    compression: str | None = "AUTO",
+    dispatcher_timeout_ms: float = 60_000,
+) -> str:
+    """Registers a dataset at a dispatcher, for `from_dataset_id`.
+
+    Args:
+      service: The dispatcher; see `distribute`.
+      dataset: The dataset.
+      dataset_id: What to register it under; by default some of the digest of what it is. The same dataset may be
+        registered again, and has the same id then.
+      credentials: What the dispatcher is dialled with.
+      compression: Without effect.
+      dispatcher_timeout_ms: How long to wait for the dispatcher.
+
+    Returns:
+      The id.
+
+    Raises:
+      InvalidValueError: If another dataset is registered under the id.
+      CarrierError: If a function or a source of the dataset cannot travel.
+      WorkerUnavailableError: If the dispatcher cannot be reached in time.
+    """
+    if not isinstance(cast(object, dataset), Dataset):
+        raise TypeMismatchError(f"Expected a dataset, found {describe(dataset)}; at register_dataset")
+    name = "" if dataset_id is None else _checked_name("dataset_id", dataset_id)
+    connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
+    known, stub = described(dataset, name), connections.dispatcher
+    seconds = _seconds(dispatcher_timeout_ms)
+    asked = stub.persistently(lambda: registered(known, stub, by_name=True), seconds, lambda _: None)
+    return stub.io.run_sync(asked).dataset_id
+
+
+def from_dataset_id(
+    processing_mode: ShardingPolicy | str,
+    service: "str | Target | tuple[str, str] | Dispatcher",
+    dataset_id: str,
+    element_spec: object = None,
+    job_name: str | None = None,
+    max_outstanding_requests: int | None = None,
+    compression: str | None = "AUTO",
+    target_workers: str = "AUTO",
+    guarantee: str = "at_most_once",
+    resume: bytes | None = None,
+    credentials: ClientCredentials | None = None,
+    *,
+    dispatcher_timeout_ms: float = 60_000,
+    policy: CarrierPolicy | None = None,
+    **refused: object,
+) -> DistributedDataset:
+    """Returns a dataset that is registered at a dispatcher, read at data workers.
+
+    Args:
+      processing_mode: How it is divided among workers.
+      service: The dispatcher.
+      dataset_id: What `register_dataset` has returned.
+      element_spec: What the type of the elements is thought to be; it is checked.
+      job_name: See `distribute`, as for all that follow.
+      max_outstanding_requests: How many blocks of elements may be on their way or wait.
+      compression: Without effect.
+      target_workers: Which workers are asked.
+      guarantee: How often an element comes if a worker or a consumer gets lost.
+      resume: Where the first iteration goes on.
+      credentials: What the dispatcher and its workers are dialled with.
+      dispatcher_timeout_ms: How long to wait for the dispatcher.
+      policy: Which functions of the dataset may run in this process: those after a batch or a shuffle; by default none.
+      **refused: What the data service of TensorFlow has besides; the error says what to do.
+
+    Raises:
+      CarrierError: If a function has to run here, and may not.
+      InvalidValueError: If there is no such dataset, or another argument cannot be right.
+      TypeMismatchError: If the elements are of another type than `element_spec`, or an argument is.
+      WorkerUnavailableError: If the dispatcher cannot be reached in time.
+    """
+    _check_refused(refused)
+    terms = _terms(
+        processing_mode, job_name, max_outstanding_requests, target_workers, guarantee, resume, dispatcher_timeout_ms
+    )
+    connections = _connections(service, credentials, terms, compression)
+    stub, request = connections.dispatcher, DescribeDatasetRequest(dataset_id=_checked_name("dataset_id", dataset_id))
+    description = stub.io.run_sync(stub.persistently(lambda: stub.describe(request), terms.timeout, lambda _: None))
+    known = known_dataset(description, policy)
+    _check_spec(element_spec, known.element)
+    return _distributed(known, terms, connections)
+
+
+def _distributed(known: KnownDataset, terms: Terms, connections: Connections) -> DistributedDataset:
+    if terms.resume is not None and terms.resume.digest != known.description.digest:
+        raise InvalidValueError(
+            f"Expected resume to be a cursor of this dataset ({known.description.digest.hex()[:16]}…), found one of "
+            f"another ({terms.resume.digest.hex()[:16]}…)"
+        )
+    source = DistributedSource(known, terms, connections)
+    dataset = DistributedDataset(source)
+    if source.element.is_equivalent_to(known.split_element) and not source.is_whole:
+        element = known.split_element
+        for step in known.after:
+            element = step.element(element)
+        dataset = DistributedDataset(source, known.after, element)
+    return dataset
+
+
+def _terms(
+    mode: object,
+    job_name: object,
+    max_requests: object,
+    target_workers: object,
+    guarantee: object,
+    resume: object,
+    timeout_ms: object,
+) -> Terms:
+    policy = checked_policy(mode)
+    targets = target_workers.upper() if isinstance(target_workers, str) else target_workers
+    if targets not in _TARGETS:
+        raise InvalidValueError(
+            f"Expected target_workers as {', '.join(map(repr, _TARGETS))}, found {target_workers!r}"
+        )
+    known = {one.value: one for one in Guarantee}
+    if not isinstance(guarantee, str) or guarantee not in known:
+        raise InvalidValueError(f"Expected guarantee as {', '.join(map(repr, known))}, found {guarantee!r}")
+    job = "" if job_name is None else _checked_name("job_name", job_name)
+    cursor = None if resume is None else read_cursor(resume)
+    if cursor is not None and known[guarantee] is not Guarantee.EXACTLY_ONCE:
+        raise InvalidValueError(f"Expected guarantee 'exactly_once' beside resume, found {guarantee!r}")
+    if cursor is not None and cursor.job_name != job:
+        raise InvalidValueError(f"Expected job_name {cursor.job_name!r} as in resume, found {job!r}")
+    most = None if max_requests is None else checked_positive("max_outstanding_requests", max_requests)
+    return Terms(policy, known[guarantee], job, cast(str, targets), most, _seconds(timeout_ms), cursor)
+
+
+def _connections(
+    service: object, credentials: ClientCredentials | None, terms: Terms, compression: object
+) -> Connections:
+    if compression not in (None, "AUTO"):
+        raise InvalidValueError(f"Expected compression as 'AUTO' or None, found {compression!r}")
+    return Connections(_address(service), credentials, terms.target_workers == "LOCAL")
+
+
+def _address(service: object) -> str | Target:
+    if isinstance(service, Dispatcher):
+        service = service.target
+    if isinstance(service, tuple):
+        parts = cast("tuple[object, ...]", service)
+        if len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
+            raise InvalidValueError(f"Expected a protocol and an address as service, found {parts!r}")
+        service = f"{parts[0]}://{parts[1]}"
+    if isinstance(service, Target):
+        return service
+    if not isinstance(service, str) or not service.strip():
+        raise InvalidValueError(
+            f"Expected the address of a dispatcher as service, found {describe(service)}; give 'grpc://host:port', or "
+            "a DispatchServer"
+        )
+    return service
+
+
+def _checked_name(what: str, name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidValueError(f"Expected {what} as text, found {describe(name)}; leave it out, or give a name")
+    return name
+
+
+def _seconds(milliseconds: object) -> float:
+    check_number("dispatcher_timeout_ms", milliseconds)
+    return cast(float, milliseconds) / 1000
+
+
+def _check_spec(spec: object, element: Type) -> None:
+    if spec is None:
+        return
+    expected = type_of(spec, "element_spec")
+    if not expected.is_equivalent_to(element):
+        raise TypeMismatchError(f"Expected elements of {expected}, found a dataset of {element}; at element_spec")
+
+
+def _check_refused(refused: dict[str, object]) -> None:
+    for name, value in refused.items():
+        if name not in _REFUSED:
+            raise TypeError(f"Expected no argument {name!r}; see help(fedstack.service.data.distribute)")
+        if value is not None:
+            raise InvalidValueError(f"Expected no {name}, found {value!r}: it is not offered; {_REFUSED[name]}")

@@ -1,0 +1,262 @@
+"""Reads datasets at data workers: what is done at the workers, and what after that here."""
+
+import itertools
+import math
+import secrets
+from collections.abc import Sequence
+from typing import cast
+
+import attrs
+
+from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.foundations.error_text import name_text
+from fedstack.proto.data_service_pb2 import OpenPassRequest
+from fedstack.service.data.consumer.connections import Connections
+from fedstack.service.data.consumer.cursors import Cursor
+from fedstack.service.data.consumer.deliveries import Position
+from fedstack.service.data.consumer.descriptions import KnownDataset, registered
+from fedstack.service.data.consumer.participation import Opening
+from fedstack.service.data.consumer.pass_driver import PassDriver
+from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan
+from fedstack.service.data.consumer.sharding import ShardingPolicy
+from fedstack.service.data.datasets.blocks import Blocks, without_first
+from fedstack.service.data.datasets.dataset import Dataset
+from fedstack.service.data.datasets.element_iterator import ElementIterator
+from fedstack.service.data.datasets.element_types import Shown
+from fedstack.service.data.datasets.sources import Source
+from fedstack.service.data.datasets.steps import Step
+
+_ID_BYTES = 16
+# How long the end of a pass waits until the dispatcher has heard of it.
+_END_SECONDS = 1.0
+
+
+@attrs.frozen
+class Terms:
+    """How a dataset is read.
+
+    Attributes:
+      policy: How it is divided among workers.
+      guarantee: How often its elements come when workers or consumers get lost.
+      job_name: The job that consumers share; empty for passes of one consumer.
+      target_workers: Which workers are asked.
+      max_requests: How many blocks may be on their way or wait here; by default some for each worker.
+      timeout: How long the dispatcher may be away, in seconds.
+      resume: The place to go on from.
+    """
+
+    policy: ShardingPolicy
+    guarantee: Guarantee = Guarantee.AT_MOST_ONCE
+    job_name: str = ""
+    target_workers: str = "AUTO"
+    max_requests: int | None = None
+    timeout: float = 60.0
+    resume: Cursor | None = None
+
+
+class DistributedSource(Source):
+    """The elements that data workers send of a dataset: in each iteration those of another pass.
+
+    Args:
+      known: The dataset.
+      terms: How it is read.
+      connections: The ways to the dispatcher and its workers.
+    """
+
+    def __init__(self, known: KnownDataset, terms: Terms, connections: Connections) -> None:
+        self.is_whole = terms.policy is ShardingPolicy.OFF and bool(known.after)
+        super().__init__(known.element if self.is_whole else known.split_element, 1)
+        self._known = known
+        self._terms = terms
+        self._connections = connections
+        resume = terms.resume
+        self._repetitions = itertools.count(0 if resume is None else resume.repetition)
+        self._consumer = secrets.token_bytes(_ID_BYTES) if resume is None else resume.consumer
+
+    @property
+    def size(self) -> float | None:
+        known = self._known
+        size = known.cardinality if self.is_whole else known.size
+        # Copies of some workers, a share of some consumers, or the rest after a cursor are any number.
+        is_all = self._terms.policy is ShardingPolicy.DYNAMIC and not (self._terms.job_name or self._terms.resume)
+        return size if is_all or size in (0, math.inf) else None
+
+    def begin(self) -> PassDriver:
+        """Begins the next pass."""
+        known, terms, repetition = self._known, self._terms, next(self._repetitions)
+        resumed = terms.resume if terms.resume is not None and repetition == terms.resume.repetition else None
+        is_row = known.size == known.description.num_splits and not self.is_whole
+        plan = PassPlan(terms.guarantee, max_requests=terms.max_requests, one_each=is_row)
+        request = OpenPassRequest(
+            digest=known.description.digest,
+            job_name=terms.job_name,
+            repetition=repetition,
+            policy=terms.policy.name,
+            guarantee=terms.guarantee.name,
+            target_workers=terms.target_workers,
+            consumer=self._consumer,
+            resumes=resumed is not None,
+            incarnation=b"" if resumed is None else resumed.incarnation,
+        )
+        position = Position() if resumed is None else resumed.position
+        opening = Opening(request, known.description.num_splits, self.element, position, terms.timeout)
+        driver = PassDriver(plan, self._connections, opening, lambda: registered(known, self._connections.dispatcher))
+        driver.begin()
+        return driver
+
+    def read_split(self, split: int, start: int = 0) -> Blocks:
+        return without_first(DistributedDataset(self).blocks(), start)
+
+    def cursor(self, driver: PassDriver, rows: int) -> bytes:
+        """Returns the place in a pass after so many elements.
+
+        Raises:
+          InvalidValueError: If the pass is one that cannot be resumed.
+        """
+        if self._terms.guarantee is not Guarantee.EXACTLY_ONCE:
+            raise InvalidValueError(
+                f"Expected the guarantee 'exactly_once' for a cursor, found {self._terms.guarantee.value!r}; give it "
+                "to distribute"
+            )
+        request, position = driver.request, driver.position(rows)
+        return Cursor(
+            driver.incarnation, request.digest, request.job_name, request.repetition, request.consumer, position
+        ).to_bytes()
+
+    def __repr__(self) -> str:
+        shown = name_text(self._known.description.dataset_id)
+        return f"{shown!r} distributed {self._terms.policy.name} by {self._connections.dispatcher.address}"
+
+
+class Passes:
+    """The passes of one iteration, one after the other.
+
+    Args:
+      source: Begins them.
+      steps: What is done to their elements here.
+
+    Attributes:
+      made: How many elements have come out of the steps, as far as whoever iterates has asked for them.
+    """
+
+    def __init__(self, source: DistributedSource, steps: Sequence[Step]) -> None:
+        self.made = 0
+        self._source = source
+        self._steps = steps
+        self._driver: PassDriver | None = None
+        self._lost: int | None = 0
+
+    def next(self) -> Blocks:
+        """Begins a pass and yields its elements."""
+        self._leave()
+        driver = self._driver = self._source.begin()
+        while (column := driver.take()) is not None:
+            yield column
+
+    def _taken(self, made: int) -> int | Step:
+        """Returns how many elements of the pass made so many, or the step after which that cannot be told."""
+        for step in reversed(self._steps):
+            found = step.taken(made)
+            if found is None:
+                return step
+            made = found
+        return made
+
+    def acknowledge(self) -> None:
+        """Whoever iterates has done with all that was made."""
+        taken = self._taken(self.made)
+        if self._driver is not None and isinstance(taken, int):
+            self._driver.deliver(taken)
+
+    def cursor(self, made: int) -> bytes:
+        """Returns the place after so many elements.
+
+        Raises:
+          InvalidComputationError: If a step does not let this be told.
+          InvalidValueError: If there is no place yet, or the guarantee is another one.
+        """
+        taken = self._taken(made)
+        if isinstance(taken, Step):
+            raise InvalidComputationError(
+                f"Expected steps that go on at any place, found {taken!r} after distribute; take the cursor of an "
+                "iterator over the dataset without that step, and do the step with what it yields"
+            )
+        if self._driver is None:
+            raise InvalidValueError(
+                "Expected an iterator that has begun, found one that is new, or at its end; ask for an element first"
+            )
+        return self._source.cursor(self._driver, taken)
+
+    @property
+    def missing(self) -> int | None:
+        """How many elements were lost with workers; `None` if some were, and it is not known how many."""
+        now = 0 if self._driver is None else self._driver.missing
+        return None if now is None or self._lost is None else now + self._lost
+
+    def _leave(self, seconds: float = 0.0) -> None:
+        if self._driver is not None:
+            self._driver.deliver(None)
+            self._driver.close(seconds)
+            self._lost, self._driver = self.missing, None
+
+    def end(self) -> None:
+        """Whoever iterates has got everything."""
+        self._leave(_END_SECONDS)
+
+    def close(self) -> None:
+        """Reads no more. Idempotent; any thread may call it."""
+        if self._driver is not None:
+            self._driver.close()
+
+
+class DistributedDataset(Dataset):
+    """A dataset that is read at data workers; made by `distribute` and `from_dataset_id`.
+
+    Each iteration is a pass. What comes first of it is done at the workers, the steps that are added to it here.
+    """
+
+    def blocks(self) -> Blocks:
+        return self._over(Passes(cast(DistributedSource, self._source), self._steps))
+
+    def _over(self, passes: Passes) -> Blocks:
+        try:
+            for block in self._run(lambda _: passes.next()):
+                passes.made += len(block)
+                yield block
+                passes.acknowledge()
+            passes.end()
+        finally:
+            passes.close()
+
+    def __iter__(self) -> "DistributedIterator":
+        passes = Passes(cast(DistributedSource, self._source), self._steps)
+        return DistributedIterator(passes, self._over(passes), self._shown)
+
+    __aiter__ = __iter__
+
+
+class DistributedIterator(ElementIterator):
+    """Iterates over the elements of a distributed dataset, for loops of both kinds."""
+
+    def __init__(self, passes: Passes, blocks: Blocks, shown: Shown | None) -> None:
+        super().__init__(blocks, shown)
+        self._passes = passes
+
+    def cursor(self) -> bytes:
+        """Returns the place after the element that came last: what is given to `distribute` as `resume` to go on there.
+
+        Raises:
+          InvalidValueError: If the guarantee is not `"exactly_once"`.
+          InvalidComputationError: If a step after the distribution does not let this be told, such as a shuffle.
+        """
+        return self._passes.cursor(self._passes.made - self._left)
+
+    @property
+    def missing(self) -> int | None:
+        """How many elements were lost with workers so far; `None` if some were, and it is not known how many."""
+        return self._passes.missing
+
+    def close(self) -> None:
+        """Reads no more: others may have what this has not read. Idempotent."""
+        self._passes.close()
+        super().close()

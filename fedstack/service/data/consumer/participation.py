@@ -1,0 +1,147 @@
+"""Takes part in a pass at its dispatcher: opens it, takes ranges, and leaves, however often the dispatcher is away."""
+
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import attrs
+
+from fedstack.computations.types.language import Type
+from fedstack.errors import FedstackError
+from fedstack.proto.data_service_pb2 import (
+    DatasetDescription,
+    OpenPassRequest,
+    OpenPassResponse,
+    ReleasePassRequest,
+    TakeRequest,
+    TakeResponse,
+)
+from fedstack.service.data.consumer.deliveries import Position
+from fedstack.service.data.consumer.pass_plan import Take
+from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+_TELL_SECONDS = 5.0
+# How long a dispatcher that is away is told that a pass has ended; later it finds out by itself.
+_GOODBYE_SECONDS = 5.0
+# A consumer shows so often in its lease that it is there.
+_SIGNS_IN_A_LEASE = 3
+_LEAST_SECONDS = 0.1
+
+
+@attrs.frozen(eq=False)
+class Opening:
+    """What a pass begins with.
+
+    Attributes:
+      request: Says which pass it is.
+      num_splits: How many splits the dataset has.
+      element: The type of the elements that workers send.
+      position: The place to go on from, for one that resumes.
+      timeout: How long the dispatcher may be away, in seconds.
+    """
+
+    request: OpenPassRequest
+    num_splits: int
+    element: Type
+    position: Position
+    timeout: float
+
+
+class Participation:
+    """One consumer in one pass. Its coroutines run on the loop of the stub.
+
+    Args:
+      stub: Calls the dispatcher.
+      opening: What the pass begins with.
+      register: Sees to it that the dispatcher knows the dataset.
+
+    Attributes:
+      incarnation: Stands for what the dispatcher knew when the pass began; empty before.
+    """
+
+    def __init__(
+        self, stub: DispatcherStub, opening: Opening, register: Callable[[], Coroutine[Any, Any, DatasetDescription]]
+    ) -> None:
+        self.incarnation = b""
+        self._stub = stub
+        self._opening = opening
+        self._register = register
+        self._pass = OpenPassResponse()
+        self._workers_version = 0
+
+    async def open(self) -> OpenPassResponse:
+        """Begins."""
+        request = self._opening.request
+        if not request.incarnation:
+            request.incarnation = (await self._persistently(self._register)).incarnation
+        self._pass = await self._persistently(functools.partial(self._stub.open_pass, request))
+        self.incarnation = self._pass.incarnation
+        if self._pass.is_over:
+            _logger.warning(
+                "The pass %d of the job %r is over: other consumers have read all its elements, and there are none "
+                "for this one; iterate again for the next pass, or choose another job_name",
+                request.repetition,
+                request.job_name,
+            )
+        return self._pass
+
+    @property
+    def renewal_seconds(self) -> float:
+        """How long the dispatcher may hear nothing."""
+        return max(_LEAST_SECONDS, self._pass.lease_seconds / _SIGNS_IN_A_LEASE)
+
+    async def take(self, take: Take) -> TakeResponse:
+        """Says what has been read, and takes more; the answer has workers only if they are others than before."""
+        request = TakeRequest(
+            incarnation=self._pass.incarnation,
+            pass_id=self._pass.pass_id,
+            consumer=self._opening.request.consumer,
+            number=take.number,
+            want=take.want,
+            wait_seconds=self.renewal_seconds if take.want else 0.0,
+            finished=take.finished,
+            given_back=take.given_back,
+            workers_version=self._workers_version,
+        )
+        response = await self._persistently(functools.partial(self._stub.take, request))
+        if response.workers_version == self._workers_version:
+            response.workers_version = 0
+        else:
+            self._workers_version = response.workers_version
+        return response
+
+    async def leave(self, last: Take, may_resume: bool) -> None:
+        """Takes part no more. Never raises.
+
+        Args:
+          last: What the dispatcher is to hear.
+          may_resume: Whether this may come back, and what it has taken is to be kept.
+        """
+        if not self._pass.pass_id:
+            return
+        request = ReleasePassRequest(
+            incarnation=self._pass.incarnation,
+            pass_id=self._pass.pass_id,
+            consumer=self._opening.request.consumer,
+            finished=last.finished,
+            given_back=last.given_back,
+            may_resume=may_resume,
+        )
+        try:
+            await self._persistently(functools.partial(self._stub.release, request), _GOODBYE_SECONDS)
+        except FedstackError as error:
+            _logger.info("The dispatcher has not heard of the end of a pass: %s", error)
+
+    async def _persistently(self, ask: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None = None) -> _T:
+        begun, told = self._stub.io.time(), False
+
+        def lost(error: FedstackError) -> None:
+            nonlocal told
+            if not told and self._stub.io.time() - begun > _TELL_SECONDS:
+                told = True
+                _logger.warning("Waiting for the dispatcher: %s", error)
+
+        return await self._stub.persistently(ask, seconds or self._opening.timeout, lost)

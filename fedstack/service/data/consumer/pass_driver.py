@@ -1,0 +1,347 @@
+"""Does what the plan of a pass decides: speaks to the dispatcher and to workers, and hands elements to a thread."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from fedstack.computations.types.language import RetryableError
+from fedstack.computations.values.columns import Column
+from fedstack.errors import ClosedError, FedstackError, NoWorkersError
+from fedstack.executors.concurrency.lazy_task import raised_again
+from fedstack.foundations.error_text import counted
+from fedstack.foundations.traceback_filter import without_own_frames
+from fedstack.proto.data_service_pb2 import (
+    DatasetDescription,
+    DataWorkerAddress,
+    OpenPassRequest,
+    ReadRequest,
+    SplitRange,
+    TakeResponse,
+)
+from fedstack.service.data.consumer.connections import Connections
+from fedstack.service.data.consumer.deliveries import Position
+from fedstack.service.data.consumer.participation import Opening, Participation
+from fedstack.service.data.consumer.pass_plan import PassPlan, Read, TakenRange
+from fedstack.service.data.worker.readers import Reader, Reading
+from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.peers.loop_calls import calls_on
+from fedstack.transport.wire.connection_errors import never_arrived
+
+_logger = logging.getLogger(__name__)
+# How long there may be no worker before somebody hears of it, and before it is an error.
+_TELL_SECONDS = 5.0
+_NO_WORKER_SECONDS = 60.0
+# How often the dispatcher is asked for workers while there is none, and a worker that got lost is looked for.
+_LOOK_SECONDS = 0.1
+_ALIVE_SECONDS = 1.0
+
+
+class PassDriver:
+    """One pass. It belongs to the loop of its connections, but for what other threads call.
+
+    Args:
+      plan: Decides.
+      connections: The ways to the dispatcher and to workers.
+      opening: What it begins with.
+      register: Sees to it that the dispatcher knows the dataset.
+    """
+
+    def __init__(
+        self,
+        plan: PassPlan,
+        connections: Connections,
+        opening: Opening,
+        register: Callable[[], Coroutine[Any, Any, DatasetDescription]],
+    ) -> None:
+        self._plan = plan
+        self._connections = connections
+        self._opening = opening
+        self._participation = Participation(connections.dispatcher, opening, register)
+        self._io = connections.io
+        self._arrived = threading.Condition()
+        self._error: Exception | None = None
+        self._closed = False
+        self._is_resumable = False
+        self._wake = asyncio.Event()
+        self._addresses: dict[bytes, str] = {}
+        self._foreign: set[bytes] = set()
+        self._readings: dict[bytes, Reading] = {}
+        self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._ending: asyncio.Task[None] | None = None
+        self._away_since: float | None = None
+        self._told = False
+
+    # For the thread that consumes.
+
+    def begin(self) -> None:
+        """Begins the pass."""
+        calls_on(self._io.loop).add(lambda: self._start(self._run()))
+
+    def take(self) -> Column | None:
+        """Waits for the next elements; `None` after the last.
+
+        Raises:
+          FedstackError: What ended the pass.
+          ClosedError: If it was closed.
+        """
+        if self._io.is_current():
+            raise RuntimeError("Expected to wait outside of the transport's loop, found a wait on it")
+        with self._arrived:
+            while not self._has_news():
+                self._arrived.wait()
+            return self._next()
+
+    def _has_news(self) -> bool:
+        return self._plan.is_over or self._plan.has_arrived or self._error is not None or self._closed
+
+    def _next(self) -> Column | None:
+        column = self._plan.next()
+        if column is not None:
+            calls_on(self._io.loop).add(self._turn)
+        elif self._error is not None:
+            raise raised_again(self._error)
+        elif self._closed:
+            raise ClosedError("Expected an iterator that is open, found one that has been closed; make a new one")
+        return column
+
+    def deliver(self, rows: int | None) -> None:
+        """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
+        with self._arrived:
+            self._plan.deliver(rows)
+
+    def position(self, rows: int) -> Position:
+        """Returns the place after so many elements since the beginning; from now on the pass may be resumed there."""
+        with self._arrived:
+            self._is_resumable = True
+            return self._plan.position(rows)
+
+    @property
+    def missing(self) -> int | None:
+        """How many elements were lost; `None` if some were, and it is not known how many."""
+        return self._plan.missing
+
+    @property
+    def request(self) -> OpenPassRequest:
+        """Which pass it is."""
+        return self._opening.request
+
+    @property
+    def incarnation(self) -> bytes:
+        """Stands for what the dispatcher knew when the pass began."""
+        return self._participation.incarnation
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends the pass: the dispatcher hears what has been done with. Idempotent; never raises.
+
+        Args:
+          seconds: How long to wait for that; by default not at all.
+        """
+        with self._arrived:
+            self._closed = True
+            self._arrived.notify_all()
+        if seconds:
+            self._io.finish(self._end(), seconds)
+        else:
+            self._io.call_soon(lambda: start_apart(self._end()))
+
+    # On the loop.
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = start_apart(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    def _fail(self, error: Exception) -> None:
+        with self._arrived:
+            self._error = self._error or without_own_frames(error)
+            self._arrived.notify_all()
+        self._wake.set()
+
+    def _turn(self) -> None:
+        """Asks workers for what the plan wants now."""
+        if self._closed or self._error is not None:
+            return
+        with self._arrived:
+            reads = self._plan.reads()
+        for read in reads:
+            self._reads[read.worker] = self._start(self._read(read))
+        self._wake.set()
+
+    async def _run(self) -> None:
+        try:
+            await self._open()
+            await self._go_on()
+        except Exception as error:
+            self._fail(error)
+
+    async def _open(self) -> None:
+        response = await self._participation.open()
+        with self._arrived:
+            self._plan.resume(map(_taken, response.taken), self._opening.position, response.next_number)
+
+    async def _go_on(self) -> None:
+        """Takes ranges, and shows now and then that there is somebody."""
+        must = False
+        while not (self._closed or self._error is not None):
+            with self._arrived:
+                take = self._plan.take(must)
+                is_over = self._plan.is_over
+            if take is None:
+                must = not is_over and not await self._woken()
+                if is_over:
+                    return
+            else:
+                must = False
+                self._took(await self._participation.take(take))
+            self._check_workers()
+
+    async def _woken(self) -> bool:
+        """Waits until there is something to do; returns whether there is before the dispatcher has to hear of us."""
+        self._wake.clear()
+        seconds = _LOOK_SECONDS if self._away_since is not None else self._participation.renewal_seconds
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def _took(self, response: TakeResponse) -> None:
+        with self._arrived:
+            for one in response.range:
+                if one.worker in self._foreign:
+                    self._plan.pass_over(one.id)
+            ours = [_taken(one) for one in response.range if one.worker not in self._foreign]
+            self._plan.took(ours, response.is_exhausted)
+            if response.workers_version:
+                self._list(response.worker)
+            if self._plan.is_over:
+                self._arrived.notify_all()
+        self._turn()
+
+    def _list(self, workers: Iterable[DataWorkerAddress]) -> None:
+        mine: list[bytes] = []
+        for one in workers:
+            self._addresses[one.worker] = one.address
+            if self._connections.may_ask(one.worker, one.address):
+                mine.append(one.worker)
+            else:
+                self._foreign.add(one.worker)
+        for worker in self._plan.list_workers(mine):
+            self._start(self._check_alive(worker))
+
+    def _check_workers(self) -> None:
+        """Looks how long there has been no worker.
+
+        Raises:
+          NoWorkersError: If that is too long.
+        """
+        if self._plan.has_workers or self._plan.is_over:
+            self._away_since, self._told = None, False
+            return
+        now = self._io.time()
+        self._away_since = self._away_since or now
+        dispatcher = self._connections.dispatcher.address
+        if now - self._away_since > _NO_WORKER_SECONDS:
+            raise NoWorkersError(
+                f"Expected a data worker that can be reached, found none at the dispatcher {dispatcher} for "
+                f"{_NO_WORKER_SECONDS:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
+            )
+        if not self._told and now - self._away_since > _TELL_SECONDS:
+            self._told = True
+            _logger.warning("Waiting for a data worker: none attends at the dispatcher %s", dispatcher)
+
+    async def _read(self, read: Read) -> None:
+        try:
+            reading = self._readings.get(read.worker)
+            if read.begins or reading is None:
+                reading = self._readings[read.worker] = self._begin(read)
+            columns = await reading.next()
+        except (RetryableError, ClosedError) as error:
+            self._lose(read.worker, error)
+            return
+        except Exception as error:
+            self._fail(error)
+            return
+        with self._arrived:
+            self._plan.arrive(read, columns)
+            self._arrived.notify_all()
+        self._turn()
+
+    def _begin(self, read: Read) -> Reading:
+        one = read.range
+        request = ReadRequest(
+            digest=self._opening.request.digest,
+            splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole),
+            num_splits=self._opening.num_splits,
+            first_element=one.rows,
+        )
+        return self._reader(read.worker).open(request, self._opening.element)
+
+    def _reader(self, worker: bytes) -> Reader:
+        return self._connections.reader(worker, self._addresses[worker])
+
+    def _lose(self, worker: bytes, error: Exception) -> None:
+        if self._closed or self._error is not None:
+            return
+        address = self._addresses[worker]
+        try:
+            with self._arrived:
+                was_there = not (isinstance(error, FedstackError) and never_arrived(error))
+                missing = self._plan.lose(worker, error, was_there)
+                self._arrived.notify_all()
+        except FedstackError as failure:
+            self._fail(failure)
+            return
+        left_out = "" if not missing else f", and leaves out {counted(missing, 'element') if missing > 0 else 'some'}"
+        _logger.warning("This pass goes on without the data worker at %s%s: %s", address, left_out, error)
+        reading = self._readings.pop(worker, None)
+        if reading is not None:
+            self._start(reading.close())
+        self._start(self._look_for(worker))
+        self._turn()
+
+    async def _look_for(self, worker: bytes) -> None:
+        """Waits for a worker to come back, as long as the dispatcher has it on its list."""
+        reader = self._reader(worker)
+        while worker in self._plan.away:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if await reader.is_there(_ALIVE_SECONDS):
+                with self._arrived:
+                    self._plan.found(worker)
+                self._turn()
+
+    async def _check_alive(self, worker: bytes) -> None:
+        """Gives up a worker that the dispatcher has given up, if it does not answer here either."""
+        if not await self._reader(worker).is_there(_ALIVE_SECONDS):
+            task = self._reads.get(worker)
+            if task is not None:
+                task.cancel()
+            self._lose(worker, NoWorkersError("the dispatcher has not heard of it for a while, and it does not answer"))
+
+    async def _end(self) -> None:
+        """Ends everything. Idempotent."""
+        if self._ending is None:
+            self._ending = start_apart(self._leave())
+        await asyncio.shield(self._ending)
+
+    async def _leave(self) -> None:
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for reading in self._readings.values():
+            await reading.close()
+        with self._arrived:
+            last = self._plan.leave()
+        await self._participation.leave(last, self._is_resumable and not self._plan.is_over)
+
+    def __repr__(self) -> str:
+        return f"<PassDriver of {self._plan!r}>"
+
+
+def _taken(message: SplitRange) -> TakenRange:
+    return TakenRange(message.id, message.first, message.last, message.whole, message.worker)

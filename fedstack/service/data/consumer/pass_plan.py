@@ -1,0 +1,333 @@
+"""Decides what a consumer does in a pass: what it takes, where it reads that, what it hands out, and what is lost.
+
+It has no tasks, threads or clocks: events in, decisions out. A driver does the rest.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from fedstack.computations.values.columns import Column
+from fedstack.errors import WorkerUnavailableError
+from fedstack.service.data.consumer.deliveries import Deliveries, Position
+
+# How many blocks for each worker wait to be consumed.
+_BLOCKS_FOR_WORKER = 2
+# How many ranges there are for each worker beside the one that it reads: a lost dispatcher stops nobody at once.
+_RANGES_AHEAD = 2
+# How often a worker may get lost over the same element.
+_MOST_LOSSES = 4
+
+
+class Guarantee(enum.Enum):
+    """How often elements come when workers and consumers get lost."""
+
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+@attrs.define(eq=False)
+class TakenRange:
+    """Consecutive splits, and how far they have been read.
+
+    Attributes:
+      id: Its id.
+      first: The first split.
+      last: The one after the last.
+      whole: Whether it is the whole dataset, with all that is done to its elements together.
+      worker: The worker that is to read it; empty for any.
+      rows: How many of its elements are here, from its beginning on.
+      losses: How many workers in a row got lost before there were more.
+    """
+
+    id: int
+    first: int
+    last: int
+    whole: bool = False
+    worker: bytes = b""
+    rows: int = 0
+    losses: int = 0
+
+
+@attrs.frozen(eq=False)
+class Read:
+    """Something to ask a worker for: the next elements of a range.
+
+    Attributes:
+      worker: The id of the worker.
+      range: The range.
+      begins: Whether it begins there, with the element after those that are here.
+    """
+
+    worker: bytes
+    range: TakenRange
+    begins: bool
+
+
+@attrs.frozen
+class Take:
+    """What to tell the dispatcher, and how many ranges to ask it for; the same until it has answered.
+
+    Attributes:
+      number: One more each time.
+      want: How many ranges.
+      finished: The ids of those that are read, or are not to be read any further.
+      given_back: The ids of those that others are to read.
+    """
+
+    number: int
+    want: int
+    finished: tuple[int, ...] = ()
+    given_back: tuple[int, ...] = ()
+
+
+@attrs.define(eq=False)
+class _Place:
+    """A worker, whether it can be reached and is still on the list, what it reads, and what of that is on its way."""
+
+    id: bytes
+    is_there: bool = True
+    is_listed: bool = True
+    range: TakenRange | None = None
+    asked: Read | None = None
+
+
+class PassPlan:
+    """One pass of one consumer.
+
+    Args:
+      guarantee: What becomes of the elements that a lost worker was about to send.
+      max_requests: How much may be on its way or wait to be consumed before nobody asks for more, in blocks; by default
+        some for each worker.
+      one_each: Whether each split is one element, so that it is known how many a range has.
+
+    Attributes:
+      is_exhausted: Whether there are no more ranges to take.
+      missing: How many elements were lost; `None` if some were, and it is not known how many.
+    """
+
+    def __init__(
+        self,
+        guarantee: Guarantee,
+        *,
+        max_requests: int | None = None,
+        one_each: bool = False,
+    ) -> None:
+        self.is_exhausted = False
+        self.missing: int | None = 0
+        self._guarantee = guarantee
+        self._max_requests = max_requests
+        self._one_each = one_each
+        self._ranges: deque[TakenRange] = deque()  # which nobody reads at the moment
+        self._places: dict[bytes, _Place] = {}
+        # Elements, and in place of them the end of a range.
+        self._waiting: deque[tuple[TakenRange, Column | None]] = deque()
+        self._blocks_waiting = 0
+        self._deliveries = Deliveries()
+        self._asking: Take | None = None
+        self._next_number = 0
+
+    # The dispatcher.
+
+    def resume(self, ranges: Iterable[TakenRange], positions: Position, next_number: int) -> None:
+        """Goes on with what was taken before, after the position that the consumer has reached since."""
+        self._next_number = next_number
+        for one in ranges:
+            if one.id in positions.finished:
+                self._deliveries.finish(one.id)
+            else:
+                one.rows = positions.rows.get(one.id, 0)
+                self._deliveries.begin(one.id, one.rows)
+                self._ranges.append(one)
+
+    def take(self, must: bool = False) -> Take | None:
+        """Returns what to ask the dispatcher; the same again until it has answered.
+
+        Args:
+          must: Whether it has to hear something in any case, as a sign of life.
+        """
+        if self._asking is None:
+            ahead = _RANGES_AHEAD * max(1, len(self._usable))
+            lacking = ahead - len(self._ranges)
+            want = 0 if self.is_exhausted or lacking * 2 < ahead else lacking
+            if want or must:
+                self._asking = Take(self._next_number, want, tuple(self._deliveries.take_finished()))
+                self._next_number += 1
+        return self._asking
+
+    def took(self, ranges: Iterable[TakenRange], is_exhausted: bool) -> None:
+        """The dispatcher has answered."""
+        self._asking = None
+        self._ranges.extend(ranges)
+        self.is_exhausted = self.is_exhausted or is_exhausted
+
+    def pass_over(self, id: int) -> None:
+        """A range is not to be read."""
+        self._deliveries.finish(id)
+
+    def leave(self) -> Take:
+        """Returns the last that the dispatcher hears: what is read, and what others may read since nobody has begun."""
+        known = self._asking or Take(0, 0)
+        finished = (*known.finished, *self._deliveries.take_finished())
+        untouched = () if self._guarantee is Guarantee.EXACTLY_ONCE else (r.id for r in self._ranges if not r.rows)
+        return Take(self._next_number, 0, finished, tuple(untouched))
+
+    # The workers.
+
+    def list_workers(self, ids: Sequence[bytes]) -> list[bytes]:
+        """The dispatcher knows these workers; returns those that read here and that it does not know any more."""
+        for id in ids:
+            self._places.setdefault(id, _Place(id)).is_listed = True
+        for place in list(self._places.values()):
+            place.is_listed = place.id in ids
+            if not place.is_listed and place.range is None:
+                del self._places[place.id]
+        return [place.id for place in self._places.values() if not place.is_listed]
+
+    @property
+    def _usable(self) -> list[_Place]:
+        return [place for place in self._places.values() if place.is_there and place.is_listed]
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether there is a worker that can be asked."""
+        return any(place.is_there for place in self._places.values())
+
+    @property
+    def away(self) -> list[bytes]:
+        """The workers that got lost, and are still on the dispatcher's list."""
+        return [place.id for place in self._places.values() if not place.is_there]
+
+    def lose(self, worker: bytes, error: Exception, was_there: bool = True) -> int:
+        """A worker cannot be reached.
+
+        Args:
+          worker: Its id.
+          error: Why.
+          was_there: Whether it may have got what it was sent, and was ended by that.
+
+        Returns:
+          How many elements are missing for it; −1 if some are, and it is not known how many.
+
+        Raises:
+          WorkerUnavailableError: If the same element has cost too many workers already.
+        """
+        place = self._places.get(worker)
+        if place is None:
+            return 0
+        place.is_there = False
+        one, place.range, place.asked = place.range, None, None
+        if not place.is_listed:
+            del self._places[worker]
+        return 0 if one is None else self._put_back(one, error, was_there)
+
+    def _put_back(self, one: TakenRange, error: Exception, was_there: bool) -> int:
+        one.worker = b""
+        one.losses += was_there
+        if self._guarantee is Guarantee.AT_MOST_ONCE and (one.rows or one.losses >= _MOST_LOSSES):
+            self._hand_over(one, None)
+            missing = one.last - one.first - one.rows if self._one_each else -1
+            self.missing = None if missing < 0 or self.missing is None else self.missing + missing
+            return missing
+        if one.losses >= _MOST_LOSSES:
+            raise WorkerUnavailableError(
+                f"{one.losses} workers in a row got lost over the element {one.rows} of splits {one.first} to "
+                f"{one.last - 1}; see why, in their logs; the last one: {error}"
+            ) from error
+        if self._guarantee is Guarantee.AT_LEAST_ONCE:
+            one.rows = 0
+        self._ranges.appendleft(one)
+        return 0
+
+    def found(self, worker: bytes) -> None:
+        """A worker that got lost can be reached again."""
+        if worker in self._places:
+            self._places[worker].is_there = True
+
+    # Reading.
+
+    def reads(self) -> list[Read]:
+        """Returns where to ask for elements now; each time for those after the ones that have arrived."""
+        most = self._max_requests or _BLOCKS_FOR_WORKER * max(1, len(self._usable))
+        room = most - self._blocks_waiting - sum(place.asked is not None for place in self._places.values())
+        found: list[Read] = []
+        for place in self._places.values():
+            if place.asked is not None or not place.is_there or room <= len(found):
+                continue
+            begins = place.range is None
+            if begins and place.is_listed:
+                place.range = self._next_range(place)
+            if place.range is not None:
+                place.asked = Read(place.id, place.range, begins)
+                found.append(place.asked)
+        return found
+
+    def _next_range(self, place: _Place) -> TakenRange | None:
+        for index, one in enumerate(self._ranges):
+            bound = self._places.get(one.worker)
+            if bound is None or bound is place or not (bound.is_there and bound.is_listed):
+                del self._ranges[index]
+                return one
+        return None
+
+    def arrive(self, read: Read, columns: Sequence[Column]) -> None:
+        """Elements have come; none after the last ones of the range."""
+        place = self._places.get(read.worker)
+        if place is None or place.asked is not read:
+            return  # the worker got lost since
+        place.asked = None
+        for column in columns:
+            read.range.rows += len(column)
+            read.range.losses = 0
+            self._hand_over(read.range, column)
+        if not columns:
+            self._hand_over(read.range, None)
+            place.range = None
+            if not place.is_listed:
+                del self._places[place.id]
+
+    def _hand_over(self, one: TakenRange, column: Column | None) -> None:
+        self._waiting.append((one, column))
+        self._blocks_waiting += column is not None
+
+    # The consumer.
+
+    def next(self) -> Column | None:
+        """Returns the next elements, if they are here."""
+        while self._waiting:
+            one, column = self._waiting.popleft()
+            self._deliveries.hand_out(one.id, 0 if column is None else len(column), column is None)
+            if column is not None:
+                self._blocks_waiting -= 1
+                return column
+        return None
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there may be elements to hand out."""
+        return bool(self._blocks_waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything has been handed out."""
+        return self.is_exhausted and not (self._blocks_waiting or self.has_work)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._ranges) or any(place.range for place in self._places.values())
+
+    def deliver(self, rows: int | None) -> None:
+        """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
+        self._deliveries.deliver(rows)
+
+    def position(self, rows: int) -> Position:
+        """Returns the place after so many elements since the beginning."""
+        return self._deliveries.position(rows)
+
+    def __repr__(self) -> str:
+        reading = sum(place.range is not None for place in self._places.values())
+        return f"<PassPlan: {reading} ranges in reading, {len(self._ranges)} ahead, {self._blocks_waiting} blocks wait>"

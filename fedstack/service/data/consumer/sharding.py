@@ -1,0 +1,48 @@
+"""Says how a dataset is divided among workers, and reads what users say of that."""
+
+import enum
+
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidValueError, TypeMismatchError
+
+
+class ShardingPolicy(enum.Enum):
+    """How the elements of a dataset are divided among data workers.
+
+    Attributes:
+      OFF: Each worker reads the whole dataset.
+      DYNAMIC: Each element is read once, by whichever worker comes to it.
+      FILE, DATA, FILE_OR_DATA, HINT: Not offered.
+    """
+
+    OFF = "off"
+    DYNAMIC = "dynamic"
+    FILE = "file"
+    DATA = "data"
+    FILE_OR_DATA = "file_or_data"
+    HINT = "hint"
+
+
+_NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
+_OFFERED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+_FORMS = "ShardingPolicy.OFF ('parallel_epochs') or ShardingPolicy.DYNAMIC ('distributed_epoch')"
+
+
+def checked_policy(mode: object) -> ShardingPolicy:
+    """Returns the policy that users mean.
+
+    Raises:
+      TypeMismatchError: If it is neither a policy nor text.
+      InvalidValueError: If it is none that is offered.
+    """
+    if isinstance(mode, str):
+        if mode not in _NAMES:
+            raise InvalidValueError(f"Expected {_FORMS} as processing_mode, found {mode!r}")
+        return _NAMES[mode]
+    if not isinstance(mode, ShardingPolicy):
+        raise TypeMismatchError(f"Expected {_FORMS} as processing_mode, found {describe(mode)}")
+    if mode not in _OFFERED:
+        raise InvalidValueError(
+            f"Expected {_FORMS} as processing_mode, found {mode}; workers that come and go share the work under DYNAMIC"
+        )
+    return mode

@@ -1,0 +1,491 @@
+"""Distributed datasets, over a dispatcher and two workers in this process."""
+
+import asyncio
+import gc
+import math
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+from calling import WALL
+
+import fedstack
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.errors import (
+    CarrierError,
+    InvalidComputationError,
+    InvalidValueError,
+    LeafError,
+    TypeMismatchError,
+    WorkerUnavailableError,
+)
+from fedstack.service.data import (
+    Dataset,
+    DispatchServer,
+    ShardingPolicy,
+    WorkerServer,
+    distribute,
+    from_dataset_id,
+    register_dataset,
+)
+from fedstack.service.data.consumer.connections import Connections
+from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
+
+DYNAMIC, OFF = "distributed_epoch", "parallel_epochs"
+POLICY = CarrierPolicy(python_code=True)
+GUARANTEES = ("at_most_once", "at_least_once", "exactly_once")
+
+
+@fedstack.python_computation([np.int64], np.int64)
+def square(x: Any) -> Any:
+    return x * x
+
+
+@fedstack.python_computation([np.int64], np.bool_)
+def is_even(x: Any) -> Any:
+    return x % 2 == 0
+
+
+@fedstack.python_computation([np.int64], np.int64)
+def fails_at_500(x: Any) -> Any:
+    if x == 500:
+        raise ValueError("no 500")
+    return x
+
+
+def counted(elements: Any) -> Counter[str]:
+    return Counter(map(repr, elements))
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_dynamic_reads_each_element_once(service: DispatchServer, guarantee: str) -> None:
+    dataset = Dataset.range(5000).map(square).apply(distribute(DYNAMIC, service, guarantee=guarantee))
+    found = list(dataset)
+    assert sorted(found) == [x * x for x in range(5000)]
+    assert {type(x) for x in found} == {np.int64}
+
+
+def test_off_reads_all_elements_at_each_worker(service: DispatchServer) -> None:
+    dataset = Dataset.range(300).apply(distribute(ShardingPolicy.OFF, service))
+    assert Counter(map(int, dataset)) == dict.fromkeys(range(300), 2)
+    batches = Dataset.range(10).batch(4).apply(distribute(ShardingPolicy.OFF, service))
+    assert sorted(map(len, batches)) == [2, 2, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: d.take(5),
+        lambda d: d.skip(3),
+        lambda d: d.enumerate(7),
+        lambda d: d.filter(is_even),
+        lambda d: d.map(square).filter(is_even).map(square),
+        lambda d: d.zip(Dataset.range(100, 200)),
+        lambda d: d.concatenate(Dataset.range(3)),
+        lambda d: d.repeat(3),
+        lambda d: d.shuffle(10, 1).take(7),
+        lambda d: d.batch(4).map(_sum).take(3),
+        lambda d: d.prefetch(10),
+    ],
+)
+def test_steps_mean_the_same_as_locally(service: DispatchServer, make: Callable[[Dataset], Dataset]) -> None:
+    local = make(Dataset.range(50))
+    assert counted(local.apply(distribute(DYNAMIC, service))) == counted(local)
+
+
+@fedstack.python_computation([fl.TensorType(np.int64, [None])], np.int64)
+def _sum(x: Any) -> Any:
+    return x.sum()
+
+
+def test_batches_are_full_over_the_elements_of_all_workers(service: DispatchServer) -> None:
+    found = list(Dataset.range(1000).batch(64).apply(distribute(DYNAMIC, service)))
+    assert sorted(map(len, found)) == [40] + [64] * 15
+    assert sorted(np.concatenate(found)) == list(range(1000))
+
+
+def test_a_shuffle_shuffles_what_arrives(service: DispatchServer) -> None:
+    found = list(map(int, Dataset.range(500).shuffle(500, 3).apply(distribute(DYNAMIC, service))))
+    assert sorted(found) == list(range(500))
+    assert found != list(range(500))
+
+
+def test_further_steps_are_done_here(service: DispatchServer) -> None:
+    dataset = Dataset.range(20).apply(distribute(DYNAMIC, service)).map(square).filter(is_even).batch(3)
+    assert sorted(np.concatenate(list(dataset))) == [x * x for x in range(0, 20, 2)]
+    assert len(list(Dataset.range(20).apply(distribute(DYNAMIC, service)).take(7))) == 7
+
+
+def test_a_repeat_opens_passes_in_turn(service: DispatchServer) -> None:
+    dataset = Dataset.range(100).apply(distribute(DYNAMIC, service)).repeat(3)
+    found = list(map(int, dataset))
+    assert [sorted(found[at : at + 100]) for at in (0, 100, 200)] == [list(range(100))] * 3
+    endless = iter(Dataset.range(3).repeat().apply(distribute(DYNAMIC, service)))
+    assert Counter(int(next(endless)) for _ in range(30)) == {0: 10, 1: 10, 2: 10}
+
+
+def test_structures_and_text_look_as_they_do_locally(service: DispatchServer) -> None:
+    arrays = {"name": np.array(["a", "b", "ü"]), "at": (np.arange(6.0).reshape(3, 2), np.arange(3))}
+    local = Dataset.from_arrays(arrays)
+    assert counted(local.apply(distribute(DYNAMIC, service))) == counted(local)
+
+
+def test_empty_datasets_have_no_elements(service: DispatchServer) -> None:
+    for mode in (DYNAMIC, OFF):
+        assert list(Dataset.range(0).apply(distribute(mode, service))) == []
+        assert list(Dataset.range(0).batch(3).apply(distribute(mode, service))) == []
+
+
+def test_async_loops_read_it_too(service: DispatchServer) -> None:
+    async def read(dataset: Dataset) -> list[int]:
+        return [int(x) async for x in dataset]
+
+    dataset = Dataset.range(3000).apply(distribute(DYNAMIC, service))
+    assert sorted(asyncio.run(read(dataset))) == list(range(3000))
+    assert asyncio.run(read(Dataset.range(30).map(square))) == [x * x for x in range(30)]
+
+
+def has_ended(elements: DistributedIterator) -> None:
+    """Returns when the dispatcher has heard that an iterator reads no more."""
+    driver = elements._passes._driver
+    assert driver is not None
+    driver.close(WALL)
+
+
+def test_several_loops_read_at_a_time(service: DispatchServer) -> None:
+    async def read(dataset: Dataset) -> int:
+        return sum([1 async for _ in dataset])
+
+    async def read_all() -> list[int]:
+        dataset = Dataset.range(400).apply(distribute(DYNAMIC, service))
+        return await asyncio.gather(*(read(dataset) for _ in range(5)))
+
+    assert asyncio.run(read_all()) == [400] * 5
+
+
+def test_a_cancelled_loop_reads_no_more(dispatcher: DispatchServer) -> None:
+    elements = iter(Dataset.range(10).apply(distribute(DYNAMIC, dispatcher)))
+
+    async def read() -> None:
+        async for _ in elements:
+            raise AssertionError("there is no worker")
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(read())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    has_ended(elements)
+
+
+def test_computations_take_distributed_datasets(service: DispatchServer) -> None:
+    @fedstack.python_computation([fl.SequenceType(np.int64)], np.int64)
+    def total(numbers: Any) -> Any:
+        return sum(numbers)
+
+    @fl.federated_computation(fl.FederatedType(fl.SequenceType(np.int64), fl.CLIENTS))
+    def total_of_all(data: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(total, data))
+
+    dataset = Dataset.range(100).apply(distribute(DYNAMIC, service))
+    with fedstack.use_context(fedstack.create_sync_local_execution_context()):
+        assert total_of_all([dataset, Dataset.range(3), dataset.take(0)]) == 4953
+
+
+def test_the_number_of_elements_is_known_where_it_is_certain(service: DispatchServer) -> None:
+    assert len(Dataset.range(100).batch(30).apply(distribute(DYNAMIC, service))) == 4
+    assert len(Dataset.range(100).apply(distribute(DYNAMIC, service)).batch(30)) == 4
+    assert Dataset.range(100).apply(distribute(OFF, service)).cardinality is None
+    assert Dataset.range(100).apply(distribute(DYNAMIC, service, job_name="j")).cardinality is None
+    assert Dataset.range(3).repeat().apply(distribute(OFF, service)).cardinality == math.inf
+    assert Dataset.range(9).filter(is_even).apply(distribute(DYNAMIC, service)).cardinality is None
+
+
+def test_a_registered_dataset_is_found_by_its_id(service: DispatchServer) -> None:
+    local = Dataset.range(50).map(square).batch(8).map(_sum)
+    dataset_id = register_dataset(service.target, local)
+    assert register_dataset(service.target, local) == dataset_id
+    with pytest.raises(CarrierError, match=r"run where it is consumed.*CarrierPolicy\(modules=\['mine'\]"):
+        from_dataset_id(DYNAMIC, service, dataset_id)
+    found = from_dataset_id(DYNAMIC, service.target, dataset_id, element_spec=np.int64, policy=POLICY)
+    assert len(found) == 7
+    assert sum(found) == sum(local)
+    assert register_dataset(service, local, "squares") == "squares"
+    assert sum(from_dataset_id(OFF, service, "squares", policy=POLICY)) == 2 * sum(local)
+
+
+def test_an_id_stands_for_one_dataset(service: DispatchServer) -> None:
+    register_dataset(service, Dataset.range(5), "numbers")
+    with pytest.raises(InvalidValueError, match="'numbers'.*other content; choose another dataset_id"):
+        register_dataset(service, Dataset.range(6), "numbers")
+    with pytest.raises(InvalidValueError, match="found none of id 'nothing'"):
+        from_dataset_id(DYNAMIC, service, "nothing")
+    with pytest.raises(TypeMismatchError, match="Expected elements of float64, found a dataset of int64"):
+        from_dataset_id(DYNAMIC, service, "numbers", element_spec=np.float64)
+
+
+def test_consumers_share_the_passes_of_a_job(service: DispatchServer) -> None:
+    found: list[list[int]] = [[], []]
+
+    def consume(mine: list[int]) -> None:
+        dataset = Dataset.range(3000).apply(distribute(DYNAMIC, service, job_name="shared"))
+        mine.extend(map(int, dataset))
+
+    threads = [threading.Thread(target=consume, args=(mine,)) for mine in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found[0] + found[1]) == list(range(3000))
+
+
+def test_a_late_consumer_gets_nothing_and_is_told_why(
+    service: DispatchServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    early = Dataset.range(10).apply(distribute(DYNAMIC, service, job_name="late"))
+    late = Dataset.range(10).apply(distribute(DYNAMIC, service, job_name="late"))
+    assert len(list(early)) == 10
+    assert list(late) == []
+    assert "pass 0 of the job 'late' is over" in caplog.text
+    assert len(list(late)) == 10, "the next pass"
+
+
+def test_a_job_is_of_one_dataset_and_one_kind(service: DispatchServer) -> None:
+    list(Dataset.range(10).apply(distribute(DYNAMIC, service, job_name="one")))
+    with pytest.raises(InvalidValueError, match="the dataset of job 'one'"):
+        list(Dataset.range(11).apply(distribute(DYNAMIC, service, job_name="one")))
+    with pytest.raises(InvalidValueError, match="the sharding policy of job 'one', which is dynamic, found off"):
+        list(Dataset.range(10).apply(distribute(OFF, service, job_name="one")))
+
+
+@pytest.mark.parametrize("mode", [DYNAMIC, OFF])
+def test_an_error_of_a_function_ends_that_pass_and_no_other(service: DispatchServer, mode: str) -> None:
+    other = iter(Dataset.range(5000).apply(distribute(DYNAMIC, service)))
+    before = [next(other) for _ in range(10)]
+    with pytest.raises(
+        LeafError, match=r"'fails_at_500' raised ValueError: no 500(?s:.*)the data worker at 127\.0\.0\.1"
+    ):
+        list(Dataset.range(1000).map(fails_at_500).apply(distribute(mode, service)))
+    assert len(before + list(other)) == 5000
+
+
+def test_one_worker_keeps_the_order(dispatcher: DispatchServer, start_worker: Any) -> None:
+    start_worker()
+    assert list(Dataset.range(20_000).apply(distribute(DYNAMIC, dispatcher))) == list(range(20_000))
+
+
+def test_workers_join_in_the_middle(dispatcher: DispatchServer, start_worker: Any) -> None:
+    dataset = Dataset.range(100_000).apply(distribute(DYNAMIC, dispatcher))
+    threading.Timer(0.3, start_worker).start()
+    elements = iter(dataset)
+    before = [int(next(elements)) for _ in range(1000)]
+    start_worker()
+    assert sorted(before + list(map(int, elements))) == list(range(100_000))
+
+
+def test_a_worker_that_stops_orderly_costs_nothing(dispatcher: DispatchServer, start_worker: Any) -> None:
+    first, _ = start_worker(), start_worker()
+    elements = iter(Dataset.range(50_000).apply(distribute(DYNAMIC, dispatcher, guarantee="exactly_once")))
+    before = [int(next(elements)) for _ in range(1000)]
+    first.stop(0)
+    assert sorted(before + list(map(int, elements))) == list(range(50_000))
+    assert elements.missing == 0
+
+
+def test_a_cursor_goes_on_where_it_was_taken(service: DispatchServer) -> None:
+    local = Dataset.range(5000).map(square)
+    elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
+    before = [int(next(elements)) for _ in range(1234)]
+    cursor = elements.cursor()
+    [next(elements) for _ in range(700)]
+    elements.close()
+    again = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
+    assert sorted(before + list(map(int, again))) == [x * x for x in range(5000)]
+    assert len(list(again)) == 5000, "the next pass is a new one"
+
+
+def test_a_cursor_counts_the_elements_of_batches(service: DispatchServer) -> None:
+    local = Dataset.range(1000).batch(7)
+    elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")).map(_sum))
+    before = [int(next(elements)) for _ in range(50)]
+    cursor = elements.cursor()
+    elements.close()
+    again = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor)).map(_sum)
+    assert sum(before) + sum(map(int, again)) == sum(range(1000))
+
+
+def test_there_is_no_cursor_where_the_place_cannot_be_told(service: DispatchServer) -> None:
+    exactly = distribute(DYNAMIC, service, guarantee="exactly_once")
+    for dataset in (Dataset.range(9).shuffle(3, 1).apply(exactly), Dataset.range(9).apply(exactly).repeat(2)):
+        elements = iter(dataset)
+        next(elements)
+        with pytest.raises(InvalidComputationError, match="take the cursor of an iterator over the dataset without"):
+            elements.cursor()
+    elements = iter(Dataset.range(9).apply(distribute(DYNAMIC, service)))
+    next(elements)
+    with pytest.raises(InvalidValueError, match="Expected the guarantee 'exactly_once' for a cursor"):
+        elements.cursor()
+
+
+def test_a_cursor_is_of_one_dataset_and_job(service: DispatchServer) -> None:
+    elements = iter(Dataset.range(9).apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
+    next(elements)
+    cursor = elements.cursor()
+    with pytest.raises(InvalidValueError, match="a cursor of this dataset"):
+        Dataset.range(10).apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
+    with pytest.raises(InvalidValueError, match="Expected guarantee 'exactly_once' beside resume"):
+        distribute(DYNAMIC, service, resume=cursor)
+    with pytest.raises(InvalidValueError, match="Expected job_name '' as in resume, found 'j'"):
+        distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor, job_name="j")
+    for wrong, error in ((b"x", InvalidValueError), (b"", InvalidValueError), ("text", TypeMismatchError)):
+        with pytest.raises(error, match="what an iterator's cursor"):
+            distribute(DYNAMIC, service, guarantee="exactly_once", resume=wrong)  # type: ignore[arg-type]
+
+
+def test_a_dropped_iterator_ends_its_pass(service: DispatchServer) -> None:
+    dataset = Dataset.range(100_000).apply(distribute(DYNAMIC, service))
+    elements = iter(dataset)
+    next(elements)
+    dropped = weakref.ref(elements._passes)
+    driver = weakref.ref(elements._passes._driver)
+    del elements
+    gc.collect()
+    assert dropped() is None
+    for _ in range(200):
+        if driver() is None:
+            break
+        threading.Event().wait(0.02)
+        gc.collect()
+    assert driver() is None, "nothing keeps what reads"
+
+
+def test_a_distributed_dataset_is_not_distributed_again(service: DispatchServer) -> None:
+    dataset = Dataset.range(5).apply(distribute(DYNAMIC, service))
+    with pytest.raises(CarrierError, match="Expected a dataset that can be written, found one of"):
+        dataset.apply(distribute(DYNAMIC, service))
+    with pytest.raises(CarrierError, match="Expected a dataset that can be written, found one of"):
+        register_dataset(service, Dataset.range(5).zip(dataset))
+
+
+def test_clients_are_made_of_distributed_datasets_too(service: DispatchServer) -> None:
+    local = Dataset.from_arrays({"who": np.array(["a", "b", "a"]), "x": np.arange(3)})
+    clients = local.apply(distribute(DYNAMIC, service)).by_client("who")
+    assert clients.client_ids == ["a", "b"]
+    assert sorted(int(e["x"]) for e in clients["a"]) == [0, 2]
+
+
+def test_a_function_that_workers_do_not_let_in_is_named() -> None:
+    with DispatchServer() as dispatcher, WorkerServer(port=0, dispatcher_address=dispatcher.target):
+        with pytest.raises(CarrierError, match="--allow-"):
+            list(Dataset.range(5).map(square).apply(distribute(DYNAMIC, dispatcher)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"processing_mode": 1}, TypeMismatchError, "as processing_mode, found"),
+        ({"processing_mode": "whole"}, InvalidValueError, "as processing_mode, found 'whole'"),
+        ({"processing_mode": ShardingPolicy.FILE}, InvalidValueError, "workers that come and go"),
+        ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT"),
+        ({"service": ""}, InvalidValueError, "Expected the address of a dispatcher as service"),
+        ({"service": 5}, InvalidValueError, "Expected the address of a dispatcher as service"),
+        ({"service": "grpc://a://b:1"}, InvalidValueError, "found 'grpc://a://b:1'"),
+        ({"service": ("grpc", 5)}, InvalidValueError, "Expected a protocol and an address as service"),
+        ({"service": ("http", "a:1")}, InvalidValueError, "gRPC has its own schemes"),
+        ({"service": "localhost"}, InvalidValueError, "an address with a port"),
+        ({"compression": "snappy"}, InvalidValueError, "Expected compression as 'AUTO' or None"),
+        ({"target_workers": "remote"}, InvalidValueError, "Expected target_workers as 'AUTO', 'ANY', 'LOCAL'"),
+        ({"job_name": ""}, InvalidValueError, "Expected job_name as text"),
+        ({"job_name": 5}, InvalidValueError, "Expected job_name as text"),
+        ({"max_outstanding_requests": 0}, InvalidValueError, "max_outstanding_requests to be one or more"),
+        ({"max_outstanding_requests": "2"}, TypeMismatchError, "max_outstanding_requests to be an integer"),
+        ({"guarantee": "twice"}, InvalidValueError, "Expected guarantee as 'at_most_once'"),
+        ({"dispatcher_timeout_ms": -1}, InvalidValueError, "dispatcher_timeout_ms"),
+        ({"element_spec": np.float32}, TypeMismatchError, "Expected elements of float32, found a dataset of int64"),
+        ({"element_spec": "x y"}, TypeMismatchError, "Expected a type, found"),
+        ({"consumer_index": 0}, InvalidValueError, "Expected no consumer_index.*job_name"),
+        ({"num_consumers": 2}, InvalidValueError, "Expected no num_consumers.*job_name"),
+        ({"cross_trainer_cache": object()}, InvalidValueError, "Expected no cross_trainer_cache.*job_name"),
+        ({"data_transfer_protocol": "shm"}, InvalidValueError, "Expected no data_transfer_protocol.*grpc\\+local"),
+        ({"colour": "red"}, TypeError, "Expected no argument 'colour'"),
+    ],
+)
+def test_an_argument_that_cannot_be_right_is_refused_at_once(
+    arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Dataset.range(5).apply(distribute(**{"processing_mode": DYNAMIC, "service": "localhost:1", **arguments}))
+
+
+def test_arguments_that_say_nothing_new_are_taken(service: DispatchServer) -> None:
+    dataset = Dataset.range(5).apply(
+        distribute(
+            "distributed_epoch",
+            ("grpc", service.target.partition("://")[2] or service.target),
+            consumer_index=None,
+            compression=None,
+            target_workers="any",
+            max_outstanding_requests=1,
+            element_spec=fl.TensorType(np.int64),
+        )
+    )
+    assert sorted(dataset) == [0, 1, 2, 3, 4]
+
+
+def test_what_is_no_dataset_is_refused(service: DispatchServer) -> None:
+    with pytest.raises(TypeMismatchError, match="Expected a dataset, found"):
+        distribute(DYNAMIC, service)([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeMismatchError, match="Expected a dataset, found"):
+        register_dataset(service, [1, 2])  # type: ignore[arg-type]
+
+
+def test_a_dispatcher_that_is_not_there_is_an_error_in_time() -> None:
+    for call in (
+        lambda: register_dataset("localhost:1", Dataset.range(5), dispatcher_timeout_ms=300),
+        lambda: from_dataset_id(DYNAMIC, "localhost:1", "x", dispatcher_timeout_ms=300),
+        lambda: list(Dataset.range(5).apply(distribute(DYNAMIC, "localhost:1", dispatcher_timeout_ms=300))),
+    ):
+        with pytest.raises(WorkerUnavailableError, match="localhost:1: nothing listens there"):
+            call()
+
+
+def test_a_server_of_another_kind_is_named(service: DispatchServer, start_worker: Any) -> None:
+    worker = start_worker()
+    with pytest.raises(fedstack.FedstackError, match="Expected a dispatcher of the data service at"):
+        list(Dataset.range(5).apply(distribute(DYNAMIC, worker.target)))
+
+
+def test_workers_of_this_process_hand_over_their_memory() -> None:
+    from fedstack.service.data import DispatcherConfig, WorkerConfig
+
+    numbers = np.arange(1000.0).reshape(100, 10)
+    with DispatchServer(DispatcherConfig(protocol="grpc+local")) as dispatcher:
+        with WorkerServer(WorkerConfig(dispatcher.target, protocol="grpc+local")):
+            dataset = Dataset.from_arrays(numbers).apply(distribute(DYNAMIC, dispatcher, target_workers="LOCAL"))
+            first, second = list(dataset), list(dataset)
+            assert len(first) == 100
+            assert np.shares_memory(first[0], second[0])
+            assert not first[0].flags.writeable
+
+
+def test_local_workers_alone_are_asked_where_that_is_wanted(service: DispatchServer) -> None:
+    assert sorted(Dataset.range(9).apply(distribute(DYNAMIC, service, target_workers="local"))) == list(range(9))
+    assert not Connections("localhost:1", only_local=True).may_ask(b"of another process", "localhost:2")
+    assert Connections("localhost:1").may_ask(b"of another process", "localhost:2")
+
+
+def test_elements_before_an_error_come_first(dispatcher: DispatchServer, start_worker: Any) -> None:
+    start_worker()
+    found: list[int] = []
+    with pytest.raises(LeafError, match="at element 500 of map"):
+        for element in Dataset.range(1000).map(fails_at_500).take(1000).apply(distribute(DYNAMIC, dispatcher)):
+            found.append(int(element))
+    assert found == list(range(500))
