@@ -88,6 +88,7 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
                 "values": session.values,
                 "bytes": session.bytes,
                 "lease_seconds_left": round(session.lease_seconds_left, 3),
+                "scheduled_waiting": session.started_waiting,
                 "scheduled_running": session.started_running,
                 "scheduled_ended": session.started_ended,
                 "scheduled_failed": session.started_failed,
@@ -169,9 +170,9 @@ def show(target: str, status: "GetStatusResponse") -> None:
     if scheduled:
         print()
         _print_table(
-            ("scheduled calls of", "in flight", "ended", "failed", "live values"),
+            ("scheduled calls of", "waiting", "in flight", "ended", "failed", "live values"),
             [
-                (s.id, f"{s.started_running}", f"{s.started_ended}", f"{s.started_failed}", f"{s.values}")
+                (s.id, *map(str, (s.started_waiting, s.started_running, s.started_ended, s.started_failed, s.values)))
                 for s in scheduled
             ],
         )

@@ -149,8 +149,12 @@ class RemoteExecutor(VerbExecutor):
         self.check_open()
         await self._sessions.get()
 
-    async def start(self, values: Sequence[VerbValue]) -> Mapping[VerbValue, Exception | None]:
+    async def start(self, values: Sequence[VerbValue], waiting: int = 0) -> Mapping[VerbValue, Exception | None]:
         """Runs values, which stay at the peer, in one call if that is a fedstack worker.
+
+        Args:
+          values: The values.
+          waiting: How many more wait at the caller, for whoever asks the peer for its status.
 
         Returns:
           Of those that end first why they failed, and `None` for those that did not. Call it again with the others,
@@ -161,7 +165,7 @@ class RemoteExecutor(VerbExecutor):
           StaleSessionError: If it has lost the values.
         """
         owned = [cast(RemoteValue, self._own(value, "a value to start")) for value in values]
-        return {**await self._remote.start(owned)}
+        return {**await self._remote.start(owned, waiting)}
 
     async def stop(self, values: Sequence[VerbValue]) -> None:
         """Stops to run values at the peer, which lets go of them. Whoever waits for one gets no outcome."""

@@ -230,16 +230,18 @@ class EvaluateRequest(_message.Message):
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("executor", "creation", "value_ref", "cancel_ref")
+    __slots__ = ("executor", "creation", "value_ref", "cancel_ref", "waiting")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     CREATION_FIELD_NUMBER: _ClassVar[int]
     VALUE_REF_FIELD_NUMBER: _ClassVar[int]
     CANCEL_REF_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
     creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
     value_ref: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ValueRef]
     cancel_ref: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ValueRef]
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., cancel_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ...) -> None: ...
+    waiting: int
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., cancel_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class StartResponse(_message.Message):
     __slots__ = ("outcome", "differing_module")
@@ -495,7 +497,7 @@ class GetStatusResponse(_message.Message):
         count: int
         def __init__(self, method: _Optional[str] = ..., code: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
     class Session(_message.Message):
-        __slots__ = ("id", "clients", "values", "bytes", "lease_seconds_left", "started_running", "started_ended", "started_failed")
+        __slots__ = ("id", "clients", "values", "bytes", "lease_seconds_left", "started_running", "started_ended", "started_failed", "started_waiting")
         ID_FIELD_NUMBER: _ClassVar[int]
         CLIENTS_FIELD_NUMBER: _ClassVar[int]
         VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +506,7 @@ class GetStatusResponse(_message.Message):
         STARTED_RUNNING_FIELD_NUMBER: _ClassVar[int]
         STARTED_ENDED_FIELD_NUMBER: _ClassVar[int]
         STARTED_FAILED_FIELD_NUMBER: _ClassVar[int]
+        STARTED_WAITING_FIELD_NUMBER: _ClassVar[int]
         id: str
         clients: int
         values: int
@@ -512,7 +515,8 @@ class GetStatusResponse(_message.Message):
         started_running: int
         started_ended: int
         started_failed: int
-        def __init__(self, id: _Optional[str] = ..., clients: _Optional[int] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ..., started_running: _Optional[int] = ..., started_ended: _Optional[int] = ..., started_failed: _Optional[int] = ...) -> None: ...
+        started_waiting: int
+        def __init__(self, id: _Optional[str] = ..., clients: _Optional[int] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ..., started_running: _Optional[int] = ..., started_ended: _Optional[int] = ..., started_failed: _Optional[int] = ..., started_waiting: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]

@@ -77,11 +77,11 @@ class RemoteRecorder(Recorder[RemoteValue]):
             work = self._moving(value.session).compute(value.id, value.type_signature)
             return await self._sessions.call(value.keeper, work)
 
-    async def start(self, values: Sequence[RemoteValue]) -> dict[RemoteValue, Exception | None]:
+    async def start(self, values: Sequence[RemoteValue], waiting: int = 0) -> dict[RemoteValue, Exception | None]:
         """Runs values of one session; returns of those that end first why they failed, and else `None`."""
-        keeper = values[0].keeper
+        keeper = values[0].keeper if values else await self._sessions.get()
         by_id = {value.id: value for value in values}
-        work = keeper.session.start({value.id: value.type_signature for value in values})
+        work = keeper.session.start({value.id: value.type_signature for value in values}, waiting)
         outcomes = await self._sessions.call(keeper, work)
         return {by_id[value_id]: error for value_id, error in outcomes.items()}
 

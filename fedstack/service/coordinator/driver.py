@@ -80,6 +80,11 @@ class Driver:
         """The loop."""
         return self._loop
 
+    @property
+    def waiting(self) -> int:
+        """How many closures wait for a place, or for others."""
+        return self._scheduler.waiting
+
     # For callers on any thread.
 
     def schedule(self, closure: Closure) -> bool:

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
 
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -23,11 +24,15 @@ class SilenceWatch:
 
     Args:
       stub: Calls the worker.
+      ask: Asks it.
       told: Is told whether it is silent, when that changes.
     """
 
-    def __init__(self, stub: ExecutorStub, told: Callable[[bool], None]) -> None:
+    def __init__(
+        self, stub: ExecutorStub, ask: Callable[[], Coroutine[Any, Any, None]], told: Callable[[bool], None]
+    ) -> None:
         self._stub = stub
+        self._question = ask
         self._told = told
         self._users = 0
         self._heard = 0.0
@@ -71,7 +76,7 @@ class SilenceWatch:
             self._told(False)
 
     async def _ask(self) -> None:
-        question = start_apart(self._stub.handshake())
+        question = start_apart(self._question())
         question.add_done_callback(consume_exception)
         try:
             for _ in range(_LOOKS):  # if this process stood still meanwhile, the answer needs a moment more

@@ -81,7 +81,14 @@ async def payloads_of(values: Sequence[Held]) -> list[object]:
 
 
 class Values(Protocol):
-    """Where the values of closures are."""
+    """Where the values of closures are.
+
+    Attributes:
+      waiting: How many closures wait for a place, or for others.
+    """
+
+    @property
+    def waiting(self) -> int: ...
 
     async def payload_of(self, closure: Closure, /) -> object:
         """Returns the payload of a value, wherever it is."""
@@ -258,7 +265,7 @@ class RemoteSite(Site):
     def __init__(self, stub: ExecutorStub, place: Place, values: Values) -> None:
         super().__init__(place, values)
         self._stub = stub
-        self._watch = SilenceWatch(stub, lambda is_silent: values.silent(place, is_silent))
+        self._watch = SilenceWatch(stub, self._ask, lambda is_silent: values.silent(place, is_silent))
 
     def _make_executor(self, clients: int) -> Executor:
         executor = RemoteExecutor(self._stub, _DISPOSE_BATCH)
@@ -267,9 +274,15 @@ class RemoteSite(Site):
         return executor
 
     async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
-        outcomes = await cast(RemoteExecutor, executor).start(cast("Sequence[VerbValue]", values))
+        remote, started = cast(RemoteExecutor, executor), cast("Sequence[VerbValue]", values)
+        outcomes = await remote.start(started, self._values.waiting)
         self._watch.heard()
         return {**outcomes}
+
+    async def _ask(self) -> None:
+        """Says in each session that is in use how many closures wait, and returns when that was heard."""
+        used = [executor for clients, executor in self._executors.items() if self._uses[clients]]
+        await gather([cast(RemoteExecutor, executor).start((), self._values.waiting) for executor in used])
 
     @contextlib.contextmanager
     def in_use(self, clients: int) -> Generator[None, None, None]:

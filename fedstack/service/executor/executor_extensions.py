@@ -209,6 +209,7 @@ class ExecutorExtensions:
             for ref in request.cancel_ref:
                 session.cancel(ref.id)
             await self._received(session, request.creation, received)
+            session.started.waiting = request.waiting
             outcomes = await self._starts.run(session, [ref.id for ref in request.value_ref], progress)
             return messages.StartResponse(outcome=outcomes, differing_module=self._differing(request.creation))
 
@@ -303,6 +304,7 @@ class ExecutorExtensions:
                 started_running=len(session.started.running),
                 started_ended=session.started.ended,
                 started_failed=session.started.failed,
+                started_waiting=session.started.waiting if session.started.running else 0,
             )
             response.values += len(session)
             response.bytes += session.bytes

@@ -1,5 +1,8 @@
 """What a worker tells of calls that a coordinator has scheduled there."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,8 @@ from fedstack.command_line.status_command import show
 from fedstack.errors import LeafError
 from fedstack.service import ExecutorService, GrpcServer, ServerThread
 from fedstack.service.coordinator import ClusterCoordinator
+
+WALL = 30.0
 
 
 @fedstack.python_computation([np.int32], np.int32)
@@ -31,4 +36,33 @@ def test_status_counts_scheduled_calls_by_session(capsys: pytest.CaptureFixture[
         [session] = status.session
         assert (session.started_running, session.started_ended, session.started_failed) == (0, 10, 2)
         show("here", status)
-    assert "scheduled calls of  in flight  ended  failed  live values" in capsys.readouterr().out
+    assert "scheduled calls of  waiting  in flight  ended  failed  live values" in capsys.readouterr().out
+
+
+def test_status_counts_what_waits_at_the_coordinator() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    @fedstack.python_computation([], np.int32)
+    def wait():
+        begun.set()
+        goes_on.wait(WALL)
+        return 1
+
+    def waiting() -> int:
+        return max(session.started_waiting for session in service.sessions)
+
+    service = ExecutorService(fedstack.local_executor_factory())
+    with (
+        ServerThread(GrpcServer([service])) as server,
+        ClusterCoordinator(server.target, max_running=2) as coordinator,
+    ):
+        values = [coordinator.schedule(wait) for _ in range(2)]
+        assert begun.wait(WALL)
+        values += [coordinator.schedule(wait) for _ in range(7)]
+        end = time.monotonic() + WALL
+        while waiting() != 7:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        goes_on.set()
+        assert coordinator.fetch(values) == [1] * 9
+        assert waiting() == 0

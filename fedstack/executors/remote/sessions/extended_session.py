@@ -233,14 +233,15 @@ class ExtendedSession(RemoteSession):
         with self._on_their_way(creations):
             return await self.stub.compute_now(request)
 
-    async def start(self, values: Mapping[str, Type]) -> Mapping[str, Exception | None]:
+    async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         if START not in self._peer.features:
-            return await super().start(values)
+            return await super().start(values, waiting)
         creations = self._pending.needed_for(values)
         request = extended.StartRequest(
             executor=self.executor,
             creation=[creation.message for creation in creations],
             value_ref=[plain.ValueRef(id=value) for value in values],
+            waiting=waiting,
         )
         segments = [memoryview(creation.data) for creation in creations if creation.data]
         with self._on_their_way(creations):

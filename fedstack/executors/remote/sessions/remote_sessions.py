@@ -157,13 +157,14 @@ class RemoteSession(abc.ABC):
         """What the peer says of itself; `None` from one without extensions."""
         return None
 
-    async def start(self, values: Mapping[str, Type]) -> Mapping[str, Exception | None]:
+    async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         """Runs values, which stay at the peer; returns of those that end first why they failed, and else `None`.
 
         A peer that cannot do so sends their content too.
 
         Args:
           values: Their ids, and their types.
+          waiting: How many more wait here.
 
         Raises:
           RetryableError: If the peer has gone away.

@@ -57,6 +57,11 @@ class Scheduler:
         return sum(len(place.running) for place in self.places)
 
     @property
+    def waiting(self) -> int:
+        """How many closures have not begun: they wait for a place, or for others."""
+        return max(0, len(self._unfinished) - self.running)
+
+    @property
     def values(self) -> int:
         """How many values places hold."""
         return sum(len(place.values) for place in self.places)

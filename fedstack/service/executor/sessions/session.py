@@ -42,11 +42,13 @@ class Started:
       running: The ids of values that run, each with the time of the loop at which it was started.
       ended: How many have run.
       failed: How many of these failed.
+      waiting: How many more wait at the client, as it last said.
     """
 
     running: dict[str, float] = attrs.field(factory=dict[str, float])
     ended: int = 0
     failed: int = 0
+    waiting: int = 0
 
 
 class _Kept(dict[str, Any]):
