@@ -95,8 +95,8 @@ class Stream:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for a block."""
-        return bool(self._waiting)
+        """Whether somebody waits for the next block, and not only for one after it that is never asked for."""
+        return self._next in self._waiting
 
     def ask(self, number: int) -> "asyncio.Future[Block | None]":
         """Returns the block of a number as a future: `None` after the last one. To cancel it ends the stream.

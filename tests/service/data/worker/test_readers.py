@@ -1,6 +1,8 @@
 """What is read at a data worker is the same over a connection and without one."""
 
+import asyncio
 import itertools
+from collections.abc import Iterator
 
 import federated_language as fl
 import numpy as np
@@ -13,6 +15,9 @@ from fedstack.computations.values.columns import Column, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
+from fedstack.service.data.worker.readers import ASKED_AHEAD, BLOCK_BYTES, reader_at
+from fedstack.service.data.worker.streams import AHEAD
+from fedstack.transport.peers.io_loop import io_loop
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [GRPC, LOCAL])
 
@@ -188,3 +193,35 @@ def test_an_element_larger_than_a_value_may_be_is_refused(catalogue: Catalogue, 
 def test_another_server_than_a_data_worker_says_so(dispatcher: str) -> None:
     with pytest.raises(RemoteError, match="Expected a data worker at .*, found a server that is none"):
         read(dispatcher, whole(bytes(32)), fl.TensorType(np.int64))
+
+
+MADE: list[int] = []
+
+
+def megabytes(split: int) -> Iterator[np.ndarray]:
+    for number in range(200):
+        MADE.append(number)
+        yield np.full(1 << 17, number, np.float64)
+
+
+SLOWLY_READ = Dataset.from_generator(megabytes, (np.float64, [1 << 17]), name="test_readers.megabytes")
+
+
+@PROTOCOLS
+def test_what_a_slow_consumer_has_not_asked_for_is_not_made(
+    protocol: str, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    worker, digest = start_worker(protocol), catalogue.register(SLOWLY_READ)
+    MADE.clear()
+
+    async def work() -> None:
+        reader = reader_at(worker.target)
+        reading = reader.open(whole(digest), SLOWLY_READ.element_type)
+        assert await reading.next()
+        await asyncio.sleep(0.3)
+        per_block = BLOCK_BYTES >> 20
+        assert len(MADE) <= max(64, (1 + ASKED_AHEAD + AHEAD + 1) * per_block + 1)
+        await reading.close()
+        await reader.close()
+
+    io_loop.run_sync(work(), 20)
