@@ -1,10 +1,14 @@
 """Speaks to a dispatcher as consumers and workers do, one request at a time."""
 
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.proto import data_service_pb2 as messages
+from fedstack.service.data import Dataset
+from fedstack.service.data.datasets.definitions import definition_of
 from fedstack.service.data.serving.local_servers import connect
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.connection import Connection
@@ -12,6 +16,7 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import io_loop
 
 _T = TypeVar("_T")
+WALL = 30.0
 OFF, DYNAMIC = messages.OpenPassRequest.OFF, messages.OpenPassRequest.DYNAMIC
 AT_MOST_ONCE = messages.OpenPassRequest.AT_MOST_ONCE
 AT_LEAST_ONCE = messages.OpenPassRequest.AT_LEAST_ONCE
@@ -61,6 +66,21 @@ class Peer:
         found = messages.DataWorkerAddress(worker=worker, address=address or f"{worker.decode()}.example:1")
         return self.ask(lambda stub: stub.attend(messages.AttendRequest(worker=found, leaves=leaves)))
 
+    def register_dataset(self, dataset: Dataset) -> bytes:
+        """Registers a dataset with its definition; returns its digest."""
+        definition = definition_of(dataset, Destination(takes_code=True)).SerializeToString(deterministic=True)
+        return self.register(definition, dataset.num_splits)
+
+    def workers(self) -> list[str]:
+        """Returns the addresses of the workers, once there is one."""
+        end = time.monotonic() + WALL
+        while not (
+            found := self.ask(lambda stub: stub.persistently(stub.list_workers, WALL, lambda loss: None)).worker
+        ):
+            assert time.monotonic() < end, "no worker attends"
+            time.sleep(0.01)
+        return [worker.address for worker in found]
+
     def close(self) -> None:
         self.ask(lambda stub: stub.close())
 
@@ -69,6 +89,10 @@ class Peer:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _list_workers(stub: DispatcherStub) -> Awaitable[messages.ListWorkersResponse]:
+    return stub.persistently(stub.list_workers, WALL, lambda loss: None)
 
 
 class Consumer:

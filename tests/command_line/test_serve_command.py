@@ -32,7 +32,7 @@ from fedstack.__main__ import main
 from fedstack.command_line import environment_options
 from fedstack.command_line.log_format import JsonFormatter
 from fedstack.command_line.serving import serve_command
-from fedstack.command_line.serving.serve_options import LIMITS
+from fedstack.command_line.serving.limit_options import LIMITS
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials

@@ -4,12 +4,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import click
+import numpy as np
 import pytest
+from data_reading import read, whole
 from dispatching import Peer
 
 from fedstack.command_line import environment_options
 from fedstack.command_line.serving import serve_command
-from fedstack.errors import JournalError
+from fedstack.errors import CarrierError, JournalError
+from fedstack.service.data import Dataset
+from fedstack.service.data.dispatcher.dispatch_server import DispatchServer
 from fedstack.service.server.server_thread import ServerThread
 
 
@@ -38,3 +42,28 @@ def test_a_folder_for_no_dispatcher_is_wrong_usage(tmp_path: Path, monkeypatch: 
         serve_command.make_server(options_of("--work-dir", tmp_path))
     monkeypatch.setenv("FEDSTACK_WORK_DIR", str(tmp_path))
     serve_command.make_server(options_of("--port", 0))
+
+
+def test_a_data_worker_is_one_more_service_of_the_server_and_reads_below_its_roots(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+        np.save(folder / "rows.npy", np.arange(3))
+    with DispatchServer() as dispatcher, Peer(dispatcher.target) as peer:
+        options = options_of("--port", 0, "--data-worker", dispatcher.target, "--data-root", folders[0])
+        assert serve_command.ready_line("h:1", options).endswith(f"; data worker of {dispatcher.target}")
+        with ServerThread(serve_command.make_server(options)) as server:
+            assert peer.workers() == [server.target]
+            inside, outside = (Dataset.from_npy(folder / "rows.npy") for folder in folders)
+            assert read(server.target, whole(peer.register_dataset(inside)), inside.element_type) == [0, 1, 2]
+            with pytest.raises(CarrierError, match="--data-root"):
+                read(server.target, whole(peer.register_dataset(outside)), outside.element_type)
+
+
+def test_roots_for_no_data_worker_are_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="Expected --data-worker beside --data-root, found none"):
+        serve_command.make_server(options_of("--data-root", tmp_path))
+    with pytest.raises(click.UsageError, match=r"Expected a folder with data, found none at .*missing"):
+        serve_command.make_server(options_of("--data-worker", "h:1", "--data-root", tmp_path / "missing"))
+    with pytest.raises(click.UsageError, match="Expected an address with a port"):
+        serve_command.make_server(options_of("--data-worker", "h"))

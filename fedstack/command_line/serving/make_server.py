@@ -11,9 +11,9 @@ import click
 
 from fedstack.command_line.serving.call_options import calls_with, data_reader
 from fedstack.command_line.serving.data_options import data_services
-from fedstack.command_line.serving.serve_options import limits_of
+from fedstack.command_line.serving.limit_options import limits_of
 from fedstack.errors import InvalidValueError
-from fedstack.service.limits.limits import DispatcherLimits, ServerLimits, ServiceLimits
+from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 
 if TYPE_CHECKING:
     from fedstack.service.server.grpc_server import GrpcServer
@@ -59,7 +59,7 @@ def make_server(options: SimpleNamespace) -> "GrpcServer":
         # What is registered is a program's own; a task has the place for it, as those of programs do.
         methods = [] if options.cluster is None else [MethodService(limits=limits, calls_with=own)]
         return GrpcServer(
-            [service, *methods, *data_services(options, limits_of(DispatcherLimits, options))],
+            [service, *methods, *data_services(options, policy)],
             host=options.host,
             port=options.port,
             unix_socket=options.unix_socket,

@@ -33,6 +33,8 @@ def ready_line(target: str, options: SimpleNamespace, task: "Task | None" = None
     data = "; data dispatcher" if options.data_dispatcher else ""
     if data and options.work_dir is not None:
         data += f" with its journal in {options.work_dir}"
+    if options.data_worker is not None:
+        data += f"; data worker of {options.data_worker}"
     what = f"python code {code}{modules}{runtimes}{data}"
     return f"fedstack {__version__} serving on {target} ({', '.join(traits)}); {what}"
 

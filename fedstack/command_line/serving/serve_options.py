@@ -1,11 +1,7 @@
 """The options of `fedstack serve`."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TypeVar
 
-import attrs
 import click
 
 from fedstack.command_line.command import LOGS_JSON, seconds, whole_number
@@ -14,11 +10,7 @@ from fedstack.command_line.log_format import FORMATS, LEVELS
 from fedstack.command_line.serving.call_options import CALL_OPTIONS
 from fedstack.command_line.serving.cluster_options import CLUSTER_OPTIONS
 from fedstack.command_line.serving.data_options import DATA_OPTIONS
-from fedstack.service.limits.limits import DispatcherLimits, ServerLimits, ServiceLimits, option_of
-
-# A name that several tables have is one option.
-LIMITS: tuple[type[attrs.AttrsInstance], ...] = (ServiceLimits, ServerLimits, DispatcherLimits)
-_Table = TypeVar("_Table", bound=attrs.AttrsInstance)
+from fedstack.command_line.serving.limit_options import LIMIT_OPTIONS
 
 
 def _host(text: str) -> str:
@@ -30,25 +22,6 @@ def _host(text: str) -> str:
         f"expected a name or an address of this machine, found {text!r}; 127.0.0.1 is for this machine alone, 0.0.0.0 "
         "for every network it is in"
     )
-
-
-def _limit_options() -> Iterator[click.Option]:
-    """Yields an option for each limit."""
-    for field in {field.name: field for table in LIMITS for field in attrs.fields(table)}.values():
-        if "most" in field.metadata:
-            metavar = "BYTES" if field.name.endswith("_bytes") else "N"
-            kind, description = whole_number(1, field.metadata["most"]), f"most {field.metadata['what']}"
-        elif "what" in field.metadata:
-            metavar, kind, description = "SECONDS", seconds(1), f"how long {field.metadata['what']}"
-        else:
-            continue
-        yield EnvironmentOption(option_of(field.name), metavar, description, type=kind, default=field.default)
-
-
-def limits_of(table: type[_Table], options: SimpleNamespace) -> _Table:
-    """Returns the limits of a table that the options ask for."""
-    given = vars(options)
-    return table(**{f.name: given[f.name] for f in attrs.fields(table) if f.name in given})
 
 
 def _log_format(context: click.Context, _: click.Parameter, value: str) -> str:
@@ -82,7 +55,7 @@ SERVE_OPTIONS: tuple[click.Option, ...] = (
     ),
     RepeatableOption("--allow-runtime", "NAME", "message, or package of them, whose leaf runtime clients may use"),
     Switch("--allow-python-code", "run Python code that clients send; beyond loopback only with --tls-client-ca"),
-    *_limit_options(),
+    *LIMIT_OPTIONS,
     *DATA_OPTIONS,
     Switch("--compression", "take compressed messages, which may be small to send and large to unfold"),
     EnvironmentOption("--threads", "N", "most threads that run functions", type=whole_number(1)),

@@ -1,7 +1,7 @@
 """Says how much a service and its server let clients have: a table of limits.
 
 A limit is a field. Its metadata say what is counted and by which option of `fedstack serve` it is set; `exceeded` words
-the error from them, `serve_options` makes the options of them, and `docs/wire.md` shows them.
+the error from them, `limit_options` makes the options of them, and `docs/wire.md` shows them.
 """
 
 from typing import Any

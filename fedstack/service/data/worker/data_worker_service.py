@@ -1,6 +1,7 @@
 """Serves elements of datasets: whoever names a dataset by its digest reads ranges of its splits, block by block."""
 
 import asyncio
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -69,6 +70,9 @@ class DataWorkerService(Service):
       service_limits: How much memory and time a computation may have.
       calls_with: What functions dial other servers with.
 
+    Raises:
+      InvalidValueError: If there is no such folder.
+
     Attributes:
       attending: Tells the dispatcher that it is there.
       threads: Where elements are made.
@@ -93,7 +97,7 @@ class DataWorkerService(Service):
         self._core = core = ServiceCore(
             local_executor_factory(), self._rules, policy or CarrierPolicy(), calls_with=calls_with
         )
-        self._scope = attrs.evolve(core.scope, data_roots=tuple(data_roots))
+        self._scope = attrs.evolve(core.scope, data_roots=tuple(map(_real_folder, data_roots)))
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
         self._streams = StreamTable(
             self._limits.max_streams,
@@ -254,6 +258,15 @@ class DataWorkerService(Service):
 
 # The data workers of this process, by what stands for them at their dispatchers.
 services_here: "weakref.WeakValueDictionary[bytes, DataWorkerService]" = weakref.WeakValueDictionary()
+
+
+def _real_folder(root: str) -> str:
+    found = os.path.realpath(root)
+    if not os.path.isdir(found):
+        raise InvalidValueError(f"Expected a folder with data, found none at {root}; correct data_roots (--data-root)")
+    return found
+
+
 _NO_MORE = Parcel(ReadResponse(is_last=True).SerializeToString())
 
 

@@ -23,7 +23,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 def _roots(roots: "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]") -> tuple[str, ...]:
     given = [roots] if isinstance(roots, (str, os.PathLike)) else list(roots)
-    return tuple(os.path.realpath(root) for root in given)
+    return tuple(os.fspath(root) for root in given)
 
 
 @attrs.frozen
@@ -99,7 +99,7 @@ class WorkerServer(OwnedServer):
       port, dispatcher_address, worker_address, protocol: Instead of a configuration; see `WorkerConfig`.
 
     Raises:
-      InvalidValueError: If there is no dispatcher's address, or the configuration does not fit it.
+      InvalidValueError: If there is no dispatcher's address, or no folder of data where there is to be one.
       AddressError: If it cannot listen at its port.
       WorkerUnavailableError: If the dispatcher does not answer within `dispatcher_timeout_ms`.
     """

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
-from reading import read, whole
+from data_reading import read, whole
 
 from fedstack.errors import CarrierError
 from fedstack.service.data import Dataset

@@ -7,7 +7,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
-from reading import blocks_of, read, whole
+from data_reading import blocks_of, read, whole
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy

@@ -8,9 +8,9 @@ import federated_language as fl
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
+from data_reading import read, some
 from fuzz_requests import Request
 from fuzz_spoiling import Spoiler
-from reading import read, some
 
 from fedstack.errors import FedstackError
 from fedstack.proto.data_service_pb2 import ReadRequest, SplitRange

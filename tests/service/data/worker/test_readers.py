@@ -8,7 +8,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
-from reading import read, read_blocks, some, whole
+from data_reading import read, read_blocks, some, whole
 
 import fedstack
 from fedstack.computations.values.columns import Column, RowsColumn

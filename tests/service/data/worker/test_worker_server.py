@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
 from certificate_files import CertificateFiles
-from reading import read, whole
+from data_reading import read, whole
 
 from fedstack import ClientCredentials
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
