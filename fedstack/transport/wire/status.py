@@ -15,6 +15,7 @@ UNAVAILABLE and FAILED_PRECONDITION, and on no other code:
 | `ClosedError`, `RetryLimitError` | ABORTED: the session lives on, and creating it again would not help |
 | `AuthenticationError` | UNAUTHENTICATED |
 | `DeadlineExceededError` | DEADLINE_EXCEEDED |
+| `JournalError` | DATA_LOSS |
 | `StatusError`, `RemoteError` | their own |
 | all others | INTERNAL |
 """
@@ -119,6 +120,7 @@ _CODES: dict[type[Exception], Code] = {
     errors.ResourceLimitError: Code.RESOURCE_EXHAUSTED,
     errors.ClosedError: Code.ABORTED,
     errors.RetryLimitError: Code.ABORTED,
+    errors.JournalError: Code.DATA_LOSS,
     errors.WorkerUnavailableError: Code.UNAVAILABLE,
     errors.StaleSessionError: Code.FAILED_PRECONDITION,
     errors.ProtocolVersionError: Code.INVALID_ARGUMENT,

@@ -45,14 +45,22 @@ def check_definition(dataset: DatasetDescription, definition: memoryview) -> Non
         )
 
 
-def register(tables: Tables, dataset: DatasetDescription, limits: DispatcherLimits) -> DatasetDescription:
+def register(
+    tables: Tables, dataset: DatasetDescription, limits: DispatcherLimits, keeps: bool = True
+) -> DatasetDescription:
     """Registers a dataset under its name, or the beginning of its digest; the same one may have several names.
+
+    Args:
+      tables: What is known.
+      dataset: What is known of it.
+      limits: How many there may be.
+      keeps: Whether to write it down, and not only to check whether it may be.
 
     Returns:
       What is registered, with the name.
 
     Raises:
-      InvalidValueError: If the name is that of another dataset.
+      InvalidValueError: If the name is that of another dataset, or the dataset is known as something else.
       ResourceLimitError: If there are too many.
     """
     kept = DatasetDescription()
@@ -63,14 +71,30 @@ def register(tables: Tables, dataset: DatasetDescription, limits: DispatcherLimi
         (count,) = tables.execute("SELECT count(*) FROM names").fetchone()
         if count >= limits.max_datasets:
             raise exceeded(limits, "max_datasets")
-        tables.execute("INSERT INTO names VALUES (?, ?)", (name, dataset.digest))
     elif row[0] != dataset.digest:
         raise InvalidValueError(
             f"Expected the dataset {row[0].hex()[:32]} under the id {name!r}, which it has, found "
             f"{dataset.digest.hex()[:32]} with other content; choose another dataset_id"
         )
-    content = kept.SerializeToString()
-    tables.execute("INSERT OR REPLACE INTO datasets VALUES (?, ?)", (dataset.digest, content))
+    known = _described(tables, dataset.digest)
+    if known is not None and _lasting(known) != _lasting(kept):
+        raise InvalidValueError(
+            f"Expected of dataset {dataset.digest.hex()[:32]} what is known of it, found something else; register it "
+            "with the same release of fedstack as before"
+        )
+    if keeps:
+        tables.execute("INSERT OR IGNORE INTO names VALUES (?, ?)", (name, dataset.digest))
+        content = kept.SerializeToString()
+        tables.execute("INSERT OR REPLACE INTO datasets VALUES (?, ?)", (dataset.digest, content))
+    return kept
+
+
+def _lasting(dataset: DatasetDescription) -> DatasetDescription:
+    """Returns what of a description is the same each time: files may have grown, so that there are more elements."""
+    kept = DatasetDescription()
+    kept.CopyFrom(dataset)
+    for field in ("dataset_id", "cardinality", "incarnation"):
+        kept.ClearField(field)
     return kept
 
 
@@ -84,15 +108,19 @@ def find_dataset(tables: Tables, request: DescribeDatasetRequest) -> DatasetDesc
     if request.dataset_id:
         row = tables.execute("SELECT digest FROM names WHERE dataset_id = ?", (request.dataset_id,)).fetchone()
         digest = b"" if row is None else row[0]
-    row = tables.execute("SELECT description FROM datasets WHERE digest = ?", (digest,)).fetchone()
-    if row is None and request.may_lack:
+    found = _described(tables, digest)
+    if found is None and request.may_lack:
         return DatasetDescription()
-    if row is None:
+    if found is None:
         wanted = f"id {request.dataset_id!r}" if request.dataset_id else f"digest {request.digest.hex()[:64]}"
         raise InvalidValueError(f"Expected a dataset that is registered, found none of {wanted}; {_some(tables)}")
-    found = DatasetDescription.FromString(row[0])
     found.dataset_id = request.dataset_id or found.dataset_id
     return found
+
+
+def _described(tables: Tables, digest: bytes) -> DatasetDescription | None:
+    row = tables.execute("SELECT description FROM datasets WHERE digest = ?", (digest,)).fetchone()
+    return None if row is None else DatasetDescription.FromString(row[0])
 
 
 def _some(tables: Tables) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import attrs
 
-from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop, read_message
 from fedstack.executors.worker.received import receive
@@ -18,7 +18,7 @@ from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data.dispatcher import datasets, passes
 from fedstack.service.data.dispatcher.attendance import Attendance
 from fedstack.service.data.dispatcher.journal import Journal, Tables
-from fedstack.service.data.dispatcher.ranges import MOST_NUMBER, Guarantee, Policy
+from fedstack.service.data.dispatcher.news import News
 from fedstack.service.executor.requests import control
 from fedstack.service.limits.limits import DispatcherLimits
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
@@ -30,7 +30,6 @@ from fedstack.transport.wire.parcels import Incoming, Parcel
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 _LONGEST_WAIT_SECONDS = 60.0
-_MAX_ID_BYTES = 64
 _ATTENDS_SECONDS = 1.0
 _SIGNS_IN_A_LEASE = 4
 _STOPPING = "The dispatcher is stopping; wait until it has been started again"
@@ -81,7 +80,9 @@ class DispatchService(Service):
         self._limits = limits or DispatcherLimits()
         self._times = times or Times()
         self._clock, self._wall_clock = clock, wall_clock
+        # Each does one thing at a time. Definitions may be large, and what is small does not wait for them.
         self._threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
+        self._files = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         with self._journal.transaction() as tables:
             known = dict(tables.execute("SELECT worker, address FROM workers"))
             here = passes.live_consumers(tables)
@@ -90,7 +91,7 @@ class DispatchService(Service):
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
-        self._waiting: dict[bytes, set[asyncio.Future[None]]] = {}
+        self._news = News()
         self._watching: asyncio.Task[None] | None = None
         self._draining = self._closed = False
 
@@ -119,12 +120,11 @@ class DispatchService(Service):
         await received.rest.read_into([buffer])
         await off_loop(lambda: datasets.check_definition(dataset, buffer))
 
-        def keep(tables: Tables) -> messages.DatasetDescription:
-            registered = datasets.register(tables, dataset, self._limits)
-            self._journal.keep_definition(dataset.digest, bytes(buffer))
-            return registered
-
-        return self._known_here(await self._run(keep)).SerializeToString()
+        # Twice: nothing is kept for one that is refused, and its definition is there before it is known.
+        register = functools.partial(datasets.register, dataset=dataset, limits=self._limits)
+        await self._run(functools.partial(register, keeps=False))
+        await self._on(self._files, lambda: self._journal.keep_definition(dataset.digest, buffer))
+        return self._known_here(await self._run(register)).SerializeToString()
 
     async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
         """Describes a dataset."""
@@ -134,17 +134,14 @@ class DispatchService(Service):
         """Sends the definition of a dataset."""
         request = await read_message(messages.DescribeDatasetRequest, content)
 
-        def read(tables: Tables) -> tuple[messages.DatasetDescription, bytes]:
-            found = datasets.find_dataset(tables, request)
-            return found, self._journal.definition(found.digest)
-
-        found, definition = await self._run(read)
+        found = await self._run(lambda tables: datasets.find_dataset(tables, request))
+        definition = await self._on(self._files, lambda: self._journal.definition(found.digest))
         yield Parcel(self._known_here(found).SerializeToString(), [memoryview(definition)])
 
     async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
         """Lets a consumer take part in a pass."""
         self._check_incarnation(request.incarnation)
-        _check_request(request)
+        passes.check_request(request)
 
         def open(tables: Tables) -> messages.OpenPassResponse:
             dataset = datasets.find_dataset(tables, messages.DescribeDatasetRequest(digest=request.digest))
@@ -167,11 +164,11 @@ class DispatchService(Service):
                 workers, version = self._attendance.workers, self._attendance.version
                 may_wait = loop.time() < end and request.workers_version == version and not self._draining
                 # Before it is looked: what happens meanwhile is not missed.
-                with self._waiter(request.pass_id) as news:
+                with self._news.waiter(request.pass_id) as news:
                     ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
                     taken = await self._run(ask)
                     if taken.wakes:
-                        self._wake(request.pass_id, but=news)
+                        self._news.tell(request.pass_id, but=news)
                     if not (taken.is_empty and may_wait):
                         break
                     await asyncio.wait([news], timeout=end - loop.time())
@@ -190,7 +187,7 @@ class DispatchService(Service):
         wakes = await self._run(lambda tables: passes.release(tables, request, self._wall_clock()))
         self._consumers.end((request.pass_id, request.consumer))
         if wakes:
-            self._wake(request.pass_id)
+            self._news.tell(request.pass_id)
         return messages.ReleasePassResponse()
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
@@ -223,16 +220,16 @@ class DispatchService(Service):
             with self._journal.transaction() as tables:
                 return work(tables)
 
-        return await self._on_thread(transact)
+        return await self._on(self._threads, transact)
 
-    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+    async def _on(self, threads: LeafThreads, work: Callable[[], _T]) -> _T:
         try:
-            return await self._threads.run(work)
+            return await threads.run(work)
         except ClosedError as error:
             raise WorkerUnavailableError(_STOPPING) from error
 
     async def _workers_changed(self) -> None:
-        self._wake()
+        self._news.tell_all()
         workers = self._attendance.workers
 
         def write(tables: Tables) -> None:
@@ -268,26 +265,6 @@ class DispatchService(Service):
             self._consumers.open(consumer, self._times.consumer)
         self._watch()
 
-    @contextlib.contextmanager
-    def _waiter(self, pass_id: bytes) -> Generator["asyncio.Future[None]", None, None]:
-        """Gives a future that is done when there may be something new for those who wait for a pass."""
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(pass_id, set())
-        waiting.add(news)
-        try:
-            yield news
-        finally:
-            waiting.discard(news)
-            if not waiting and self._waiting.get(pass_id) is waiting:
-                del self._waiting[pass_id]
-
-    def _wake(self, pass_id: bytes | None = None, but: "asyncio.Future[None] | None" = None) -> None:
-        """Wakes those who wait for a pass, or for any."""
-        passes_of = list(self._waiting.values()) if pass_id is None else [self._waiting.get(pass_id, set())]
-        for news in [news for waiting in passes_of for news in waiting]:
-            if news is not but and not news.done():
-                news.set_result(None)
-
     def _watch(self) -> None:
         """Looks after what ends by itself, from now on."""
         if self._watching is None and not self._closed:
@@ -317,29 +294,30 @@ class DispatchService(Service):
             _logger.info("A consumer is lost: silent for %g s", self._times.consumer)
             lose = functools.partial(passes.lose_consumer, pass_id=pass_id, consumer=consumer, now=self._wall_clock())
             if await self._run(lose):
-                self._wake(pass_id)
+                self._news.tell(pass_id)
 
     async def _collect(self) -> None:
         now, times = self._wall_clock(), self._times
         if await self._run(lambda tables: passes.collect(tables, now, times.idle, times.resume)):
-            await self._on_thread(self._journal.compact)
+            await self._on(self._threads, self._journal.compact)
 
     def drain(self) -> None:
         """Lets nobody wait any more: whoever asks is to come again when it has been started again."""
         self._draining = True
-        self._wake()
+        self._news.tell_all()
 
     async def close(self) -> None:
         """Ends all work and closes the journal. Idempotent."""
         if self._closed:
             return
         self._draining = self._closed = True
-        self._wake()
+        self._news.tell_all()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self._on_thread(self._journal.close)
+        await self._on(self._threads, self._journal.close)
         self._threads.close()
+        self._files.close()
 
     def __repr__(self) -> str:
         return f"<DispatchService with {len(self._attendance.workers)} workers, {self._journal!r}>"
@@ -347,23 +325,3 @@ class DispatchService(Service):
 
 def _addresses(workers: Mapping[bytes, str]) -> Iterable[messages.DataWorkerAddress]:
     return [messages.DataWorkerAddress(worker=worker, address=address) for worker, address in workers.items()]
-
-
-def _check_request(request: messages.OpenPassRequest) -> None:
-    for what, size, most in (
-        ("an id of the consumer", len(request.consumer), _MAX_ID_BYTES),
-        ("job_name", len(request.job_name.encode()), datasets.MAX_NAME_BYTES),
-        ("target_workers", len(request.target_workers.encode()), datasets.MAX_NAME_BYTES),
-    ):
-        if size > most:
-            raise InvalidValueError(f"Expected {what} of at most {most} bytes, found {size}")
-    if not request.consumer or request.repetition > MOST_NUMBER:
-        raise InvalidValueError(
-            f"Expected a consumer with an id, and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
-            f"and {request.repetition}"
-        )
-    if request.policy not in (Policy.OFF, Policy.DYNAMIC) or request.guarantee not in Guarantee.values():
-        raise InvalidValueError(
-            "Expected OFF or DYNAMIC as sharding policy, and a guarantee that this release knows, found "
-            f"{request.policy} and {request.guarantee}"
-        )

@@ -13,7 +13,7 @@ from fedstack.errors import FedstackError, JournalError, ResourceLimitError
 
 Tables: TypeAlias = sqlite3.Connection
 
-FILE, DEFINITIONS = "journal.sqlite", "definitions"
+FILE, DEFINITIONS, UNFINISHED = "journal.sqlite", "definitions", ".new"
 # Says whose file it is, in its header: "fsDD".
 _APPLICATION = 0x66734444
 _VERSION = 1
@@ -42,7 +42,7 @@ _SCHEMA = (
 
 
 class Journal:
-    """What a dispatcher knows. One thread at a time may use it.
+    """What a dispatcher knows. One thread at a time may use the tables, and one the definitions.
 
     A transaction that has ended is on the disk: what is answered after that holds, whatever happens then. After a crash
     the tables are as the last such transaction left them.
@@ -134,14 +134,16 @@ class Journal:
                     self._tables.execute("ROLLBACK")
                 raise
 
-    def keep_definition(self, digest: bytes, definition: bytes) -> None:
+    def keep_definition(self, digest: bytes, definition: memoryview) -> None:
         """Keeps the definition of a dataset; when this returns, it is on the disk."""
         if self._folder is None:
-            self._definitions[digest] = definition
+            self._definitions[digest] = bytes(definition)
             return
         path = self._folder / DEFINITIONS / digest.hex()
-        unfinished = path.with_suffix(".new")
+        unfinished = path.with_suffix(UNFINISHED)
         with self._errors():
+            if path.exists() and path.stat().st_size == len(definition):
+                return
             with unfinished.open("wb") as file:
                 file.write(definition)
                 file.flush()

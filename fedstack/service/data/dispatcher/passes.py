@@ -18,6 +18,7 @@ from fedstack.proto.data_service_pb2 import (
     TakeRequest,
     TakeResponse,
 )
+from fedstack.service.data.dispatcher.datasets import MAX_NAME_BYTES
 from fedstack.service.data.dispatcher.journal import Tables
 from fedstack.service.data.dispatcher.ranges import (
     MOST_NUMBER,
@@ -35,6 +36,7 @@ from fedstack.service.limits.limits import DispatcherLimits, exceeded
 
 # A consumer that resumes skips so many numbers: requests of its former self are older then, whenever they come.
 _NUMBERS_SKIPPED = 1 << 32
+_MAX_ID_BYTES = 64
 
 
 @attrs.frozen
@@ -50,6 +52,31 @@ class Taken:
     answer: bytes
     is_empty: bool
     wakes: bool
+
+
+def check_request(request: OpenPassRequest) -> None:
+    """Checks what a consumer asks for, whatever is known.
+
+    Raises:
+      InvalidValueError: If there is no such pass.
+    """
+    for what, size, most in (
+        ("an id of the consumer", len(request.consumer), _MAX_ID_BYTES),
+        ("job_name", len(request.job_name.encode()), MAX_NAME_BYTES),
+        ("target_workers", len(request.target_workers.encode()), MAX_NAME_BYTES),
+    ):
+        if size > most:
+            raise InvalidValueError(f"Expected {what} of at most {most} bytes, found {size}")
+    if not request.consumer or request.repetition > MOST_NUMBER:
+        raise InvalidValueError(
+            f"Expected a consumer with an id, and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
+            f"and {request.repetition}"
+        )
+    if request.policy not in (Policy.OFF, Policy.DYNAMIC) or request.guarantee not in Guarantee.values():
+        raise InvalidValueError(
+            "Expected OFF or DYNAMIC as sharding policy, and a guarantee that this release knows, found "
+            f"{request.policy} and {request.guarantee}"
+        )
 
 
 def open_pass(

@@ -1,7 +1,9 @@
 """What a dispatcher says to consumers and workers."""
 
+import asyncio
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -51,6 +53,16 @@ def test_the_same_id_with_other_content_is_refused_with_both(peer: Peer) -> None
     with pytest.raises(InvalidValueError, match=f"{first.hex()[:32]} under the id 'numbers'.* found {other}"):
         peer.register(b"other", dataset_id="numbers")
     assert peer.describe("numbers").digest == first
+
+
+def test_of_a_dataset_that_is_known_nobody_says_something_else(peer: Peer) -> None:
+    digest = peer.register(b"mine", 7)
+    with pytest.raises(InvalidValueError, match=f"Expected of dataset {digest.hex()[:32]} what is known of it"):
+        peer.register(b"mine", 8, dataset_id="eight")
+    assert peer.register(b"mine", 7, cardinality=100) == digest
+    assert peer.describe(digest=digest).cardinality == 100
+    with pytest.raises(InvalidValueError, match="none of id 'eight'"):
+        peer.describe("eight")
 
 
 def test_an_unknown_id_is_refused_with_some_that_there_are(peer: Peer) -> None:
@@ -245,6 +257,38 @@ def test_a_worker_that_is_silent_is_lost_and_its_ranges_go_to_any(hasty: Peer) -
         pass
     hasty.attend(b"v")
     assert {one.worker for one in consumer.take(1).range} <= {b"v", b""}
+
+
+def test_a_pass_of_one_consumer_ends_with_it(peer: Peer) -> None:
+    digest = peer.register()
+    consumer = Consumer(peer, digest)
+    consumer.take()
+    consumer.release()
+    consumer.release()
+    with pytest.raises(StaleSessionError, match="does not know, or no longer"):
+        consumer.take()
+    assert splits(Consumer(peer, digest).take_all()) == list(range(10))
+
+
+def test_a_pass_that_nobody_takes_part_in_any_more_is_collected() -> None:
+    config = DispatcherConfig(job_gc_check_interval_ms=20, job_gc_timeout_ms=20)
+    with DispatchServer(config) as server, Peer(server.target) as peer:
+        digest = peer.register()
+        kept = Consumer(peer, digest, b"a", job_name="kept", guarantee=EXACTLY_ONCE)
+        kept.take()
+        kept.release(may_resume=True)
+        first = Consumer(peer, digest, b"a", job_name="shared")
+        first.take_all()
+        first.release()
+        end = time.monotonic() + 30
+        while (again := Consumer(peer, digest, b"b", job_name="shared")).opened.pass_id == first.opened.pass_id:
+            assert again.opened.is_over
+            assert time.monotonic() < end
+            again.release()
+            peer.ask(lambda stub: asyncio.sleep(0.05))
+        assert splits(again.take_all()) == list(range(10))
+        resumed = Consumer(peer, digest, b"a", job_name="kept", guarantee=EXACTLY_ONCE, resumes=True)
+        assert resumed.opened.taken
 
 
 def test_resuming_what_is_not_there_is_refused(peer: Peer) -> None:

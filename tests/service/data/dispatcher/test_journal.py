@@ -25,7 +25,7 @@ def register(journal: Journal, name: str, definition: bytes = b"a definition") -
     dataset = description(definition, dataset_id=name)
     with journal.transaction() as tables:
         datasets.register(tables, dataset, LIMITS)
-        journal.keep_definition(dataset.digest, definition)
+        journal.keep_definition(dataset.digest, memoryview(definition))
 
 
 def names(journal: Journal) -> set[str]:
@@ -136,7 +136,7 @@ def test_a_definition_that_is_gone_is_named(tmp_path: Path) -> None:
     with DispatchServer(fault_tolerant(tmp_path)) as server, Peer(server.target) as peer:
         digest = peer.register()
         (tmp_path / DEFINITIONS / digest.hex()).unlink()
-        with pytest.raises(OSError, match=digest.hex()):
+        with pytest.raises(JournalError, match=digest.hex()):
             peer.definition(digest)
         assert peer.describe(digest=digest).num_splits == 10
         peer.register()
