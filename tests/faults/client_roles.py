@@ -4,17 +4,20 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 from typing import Any
 
 import federated_language as fl
 import numpy as np
+from data_functions import slowly
 from fault_leaves import FLOATS, mean_visit, mean_wobble, visit
 
 import fedstack
 from fedstack.computations.types.language import CLIENTS
 from fedstack.executors import RemoteExecutor
 from fedstack.service.cluster.server import Server
+from fedstack.service.data import Dataset, distribute, from_dataset_id
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.wire.addresses import parse_target
@@ -121,6 +124,36 @@ def fork_after_rounds(lifeline: socket.socket, target: str) -> list[Any]:
     ours.settimeout(20.0)
     with ours, ours.makefile() as answers:
         return [json.loads(answers.readline()), outcomes()]
+
+
+def consume(
+    lifeline: socket.socket,
+    target: str,
+    stop_at: int = -1,
+    dataset_id: str = "",
+    cursor_at: int = -1,
+    size: int = 6000,
+    **options: Any,
+) -> dict[str, Any]:
+    """Reads a dataset; says when it has had some elements, and waits for a nod then. Ctrl-C ends it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if dataset_id:
+        dataset = from_dataset_id("distributed_epoch", target, dataset_id, **options)
+    else:
+        dataset = Dataset.range(size).map(slowly).apply(distribute("distributed_epoch", target, **options))
+    elements = iter(dataset)
+    found: list[int] = []
+    cursor = b""
+    try:
+        for element in elements:
+            found.append(int(element))
+            if len(found) == cursor_at:
+                cursor = elements.cursor()
+            if len(found) == stop_at:
+                tell(lifeline, {"found": found, "cursor": cursor.hex()})
+    except KeyboardInterrupt:
+        return {"interrupted": True}
+    return {"found": found, "missing": elements.missing}
 
 
 def fork_beside_server(lifeline: socket.socket) -> list[str]:

@@ -19,9 +19,12 @@ import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.service.cluster.server import Server
 from fedstack.service.cluster.server_config import ServerConfig
+from fedstack.service.data.dispatcher.dispatch_server import DispatcherConfig, DispatchServer
+from fedstack.service.data.worker.worker_server import WorkerConfig, WorkerServer
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.owned_server import OwnedServer
 from fedstack.service.server.server_thread import ServerThread
 
 
@@ -43,6 +46,11 @@ def run(options: dict[str, Any]) -> None:
             serve(lifeline, **options)
         elif role == "task":
             serve_task(lifeline, **options)
+        elif role == "dispatcher":
+            keep(lifeline, DispatchServer(DispatcherConfig(**options)))
+        elif role == "data_worker":
+            policy = CarrierPolicy(modules=["*"], python_code=True)
+            keep(lifeline, WorkerServer(WorkerConfig(**options, policy=policy)))
         else:
             say(lifeline, pid=os.getpid())
             answer = getattr(client_roles, role)(lifeline, **options)
@@ -72,7 +80,11 @@ def serve_task(lifeline: socket.socket, cluster: dict[str, Any], job: str, index
     config = ServerConfig(
         policy=CarrierPolicy(modules=["*"], python_code=True), limits=ServiceLimits(heartbeat_seconds=0.25)
     )
-    server = Server(cluster, job, index, config=config)
+    keep(lifeline, Server(cluster, job, index, config=config))
+
+
+def keep(lifeline: socket.socket, server: OwnedServer) -> None:
+    """Keeps a server until the process ends."""
     say(lifeline, pid=os.getpid(), target=server.target)
     while lifeline.recv(1):
         pass

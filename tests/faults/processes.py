@@ -143,9 +143,7 @@ class Fleet:
         """
         limits = {"heartbeat_seconds": 0.25, **limits}
         options: dict[str, Any] = {"port": port, "extensions": extensions, "threads": threads, "limits": limits}
-        worker = WorkerProcess(self._forker.start(role="worker", **options))
-        self._processes.append(worker)
-        return worker
+        return self._add(WorkerProcess(self._forker.start(role="worker", **options)))
 
     def restart(self, worker: WorkerProcess, **options: Any) -> WorkerProcess:
         """Kills a worker and starts another one at its address."""
@@ -154,9 +152,20 @@ class Fleet:
 
     def start_task(self, cluster: dict[str, list[str]], job: str, index: int) -> WorkerProcess:
         """Starts a task of a cluster, which can be dialled; a heartbeat comes four times a second."""
-        worker = WorkerProcess(self._forker.start(role="task", cluster=cluster, job=job, index=index))
-        self._processes.append(worker)
-        return worker
+        return self._add(WorkerProcess(self._forker.start(role="task", cluster=cluster, job=job, index=index)))
+
+    def start_dispatcher(self, port: int = 0, **config: Any) -> WorkerProcess:
+        """Starts a dispatcher of the data service; see `DispatcherConfig`."""
+        return self._add(WorkerProcess(self._forker.start(role="dispatcher", port=port, **config)))
+
+    def start_data_worker(self, dispatcher: WorkerProcess, port: int = 0) -> WorkerProcess:
+        """Starts a data worker, which attends at a dispatcher five times a second."""
+        options = {"dispatcher_address": dispatcher.target, "port": port, "heartbeat_interval_ms": 200}
+        return self._add(WorkerProcess(self._forker.start(role="data_worker", **options)))
+
+    def _add(self, process: WorkerProcess) -> WorkerProcess:
+        self._processes.append(process)
+        return process
 
     def start_client(self, role: str, **options: Any) -> Process:
         """Starts a client; `client_roles` has the roles."""

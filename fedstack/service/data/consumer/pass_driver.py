@@ -1,6 +1,7 @@
 """Does what the plan of a pass decides: speaks to the dispatcher and to workers, and hands elements to a thread."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -185,29 +186,20 @@ class PassDriver:
 
     async def _go_on(self) -> None:
         """Takes ranges, and shows now and then that there is somebody."""
-        must = False
+        due = 0.0
         while not (self._closed or self._error is not None):
+            now = self._io.time()
             with self._arrived:
-                take = self._plan.take(must)
-                is_over = self._plan.is_over
+                take = self._plan.take(must=now >= due)
             if take is None:
-                must = not is_over and not await self._woken()
-                if is_over:
-                    return
+                self._wake.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), due - now)
             else:
-                must = False
                 self._took(await self._participation.take(take))
-            self._check_workers()
-
-    async def _woken(self) -> bool:
-        """Waits until there is something to do; returns whether there is before the dispatcher has to hear of us."""
-        self._wake.clear()
-        seconds = _LOOK_SECONDS if self._away_since is not None else self._participation.renewal_seconds
-        try:
-            await asyncio.wait_for(self._wake.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
-        return True
+                self._check_workers()
+                pause = self._participation.renewal_seconds if self._away_since is None else _LOOK_SECONDS
+                due = self._io.time() + pause
 
     def _took(self, response: TakeResponse) -> None:
         with self._arrived:

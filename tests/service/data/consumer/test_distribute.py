@@ -7,8 +7,10 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import federated_language as fl
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from calling import WALL
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import (
+    AuthenticationError,
     CarrierError,
     InvalidComputationError,
     InvalidValueError,
@@ -26,8 +29,10 @@ from fedstack.errors import (
 )
 from fedstack.service.data import (
     Dataset,
+    DispatcherConfig,
     DispatchServer,
     ShardingPolicy,
+    WorkerConfig,
     WorkerServer,
     distribute,
     from_dataset_id,
@@ -35,6 +40,8 @@ from fedstack.service.data import (
 )
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
+from fedstack.service.server.certificates import CertificateFiles
+from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
 DYNAMIC, OFF = "distributed_epoch", "parallel_epochs"
 POLICY = CarrierPolicy(python_code=True)
@@ -464,8 +471,6 @@ def test_a_server_of_another_kind_is_named(service: DispatchServer, start_worker
 
 
 def test_workers_of_this_process_hand_over_their_memory() -> None:
-    from fedstack.service.data import DispatcherConfig, WorkerConfig
-
     numbers = np.arange(1000.0).reshape(100, 10)
     with DispatchServer(DispatcherConfig(protocol="grpc+local")) as dispatcher:
         with WorkerServer(WorkerConfig(dispatcher.target, protocol="grpc+local")):
@@ -474,6 +479,47 @@ def test_workers_of_this_process_hand_over_their_memory() -> None:
             assert len(first) == 100
             assert np.shares_memory(first[0], second[0])
             assert not first[0].flags.writeable
+
+
+def test_a_slow_consumer_has_little_made_ahead(dispatcher: DispatchServer, start_worker: Any) -> None:
+    start_worker()
+    made: list[int] = []
+
+    def elements(split: int) -> Any:
+        for number in range(200):
+            made.append(number)
+            yield np.full(1 << 17, number, np.float64)  # a megabyte
+
+    dataset = Dataset.from_generator(elements, fl.TensorType(np.float64, [1 << 17]), name="large")
+    iterator = iter(dataset.apply(distribute(DYNAMIC, dispatcher, max_outstanding_requests=1)))
+    next(iterator)
+    before = -1
+    while before != len(made):  # until nothing is made any more
+        before = len(made)
+        threading.Event().wait(0.2)
+    assert before < 40
+    assert [int(e[0]) for e in iterator] == list(range(1, 200))
+
+
+def test_certificates_and_tokens_say_who_may_read(files: CertificateFiles, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    theirs = ServerCredentials.from_files(
+        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
+    )
+    own = ClientCredentials.from_files(
+        root_certificates=files.ca,
+        certificate=files.client_cert,
+        private_key=files.client_key,
+        token_file=tmp_path / "token",
+    )
+    secured: dict[str, Any] = {"credentials": theirs, "token_file": tmp_path / "token"}
+    with DispatchServer(DispatcherConfig(**secured)) as dispatcher:
+        with WorkerServer(WorkerConfig(dispatcher.target, calls_with=own, **secured)):
+            dataset_id = register_dataset(dispatcher, Dataset.range(30), credentials=own)
+            assert sorted(from_dataset_id(DYNAMIC, dispatcher, dataset_id, credentials=own)) == list(range(30))
+            for bad in (None, attrs.evolve(own, token="guess", files=None), ClientCredentials(token="secret")):
+                with pytest.raises(AuthenticationError):
+                    list(Dataset.range(30).apply(distribute(DYNAMIC, dispatcher, credentials=bad)))
 
 
 def test_local_workers_alone_are_asked_where_that_is_wanted(service: DispatchServer) -> None:
