@@ -28,12 +28,16 @@ class RemoteValue(ArgumentOnly):
     """The value of a scheduled call, now or later. It stays at the worker that made it until it is fetched.
 
     Give it as an argument of later calls, on its own or anywhere inside of a structure. `await` it to fetch it.
+
+    Attributes:
+      driver: What runs the call.
+      closure: The call.
     """
 
     def __init__(self, owner: object, driver: Driver, closure: Closure, call: Call) -> None:
         self._owner = owner  # a coordinator that nobody refers to is closed
-        self._driver = driver
-        self._closure = closure
+        self.driver = driver
+        self.closure = closure
         self._result = call.result_of(closure)
         weakref.finalize(self, driver.drop, closure).atexit = False
 
@@ -42,33 +46,23 @@ class RemoteValue(ArgumentOnly):
         """The type of the value, as a worker has it: of a Python function's that of a box with any value."""
         return self._result.type_signature
 
-    @property
-    def closure(self) -> Closure:
-        """What makes the value."""
-        return self._closure
-
-    @property
-    def driver(self) -> Driver:
-        """What runs it."""
-        return self._driver
-
     def as_argument(self, driver: Driver) -> Result:
         """Returns it as an argument of calls that a driver runs.
 
         Raises:
           ForeignValueError: If it is of another coordinator.
         """
-        if self._driver is not driver:
+        if self.driver is not driver:
             raise ForeignValueError(f"Expected a value of this coordinator, found {self!r} of another one")
         return self._result
 
     def done(self) -> bool:
         """Returns whether the call has ended, also if it has failed or was cancelled."""
-        return self._closure.has_ended
+        return self.closure.has_ended
 
     def cancel(self) -> bool:
         """Cancels the call, and those that need its value; returns whether it had not ended."""
-        return self._driver.cancel(self._closure)
+        return self.driver.cancel(self.closure)
 
     def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
@@ -78,21 +72,21 @@ class RemoteValue(ArgumentOnly):
           ClosureCancelledError: If the call was cancelled.
           DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
         """
-        return wait_for(self._driver, fetched(self), timeout, self)
+        return wait_for(self.driver, fetched(self), timeout, self)
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Does what `get` does."""
         return self.get(timeout)
 
     def __await__(self) -> Generator[Any, None, object]:
-        return self._driver.loop.run(fetched(self)).__await__()
+        return self.driver.loop.run(fetched(self)).__await__()
 
     def result_of(self, payload: object) -> object:
         """Returns the value of a payload, in the containers of its type."""
         return unboxed(cast(Box, payload)) if self._result.boxed else to_result(payload, self.type_signature)
 
     def __repr__(self) -> str:
-        closure = self._closure
+        closure = self.closure
         where = ", ".join(place.name for place in closure.held) or ("here" if closure.copy is not None else "")
         error = "" if closure.error is None else f": {str(closure.error).partition(chr(10))[0]}"
         return f"<RemoteValue of {closure.name!r}: {closure.state.value}{where and f' at {where}'}{error}>"

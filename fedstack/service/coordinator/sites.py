@@ -4,19 +4,16 @@ import abc
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
 import attrs
 
-from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import (
     CLIENTS,
     Executor,
-    ExecutorFactory,
     ExecutorValue,
-    RetryableError,
     Struct,
     Type,
 )
@@ -24,8 +21,7 @@ from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.remote_executor import RemoteExecutor
-from fedstack.executors.stacks.resource_factory import borrow
-from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
+from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.coordinator.calls.calls import Argument, Call, Function, Known, Lasting, Opened, Result
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.silence import SilenceWatch
@@ -298,59 +294,6 @@ class RemoteSite(Site):
     def close(self) -> None:
         self._watch.close()
         super().close()
-
-
-class LocalSite(Site):
-    """Executors of this process, made by a factory.
-
-    Args:
-      factory: Makes them.
-      place: See `Site`.
-      values: See `Site`.
-    """
-
-    def __init__(self, factory: ExecutorFactory, place: Place, values: Values) -> None:
-        super().__init__(place, values)
-        self._factory = factory
-        self._scope = attrs.evolve(current_scope(), worker_index=place.index, kept={})
-        self._tasks: dict[ExecutorValue, asyncio.Task[object]] = {}
-        self._give_back: dict[Executor, Callable[[], None]] = {}
-
-    def _make_executor(self, clients: int) -> Executor:
-        executor, give_back = borrow(self._factory, {CLIENTS: clients} if clients else {})
-        self._give_back[executor] = give_back
-        return executor
-
-    async def start(self, executor: Executor, values: Sequence[ExecutorValue]) -> Outcomes:
-        with self._scope.entered():
-            tasks = {value: self._tasks.get(value) or asyncio.ensure_future(pull(value)) for value in values}
-        self._tasks.update(tasks)
-        await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
-        outcomes: dict[ExecutorValue, Exception | None] = {}
-        for value, task in tasks.items():
-            if task.done():
-                self._tasks.pop(value, None)
-                error = asyncio.CancelledError() if task.cancelled() else task.exception()
-                if isinstance(error, RetryableError):
-                    raise error
-                outcomes[value] = error if isinstance(error, Exception) else None
-        return outcomes
-
-    async def stop(self, held: Sequence[Held]) -> None:
-        for one in held:
-            if (task := self._tasks.get(one.value)) is not None:
-                task.cancel()
-
-    def close(self) -> None:
-        tasks, self._tasks = self._tasks, {}
-        for task in tasks.values():
-            task.add_done_callback(drop_outcome)
-            task.cancel()
-        super().close()
-
-    def _close_executor(self, executor: Executor) -> None:
-        """Gives it back to the factory, which others may use as well."""
-        self._give_back.pop(executor)()
 
 
 async def _created(executor: Executor, lasting: Function | Lasting) -> ExecutorValue:

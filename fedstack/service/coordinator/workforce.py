@@ -11,8 +11,9 @@ from fedstack.executors.fleet.fleet_observer import FleetObserver
 from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.service.coordinator.driver import Driver, Workforce
+from fedstack.service.coordinator.local_site import LocalSite
 from fedstack.service.coordinator.scheduling.closures import Place
-from fedstack.service.coordinator.sites import LocalSite, RemoteSite, Site
+from fedstack.service.coordinator.sites import RemoteSite, Site
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 

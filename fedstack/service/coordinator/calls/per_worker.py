@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, cast
 
-import attrs
 import numpy as np
 
 from fedstack.computations.leaves.python.function_pickles import dumps
@@ -15,22 +14,13 @@ from fedstack.service.coordinator.calls.boxes import BOX
 from fedstack.service.coordinator.calls.calls import Lasting
 
 
-@attrs.frozen
-class _Iterate:
+def _iterator_over(make: Callable[[], Iterable[object]]) -> Iterator[object]:
     """Begins an iteration in a worker."""
-
-    make: Callable[[], Iterable[object]]
-
-    def __call__(self) -> Iterator[object]:
-        return iter(self.make())
+    return iter(make())
 
 
-@attrs.frozen
-class _Constant:
-    value: Any
-
-    def __call__(self) -> Any:
-        return self.value
+def _itself(value: Any) -> Any:
+    return value
 
 
 class ArgumentOnly:
@@ -79,7 +69,7 @@ class PerWorkerDataset(ArgumentOnly):
         return PerWorkerValues(self._make, self._what)
 
     def __iter__(self) -> PerWorkerValues:  # type: ignore[override]
-        return PerWorkerValues(_Iterate(self._make), f"iterators over {self._what}")
+        return PerWorkerValues(functools.partial(_iterator_over, self._make), f"iterators over {self._what}")
 
     def __repr__(self) -> str:
         return f"<PerWorkerDataset of {self._what}>"
@@ -87,7 +77,7 @@ class PerWorkerDataset(ArgumentOnly):
 
 def per_worker_value(source: object) -> PerWorkerValues:
     """Returns a value that each worker makes by calling a function, or a copy of a value."""
-    return PerWorkerValues(source if callable(source) else _Constant(source), describe(source))
+    return PerWorkerValues(source if callable(source) else functools.partial(_itself, source), describe(source))
 
 
 def per_worker_dataset(source: Iterable[object] | Callable[[], Iterable[object]]) -> PerWorkerDataset:
@@ -103,4 +93,4 @@ def per_worker_dataset(source: Iterable[object] | Callable[[], Iterable[object]]
             f"Expected a dataset that can be iterated over again and again, or a function that returns one, found "
             f"{describe(cast(object, source))}"
         )
-    return PerWorkerDataset(_Constant(source), describe(source))
+    return PerWorkerDataset(functools.partial(_itself, source), describe(source))

@@ -1,7 +1,8 @@
 """Defines variables: state that closures and the coordinator's program read and change."""
 
-from collections.abc import Awaitable, Coroutine
-from typing import Any, TypeVar, cast
+import abc
+from collections.abc import Coroutine
+from typing import Any
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type, computation_pb2
@@ -12,10 +13,8 @@ from fedstack.proto.extensions_pb2 import UpdateRequest
 from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer, server_of
 from fedstack.transport.wire.addresses import Target
 
-_T = TypeVar("_T")
 
-
-class _Held:
+class _Held(abc.ABC):
     """A variable, and how to reach it."""
 
     def __init__(self, held: HeldVariable, server: VariableServer, owner: object = None) -> None:
@@ -27,6 +26,35 @@ class _Held:
     def type_signature(self) -> Type:
         """The type of the value."""
         return self._held.type_signature
+
+    def read_value(self) -> Any:
+        """Returns the value.
+
+        Raises:
+          StaleSessionError: If the server that held it was started anew.
+          WorkerUnavailableError: If that cannot be reached.
+        """
+        return self._run(self._read())
+
+    def assign(self, value: object) -> Any:
+        """Puts another value in place.
+
+        Raises:
+          TypeMismatchError: If that has another type.
+        """
+        return self._run(self._updated(UpdateRequest.ASSIGN, value))
+
+    def assign_add(self, value: object) -> Any:
+        """Adds to the value, in one step: of several at the same time none is lost."""
+        return self._run(self._updated(UpdateRequest.ADD, value))
+
+    def assign_sub(self, value: object) -> Any:
+        """Subtracts from the value, in one step."""
+        return self._run(self._updated(UpdateRequest.SUBTRACT, value))
+
+    @abc.abstractmethod
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
+        """Runs work on the loop of the server's stub."""
 
     async def _read(self) -> object:
         return to_result(await self._held.read(self._server), self.type_signature)
@@ -49,59 +77,17 @@ class Variable(_Held):
     A closure that is run again, since a worker was lost, changes it again.
     """
 
-    def read_value(self) -> Any:
-        """Returns the value.
-
-        Raises:
-          StaleSessionError: If the server that held it was started anew.
-          WorkerUnavailableError: If that cannot be reached.
-        """
-        return self._run(self._read())
-
-    def assign(self, value: object) -> None:
-        """Puts another value in place.
-
-        Raises:
-          TypeMismatchError: If that has another type.
-        """
-        self._run(self._updated(UpdateRequest.ASSIGN, value))
-
-    def assign_add(self, value: object) -> None:
-        """Adds to the value, in one step: of several at the same time none is lost."""
-        self._run(self._updated(UpdateRequest.ADD, value))
-
-    def assign_sub(self, value: object) -> None:
-        """Subtracts from the value, in one step."""
-        self._run(self._updated(UpdateRequest.SUBTRACT, value))
-
-    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
         return self._server.io.run_sync(work)
 
 
 class AsyncVariable(_Held):
-    """A variable for programs with an event loop. In a function that is scheduled it is used as a `Variable`."""
+    """A variable whose methods are awaited. In a function that is scheduled it is used as a `Variable`."""
 
-    def read_value(self) -> Awaitable[Any]:
-        """Returns the value; see `Variable.read_value`."""
-        return self._run(self._read())
-
-    def assign(self, value: object) -> Awaitable[None]:
-        """Puts another value in place; see `Variable.assign`."""
-        return self._run(self._updated(UpdateRequest.ASSIGN, value))
-
-    def assign_add(self, value: object) -> Awaitable[None]:
-        """Adds to the value; see `Variable.assign_add`."""
-        return self._run(self._updated(UpdateRequest.ADD, value))
-
-    def assign_sub(self, value: object) -> Awaitable[None]:
-        """Subtracts from the value; see `Variable.assign_sub`."""
-        return self._run(self._updated(UpdateRequest.SUBTRACT, value))
-
-    def _run(self, work: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
         if current_scope().worker_index is None:
             return self._server.io.run(work)
-        # A function that executors of this process run: there is nothing in it that awaits.
-        return cast("Awaitable[_T]", self._server.io.run_sync(work))
+        return self._server.io.run_sync(work)  # a function that executors of this process run: nothing in it awaits
 
 
 def _variable_at(target: Target, session: str, value: str, type_spec: bytes, is_own: bool) -> Variable:
