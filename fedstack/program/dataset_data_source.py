@@ -1,7 +1,7 @@
 """Selects clients of a dataset for the rounds of a program."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from google.protobuf.message import DecodeError
 
@@ -95,7 +95,7 @@ class _Local(_Clients):
 
     def write(self, message: ClientSelections) -> None:
         message.definition.CopyFrom(definition_of(self._clients.dataset, Destination(takes_code=True)))
-        message.client_column = self._clients.column
+        message.definition.client_column = self._clients.column
 
     def __repr__(self) -> str:
         return repr(self._clients)
@@ -137,6 +137,8 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
             if dataset_id is not None or credentials is not None:
                 raise TypeMismatchError("Expected no dataset_id and no credentials beside a dataset of this process")
             self._clients: _Clients = _Local(service)
+        elif isinstance(cast(object, service), Dataset):
+            raise TypeMismatchError(f"Expected by_client(column) of a dataset, found {service!r} itself")
         elif not isinstance(dataset_id, str):
             raise TypeMismatchError(
                 f"Expected the id of a dataset, found {describe(dataset_id)}; give what it is registered under"
@@ -208,19 +210,22 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 class DatasetDataSourceIterator(FederatedDataSourceIterator):
     """Draws clients for one round after the other; made by `DatasetDataSource.iterator`.
 
+    Attributes:
+      source: The data source.
+
     Args:
       source: The data source.
       selections: How many selections there have been.
     """
 
     def __init__(self, source: DatasetDataSource, selections: int) -> None:
-        self._source = source
+        self.source = source
         self._selections = selections
 
     @property
     def federated_type(self) -> FederatedType:
         """The type of what is selected."""
-        return self._source.federated_type
+        return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[Any]:
         """Returns what stands for the clients of the next round in computations.
@@ -231,7 +236,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         Raises:
           InvalidValueError: If there are fewer clients, or `k` is not positive.
         """
-        found = self._source._selected(k, self._selections)  # pyright: ignore[reportPrivateUsage]
+        found = self.source._selected(k, self._selections)  # pyright: ignore[reportPrivateUsage]
         self._selections += 1
         return found
 
@@ -241,7 +246,7 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
         Raises:
           CarrierError: If the dataset is of this process, and cannot be written.
         """
-        return self._source._written(self._selections)  # pyright: ignore[reportPrivateUsage]
+        return self.source._written(self._selections)  # pyright: ignore[reportPrivateUsage]
 
     @classmethod
     def from_bytes(cls, buffer: bytes, credentials: ClientCredentials | None = None) -> "DatasetDataSourceIterator":
@@ -260,16 +265,17 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
             raise InvalidValueError(f"Expected the bytes of an iterator, found others: {error}") from error
         seed = int.from_bytes(message.seed, "big")
         if message.HasField("definition"):
-            clients = read_definition(message.definition).by_client(message.client_column)
+            clients = read_definition(message.definition).by_client(message.definition.client_column)
             return cls(DatasetDataSource(clients, seed=seed), message.selections)
         was = message.registered
         found = cls(DatasetDataSource(was.dispatcher, message.dataset_id, credentials, seed=seed), message.selections)
         if ClientSelections.FromString(found.to_bytes()).registered != was:
+            found.source.close()
             raise InvalidValueError(
-                f"Expected the dataset {was.digest.hex()[:16]}… by {was.client_column!r} under the id "
-                f"{message.dataset_id!r}, found another one there; begin a new iterator"
+                f"Expected the dataset {was.digest.hex()[:16]}… under the id {message.dataset_id!r}, found another one "
+                "there; begin a new iterator"
             )
         return found
 
     def __repr__(self) -> str:
-        return f"<DatasetDataSourceIterator of {self._source!r}, after {self._selections} selections>"
+        return f"<DatasetDataSourceIterator of {self.source!r}, after {self._selections} selections>"

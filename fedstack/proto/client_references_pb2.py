@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fedstack.proto import datasets_pb2 as fedstack_dot_proto_dot_datasets__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fedstack/proto/client_references.proto\x12\x0b\x66\x65\x64stack.v1\x1a\x1d\x66\x65\x64stack/proto/datasets.proto\"j\n\rClientDataset\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x15\n\rclient_column\x18\x04 \x01(\t\x12\x13\n\x06\x63lient\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_client\"\xc3\x01\n\x10\x43lientSelections\x12.\n\nregistered\x18\x01 \x01(\x0b\x32\x1a.fedstack.v1.ClientDataset\x12\x12\n\ndataset_id\x18\x02 \x01(\t\x12\x32\n\ndefinition\x18\x03 \x01(\x0b\x32\x1e.fedstack.v1.DatasetDefinition\x12\x15\n\rclient_column\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x0c\x12\x12\n\nselections\x18\x06 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fedstack/proto/client_references.proto\x12\x0b\x66\x65\x64stack.v1\x1a\x1d\x66\x65\x64stack/proto/datasets.proto\"S\n\rClientDataset\x12\x12\n\ndispatcher\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x13\n\x06\x63lient\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_client\"\xac\x01\n\x10\x43lientSelections\x12.\n\nregistered\x18\x01 \x01(\x0b\x32\x1a.fedstack.v1.ClientDataset\x12\x12\n\ndataset_id\x18\x02 \x01(\t\x12\x32\n\ndefinition\x18\x03 \x01(\x0b\x32\x1e.fedstack.v1.DatasetDefinition\x12\x0c\n\x04seed\x18\x04 \x01(\x0c\x12\x12\n\nselections\x18\x05 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedstack.proto.client_refer
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIENTDATASET']._serialized_start=86
-  _globals['_CLIENTDATASET']._serialized_end=192
-  _globals['_CLIENTSELECTIONS']._serialized_start=195
-  _globals['_CLIENTSELECTIONS']._serialized_end=390
+  _globals['_CLIENTDATASET']._serialized_end=169
+  _globals['_CLIENTSELECTIONS']._serialized_start=172
+  _globals['_CLIENTSELECTIONS']._serialized_end=344
 # @@protoc_insertion_point(module_scope)

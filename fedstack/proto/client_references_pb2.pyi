@@ -6,29 +6,25 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientDataset(_message.Message):
-    __slots__ = ("dispatcher", "digest", "client_column", "client")
+    __slots__ = ("dispatcher", "digest", "client")
     DISPATCHER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     dispatcher: str
     digest: bytes
-    client_column: str
     client: bytes
-    def __init__(self, dispatcher: _Optional[str] = ..., digest: _Optional[bytes] = ..., client_column: _Optional[str] = ..., client: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, dispatcher: _Optional[str] = ..., digest: _Optional[bytes] = ..., client: _Optional[bytes] = ...) -> None: ...
 
 class ClientSelections(_message.Message):
-    __slots__ = ("registered", "dataset_id", "definition", "client_column", "seed", "selections")
+    __slots__ = ("registered", "dataset_id", "definition", "seed", "selections")
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     registered: ClientDataset
     dataset_id: str
     definition: _datasets_pb2.DatasetDefinition
-    client_column: str
     seed: bytes
     selections: int
-    def __init__(self, registered: _Optional[_Union[ClientDataset, _Mapping]] = ..., dataset_id: _Optional[str] = ..., definition: _Optional[_Union[_datasets_pb2.DatasetDefinition, _Mapping]] = ..., client_column: _Optional[str] = ..., seed: _Optional[bytes] = ..., selections: _Optional[int] = ...) -> None: ...
+    def __init__(self, registered: _Optional[_Union[ClientDataset, _Mapping]] = ..., dataset_id: _Optional[str] = ..., definition: _Optional[_Union[_datasets_pb2.DatasetDefinition, _Mapping]] = ..., seed: _Optional[bytes] = ..., selections: _Optional[int] = ...) -> None: ...

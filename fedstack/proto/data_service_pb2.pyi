@@ -214,7 +214,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends", "client_column")
+    __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
@@ -224,7 +224,6 @@ class ReadRequest(_message.Message):
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     stream: bytes
     splits: SplitRange
@@ -234,8 +233,7 @@ class ReadRequest(_message.Message):
     block: int
     block_bytes: int
     ends: bool
-    client_column: str
-    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ..., client_column: _Optional[str] = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("rows", "elements", "is_last", "client_rows")
@@ -250,12 +248,10 @@ class ReadResponse(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
-    __slots__ = ("digest", "client_column")
+    __slots__ = ("digest",)
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    client_column: str
-    def __init__(self, digest: _Optional[bytes] = ..., client_column: _Optional[str] = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class ListClientsResponse(_message.Message):
     __slots__ = ("client", "rows")

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DatasetDefinition(_message.Message):
-    __slots__ = ("element", "range", "arrays", "files", "generator", "computation", "concatenated", "zipped", "step")
+    __slots__ = ("element", "range", "arrays", "files", "generator", "computation", "concatenated", "zipped", "step", "client_column")
     ELEMENT_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class DatasetDefinition(_message.Message):
     CONCATENATED_FIELD_NUMBER: _ClassVar[int]
     ZIPPED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     element: _computation_pb2.Type
     range: RangeSource
     arrays: ArraysSource
@@ -28,7 +29,8 @@ class DatasetDefinition(_message.Message):
     concatenated: DatasetDefinitions
     zipped: DatasetDefinitions
     step: _containers.RepeatedCompositeFieldContainer[DatasetStep]
-    def __init__(self, element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., range: _Optional[_Union[RangeSource, _Mapping]] = ..., arrays: _Optional[_Union[ArraysSource, _Mapping]] = ..., files: _Optional[_Union[FilesSource, _Mapping]] = ..., generator: _Optional[_Union[GeneratorSource, _Mapping]] = ..., computation: _Optional[_Union[ComputationSource, _Mapping]] = ..., concatenated: _Optional[_Union[DatasetDefinitions, _Mapping]] = ..., zipped: _Optional[_Union[DatasetDefinitions, _Mapping]] = ..., step: _Optional[_Iterable[_Union[DatasetStep, _Mapping]]] = ...) -> None: ...
+    client_column: str
+    def __init__(self, element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., range: _Optional[_Union[RangeSource, _Mapping]] = ..., arrays: _Optional[_Union[ArraysSource, _Mapping]] = ..., files: _Optional[_Union[FilesSource, _Mapping]] = ..., generator: _Optional[_Union[GeneratorSource, _Mapping]] = ..., computation: _Optional[_Union[ComputationSource, _Mapping]] = ..., concatenated: _Optional[_Union[DatasetDefinitions, _Mapping]] = ..., zipped: _Optional[_Union[DatasetDefinitions, _Mapping]] = ..., step: _Optional[_Iterable[_Union[DatasetStep, _Mapping]]] = ..., client_column: _Optional[str] = ...) -> None: ...
 
 class DatasetDefinitions(_message.Message):
     __slots__ = ("dataset",)

@@ -13,6 +13,8 @@ pytest.importorskip("sklearn")
 
 from serving import first_line, served
 
+import fedstack
+from fedstack.demo.training import load_example
 from fedstack.service import ClusterSpec
 from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 
@@ -76,6 +78,19 @@ def test_the_example_sweeps_over_workers_of_its_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert re.search(r"^best: step size [\d.]+, momentum [\d.]+, loss ", done.stdout, re.MULTILINE)
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+
+def test_the_example_trains_on_images_that_never_pass_through_its_process() -> None:
+    command = [sys.executable, EXAMPLES / "client_data.py", "--clients", "8", "--rounds", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WALL, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "bytes of examples that crossed it: 0 " in done.stdout
+    averaging = load_example()
+    with fedstack.create_sync_local_execution_context():
+        local = averaging.train(*averaging.load_clients(8, seed=0), num_rounds=2, seed=0)
+        assert re.findall(r"^round \d: (.*)$", done.stdout, re.MULTILINE) == [
+            f"accuracy {metrics['accuracy']:.4f}, loss {metrics['loss']:.4f}" for metrics in local
+        ]
 
 
 def raw_client(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -99,7 +99,7 @@ class RegisteredClients:
         self._workers = workers = reader.workers(service)
         found = workers.io.run_sync(workers.describe(DescribeDatasetRequest(dataset_id=dataset_id)))
         self.dataset_id = dataset_id
-        self.registered = ClientDataset(dispatcher=service, digest=found.digest, client_column=found.client_column)
+        self.registered = ClientDataset(dispatcher=service, digest=found.digest)
         self.id_type, self.element_type = _types_of(found, dataset_id)
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class RegisteredClients:
         return [id_of(key, self.id_type) for key in keys]
 
     async def _keys(self) -> Sequence[bytes]:
-        request = ListClientsRequest(digest=self.registered.digest, client_column=self.registered.client_column)
+        request = ListClientsRequest(digest=self.registered.digest)
         begun = self._workers.io.time()
         while True:
             worker = await self._workers.preferred(request.digest)

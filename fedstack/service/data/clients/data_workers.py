@@ -137,7 +137,7 @@ class DataWorkers:
                 await self._readers.pop(worker).close()
         finally:
             self._asking = None
-            self._fresh_until = self.io.time() + _FRESH_SECONDS
+            self._fresh_until = self.io.time() + (_FRESH_SECONDS if self._addresses else _PAUSE_SECONDS)
 
     async def close(self) -> None:
         """Ends the connections. Idempotent."""

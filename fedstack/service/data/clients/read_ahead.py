@@ -40,9 +40,7 @@ class ReadAhead:
     def __init__(self, group: ReferenceGroup, dataset: ClientDataset, workers: DataWorkers) -> None:
         self._keys = group.keys
         self._element = group.element
-        self._request = ReadRequest(
-            digest=dataset.digest, client_column=dataset.client_column, block_bytes=_WINDOW_BYTES
-        )
+        self._request = ReadRequest(digest=dataset.digest, block_bytes=_WINDOW_BYTES)
         self._workers = workers
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Column] = OrderedDict()

@@ -78,7 +78,9 @@ def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") 
     Raises:
       CarrierError: If a function or a source cannot travel.
     """
-    definition = definition_of(dataset, _WORKERS).SerializeToString(deterministic=True)
+    written = definition_of(dataset, _WORKERS)
+    written.client_column = client_column
+    definition = written.SerializeToString(deterministic=True)
     digest = hashlib.sha256(definition).digest()
     division = dataset.divided()
     cardinality = dataset.cardinality

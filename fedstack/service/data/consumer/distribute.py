@@ -16,6 +16,7 @@ from fedstack.service.data.consumer.descriptions import KnownDataset, described,
 from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource, Terms
 from fedstack.service.data.consumer.pass_plan import Guarantee
 from fedstack.service.data.consumer.sharding import ShardingPolicy, checked_policy
+from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_types import type_of
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -99,18 +100,18 @@ def distribute(
 
 def register_dataset(
     service: "str | Target | tuple[str, str] | Dispatcher",
-    dataset: Dataset,
+    dataset: "Dataset | ClientDatasets[Dataset]",
     dataset_id: str | None = None,
     credentials: ClientCredentials | None = None,
     *,
     compression: str | None = "AUTO",
     dispatcher_timeout_ms: float = 60_000,
 ) -> str:
-    """Registers a dataset at a dispatcher, for `from_dataset_id`.
+    """Registers a dataset at a dispatcher, for `from_dataset_id`, or by client for `DatasetDataSource`.
 
     Args:
       service: The dispatcher; see `distribute`.
-      dataset: The dataset.
+      dataset: The dataset, or what its `by_client(column)` returns.
       dataset_id: What to register it under; by default some of the digest of what it is. The same dataset may be
         registered again, and has the same id then.
       credentials: What the dispatcher is dialled with.
@@ -125,11 +126,12 @@ def register_dataset(
       CarrierError: If a function or a source of the dataset cannot travel.
       WorkerUnavailableError: If the dispatcher cannot be reached in time.
     """
-    if not isinstance(cast(object, dataset), Dataset):
+    whole, column = (dataset.dataset, dataset.column) if isinstance(dataset, ClientDatasets) else (dataset, "")
+    if not isinstance(cast(object, whole), Dataset):
         raise TypeMismatchError(f"Expected a dataset, found {describe(dataset)}; at register_dataset")
     name = "" if dataset_id is None else _checked_name("dataset_id", dataset_id)
     connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
-    known, stub = described(dataset, name), connections.dispatcher
+    known, stub = described(whole, name, column), connections.dispatcher
     seconds = _seconds(dispatcher_timeout_ms)
     asked = stub.persistently(lambda: registered(known, stub, by_name=True), seconds, lambda _: None)
     return stub.io.run_sync(asked).dataset_id

@@ -74,22 +74,19 @@ class ClientGroups:
         self._limits = limits
         self.clear()
         self._lock = threading.Lock()
-        self._reading: dict[tuple[bytes, str], threading.Lock] = {}
+        self._reading: dict[bytes, threading.Lock] = {}
 
-    def read(self, digest: bytes, dataset: Dataset, column: str, keys: Sequence[bytes], start: int) -> ClientElements:
+    def read(
+        self, digest: bytes, clients: ClientDatasets[Dataset], keys: Sequence[bytes], start: int
+    ) -> ClientElements:
         """Returns elements of clients.
 
         Args:
           digest: Stands for the dataset.
-          dataset: The dataset.
-          column: The member of its elements that says whose they are.
+          clients: The dataset by client.
           keys: The ids of the clients, as they travel.
           start: How many of all these elements to leave out at the beginning.
-
-        Raises:
-          TypeMismatchError: If elements have no such member.
         """
-        clients = dataset.by_client(column)
         rows: list[int] = []
 
         def blocks() -> Iterator[Column]:
@@ -112,26 +109,23 @@ class ClientGroups:
           ResourceLimitError: If it has more bytes than may be held.
           FedstackError: What is wrong with the data, or the functions that are applied to them.
         """
-        key = digest, clients.column
         with self._lock:
-            reading = self._reading.setdefault(key, threading.Lock())
+            reading = self._reading.setdefault(digest, threading.Lock())
         with reading:
-            found = self._held.get(key)
+            found = self._held.get(digest)
             if found is None:
                 bounded = _Bounded(clients.dataset, self._limits)
                 places, rows = clients.grouped(bounded)
                 id_type = clients.id_type
                 found = GroupedDataset({key_of(c, id_type): place for c, place in places.items()}, rows, id_type)
-                self._held.put(key, found, bounded.size)
+                self._held.put(digest, found, bounded.size)
         with self._lock:
-            self._reading.pop(key, None)
+            self._reading.pop(digest, None)
         return found
 
     def clear(self) -> None:
         """Holds nothing any more."""
-        self._held: SharedCache[tuple[bytes, str], GroupedDataset] = SharedCache(
-            _MOST_GROUPED, self._limits.max_client_bytes
-        )
+        self._held: SharedCache[bytes, GroupedDataset] = SharedCache(_MOST_GROUPED, self._limits.max_client_bytes)
 
     def __repr__(self) -> str:
         return f"<ClientGroups of {len(self._held)} datasets, {self._held.bytes} bytes>"

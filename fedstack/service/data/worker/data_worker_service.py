@@ -206,8 +206,7 @@ class DataWorkerService(Service):
         scope = attrs.evolve(self._scope, caller=scope.caller, origin=scope.origin, span=scope.span)
         place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
         if request.client:
-            dataset, column = known.dataset, request.client_column
-            of = self._clients.read(request.digest, dataset, column, request.client, request.first_element)
+            of = self._clients.read(request.digest, known.clients, request.client, request.first_element)
             return Range(of.element, _placed(of.blocks, f"in clients {place}"), scope, of.rows)
         element, blocks, what = _elements(known, request)
         return Range(element, _placed(blocks, f"in {what} {place}"), scope)
@@ -219,7 +218,7 @@ class DataWorkerService(Service):
           FedstackError: If the dataset cannot be had or read, or is none of clients.
         """
         known = await self._definitions.find(request.digest)
-        clients = known.dataset.by_client(request.client_column)
+        clients = known.clients
         with attrs.evolve(self._scope, caller=current_scope().caller, origin=current_scope().origin).entered():
             grouped = await self.threads.run(lambda: self._clients.find(request.digest, clients))
         rows = [place.stop - place.start for place in grouped.places.values()]
@@ -274,7 +273,7 @@ def _what(request: ReadRequest) -> tuple[object, ...]:
     """Returns what has to be the same in all requests of a stream."""
     splits = request.splits
     range_of = splits.first, splits.last, splits.whole
-    return request.digest, range_of, request.client_column, tuple(request.client), request.first_element
+    return request.digest, range_of, tuple(request.client), request.first_element
 
 
 def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:

@@ -14,6 +14,7 @@ from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
 from fedstack.proto.datasets_pb2 import DatasetDefinition
+from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import read_definition
 from fedstack.service.data.datasets.pipeline import Division
@@ -29,10 +30,24 @@ _DISPATCHER_SECONDS = 30.0
 
 @attrs.frozen(eq=False)
 class KnownDataset:
-    """A dataset, and how the work on it is divided."""
+    """A dataset, how the work on it is divided, and which member of elements says whose they are."""
 
     dataset: Dataset
     division: Division
+    client_column: str = ""
+
+    @property
+    def clients(self) -> ClientDatasets[Dataset]:
+        """The dataset by client.
+
+        Raises:
+          InvalidValueError: If it is none of clients.
+        """
+        if not self.client_column:
+            raise InvalidValueError(
+                "Expected a dataset that is registered by client, found one that is not; register its by_client(column)"
+            )
+        return self.dataset.by_client(self.client_column)
 
 
 class DefinitionCache:
@@ -115,4 +130,4 @@ def _read(content: bytearray, digest: bytes) -> KnownDataset:
     except DecodeError as error:
         raise InvalidValueError(f"Expected the definition of a dataset, found other bytes: {error}") from error
     dataset = read_definition(definition)
-    return KnownDataset(dataset, dataset.divided())
+    return KnownDataset(dataset, dataset.divided(), definition.client_column)

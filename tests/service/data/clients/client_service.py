@@ -1,7 +1,6 @@
 """Data services with datasets by client, and a training over these, for tests."""
 
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +9,9 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
-from fedstack.computations.leaves.leaf_runtimes import Destination
-from fedstack.proto.data_service_pb2 import DatasetDescription, RegisterDatasetRequest
 from fedstack.service.data import Dataset, DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
-from fedstack.service.data.datasets.definitions import definition_of
-from fedstack.service.data.serving.local_servers import connect
 from fedstack.service.data.worker.data_worker_service import services_here
-from fedstack.transport.peers.dispatcher_stub import DispatcherStub
-from fedstack.transport.peers.io_loop import io_loop
 
 CLIENTS = 40
 POINT = fl.to_type([("x", (np.float32, [3])), ("y", np.float32)])
@@ -48,28 +41,6 @@ def descend(model, data):
 @fl.federated_computation(fl.FederatedType(MODEL, fl.SERVER), POINTS)
 def average(model, data):
     return fl.federated_mean(fl.federated_map(descend, (fl.federated_broadcast(model), data)))
-
-
-def register(service: str, clients: ClientDatasets[Dataset], dataset_id: str, credentials: Any = None) -> bytes:
-    """Registers a dataset by client; returns its digest."""
-    definition = definition_of(clients.dataset, Destination(takes_code=True)).SerializeToString(deterministic=True)
-    digest = hashlib.sha256(definition).digest()
-    described = DatasetDescription(
-        dataset_id=dataset_id,
-        digest=digest,
-        element=clients.dataset.element_type.to_proto(),
-        num_splits=1,
-        client_column=clients.column,
-        definition_bytes=len(definition),
-    )
-
-    async def run() -> None:
-        stub = DispatcherStub(connect(service, credentials))
-        await stub.register(RegisterDatasetRequest(dataset=described), memoryview(definition))
-        await stub.close()
-
-    io_loop.run_sync(run(), 60)
-    return digest
 
 
 @attrs.define

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import federated_language as fl
 import numpy as np
 import pytest
-from client_service import CLIENTS, POINTS, DataService, as_if_elsewhere, average, data_service, points, register
+from client_service import CLIENTS, POINTS, DataService, as_if_elsewhere, average, data_service, points
 
 import fedstack
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError
-from fedstack.program import DatasetDataSource
-from fedstack.proto.client_references_pb2 import ClientDataset
+from fedstack.program import DatasetDataSource, DatasetDataSourceIterator
+from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
 from fedstack.service import Server, ServerConfig, local_worker_pool
-from fedstack.service.data import Dataset
+from fedstack.service.data import Dataset, register_dataset
 from fedstack.service.data.clients.client_references import reader_of_this_process
 from fedstack.service.data.clients.reference_reader import ReferenceReader
 
@@ -25,7 +25,7 @@ START = np.zeros(3, np.float32)
 @pytest.fixture
 def service() -> Iterator[DataService]:
     with data_service() as found:
-        register(found.target, LOCAL, "points")
+        register_dataset(found.target, LOCAL, "points")
         yield found
 
 
@@ -147,7 +147,7 @@ def test_clients_with_numbers_and_with_many_elements() -> None:
     rows = np.arange(len(owners) * 5000, dtype=np.float64).reshape(len(owners), 5000)
     local = Dataset.from_arrays({"who": owners, "row": rows}).by_client("who")
     with data_service(1) as service, as_if_elsewhere():
-        register(service.target, local, "rows")
+        register_dataset(service.target, local, "rows")
         with DatasetDataSource(service.target, "rows") as source:
             assert source.client_ids == [-3, 7, 2**40]
             for reference in source.select([7, -3, 2**40]):
@@ -183,7 +183,7 @@ def test_a_worker_dials_only_what_its_operator_has_named(source: DatasetDataSour
 
 def test_a_data_service_that_has_another_dataset_under_the_id_serves_none_of_it(source: DatasetDataSource) -> None:
     with data_service(1) as other:
-        register(other.target, points(seed=1), "points")
+        register_dataset(other.target, points(seed=1), "points")
         dataset = ClientDataset()
         source.select(["user 1"])[0].group.source.Unpack(dataset)
         dataset.dispatcher = other.target
@@ -203,3 +203,20 @@ def test_a_sample_follows_from_its_seed_wherever_the_data_is(source: DatasetData
     np.testing.assert_equal([list(one) for one in source.sample(clients, 1)], local)
     with pytest.raises(InvalidValueError, match=f"Expected at most {CLIENTS} clients to sample, found 41"):
         source.sample(41, 1)
+
+
+def test_an_iterator_goes_on_from_its_bytes_unless_the_dataset_is_another(
+    service: DataService, source: DatasetDataSource
+) -> None:
+    iterator = source.iterator()
+    iterator.select(3)
+    content = iterator.to_bytes()
+    back = DatasetDataSourceIterator.from_bytes(content)
+    assert back.select(3) == iterator.select(3)
+    back.source.close()
+    with data_service(0) as other:
+        register_dataset(other.target, points(seed=1), "points")
+        message = ClientSelections.FromString(content)
+        message.registered.dispatcher = other.target
+        with pytest.raises(InvalidValueError, match="found another one there"):
+            DatasetDataSourceIterator.from_bytes(message.SerializeToString())
