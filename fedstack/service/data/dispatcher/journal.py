@@ -1,6 +1,7 @@
 """Keeps what a dispatcher knows in SQLite: the tables are the state, in a folder or in memory."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fedstack.errors import FedstackError, JournalError, ResourceLimitError
+from fedstack.foundations.after_fork import renew_after_fork
 
 Tables: TypeAlias = sqlite3.Connection
 
@@ -70,12 +72,22 @@ class Journal:
                 isolation_level=None,
                 check_same_thread=False,
             )
+        self._owner = os.getpid()
+        renew_after_fork(self)
         try:
             with self._errors():
                 self.incarnation = self._open()
         except BaseException:
             self.close()
             raise
+
+    def renew(self) -> None:
+        """Leaves the file to the process that uses it, in a forked child of it.
+
+        There SQLite thinks that it has the lock. It would remove the log where this is closed, at the latest when the
+        child ends; so it never is.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._tables))
 
     @property
     def file(self) -> str:
@@ -171,8 +183,9 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file, which another dispatcher may use then. Idempotent."""
-        with contextlib.suppress(sqlite3.Error):
-            self._tables.close()
+        if os.getpid() == self._owner:
+            with contextlib.suppress(sqlite3.Error):
+                self._tables.close()
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:

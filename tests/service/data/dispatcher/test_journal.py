@@ -1,5 +1,6 @@
 """What a dispatcher's journal keeps, and what it says when it cannot."""
 
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -226,6 +227,33 @@ def test_of_a_torn_log_everything_is_kept_that_was_written_before(
     again.close()
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_journal import register
+from fedstack.service.data.dispatcher.journal import Journal
+
+journal = Journal(Path({folder!r}))
+register(journal, "before")
+if os.fork() == 0:
+    journal.close()
+    del journal
+    sys.exit()
+os.wait()
+register(journal, "after")
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_that_ends_leaves_the_journal_to_its_parent(tmp_path: Path) -> None:
+    assert run(FORKED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))) == -9
+    journal = Journal(tmp_path)
+    assert names(journal) == {"before", "after"}
+    journal.close()
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -243,9 +271,13 @@ with journal.transaction() as tables:
 
 
 def test_a_dispatcher_that_is_killed_in_the_middle_of_a_change_has_made_none_of_it(tmp_path: Path) -> None:
-    program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), answered=3)
-    environment = [sys.executable, "-c", "import sys; sys.path[:0] = " + repr(sys.path) + "\n" + program]
-    assert subprocess.run(environment, capture_output=True, check=False).returncode == -9
+    assert run(KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), answered=3)) == -9
     journal = Journal(tmp_path)
     assert names(journal) == {"name-00", "name-01", "name-02"}
     journal.close()
+
+
+def run(program: str) -> int:
+    """Runs a program in a process of its own, and returns what that ends with."""
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"]
+    return subprocess.run(command, capture_output=True, check=False).returncode
