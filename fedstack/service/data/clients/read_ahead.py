@@ -42,7 +42,7 @@ class ReadAhead:
         self._element = group.element
         self._request = ReadRequest(digest=dataset.digest, block_bytes=_WINDOW_BYTES)
         self._workers = workers
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what has come may have done so before its callback is added, under the lock
         self._held: OrderedDict[int, Column] = OrderedDict()
         self._held_bytes = 0
         self._coming: dict[int, Outcome[None]] = {}
@@ -72,9 +72,10 @@ class ReadAhead:
                     return found
                 if place in self._large:
                     return None
-                coming = self._coming[place]
+                coming = self._coming.get(place)
             try:
-                coming.result()
+                if coming is not None:
+                    coming.result()
             finally:
                 del coming  # its error has frames with this one
 
