@@ -18,7 +18,7 @@ from wire_exchange import evaluate_exchange, fold_dtype_table, phase_exchange, p
 from wire_situations import status_table
 
 from fedstack import errors
-from fedstack.service.limits.limits import DispatcherLimits, ServerLimits, ServiceLimits, option_of
+from fedstack.service.limits.limits import DataWorkerLimits, DispatcherLimits, ServerLimits, ServiceLimits, option_of
 from fedstack.transport.wire.status import code_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
@@ -45,6 +45,7 @@ def parts() -> Mapping[str, str]:
         "limits": _table(_limit_table(ServiceLimits)),
         "server limits": _table(_limit_table(ServerLimits)),
         "dispatcher limits": _table(_limit_table(DispatcherLimits)),
+        "data worker limits": _table(_limit_table(DataWorkerLimits)),
     }
 
 
