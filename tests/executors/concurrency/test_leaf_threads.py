@@ -43,6 +43,24 @@ def test_as_many_pieces_of_work_run_at_once_as_there_are_threads():
     threads.close()
 
 
+def test_threads_without_work_all_come_for_pieces_that_wait_for_each_other():
+    """Only one of them is woken by whoever hands in work; it wakes the next."""
+    threads = LeafThreads(8)
+    barrier = threading.Barrier(8)
+    for _ in range(20):
+        futures = [threads.submit(lambda: barrier.wait(LIMIT)) for _ in range(8)]
+        assert sorted(future.result(LIMIT) for future in futures) == list(range(8))
+    threads.close()
+
+
+def test_threads_that_end_for_lack_of_work_and_work_that_comes_then_do_not_miss_each_other():
+    threads = LeafThreads(4, idle_seconds=0.0005)
+    for count in range(300):
+        futures = [threads.submit(lambda: "done") for _ in range(1 + count % 4)]
+        assert [future.result(LIMIT) for future in futures] == ["done"] * len(futures)
+    threads.close()
+
+
 def test_work_beyond_the_bound_waits_for_a_thread():
     threads = LeafThreads(1)
     release = threading.Event()
