@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import with_columns
 from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, read_message, sized
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
 from fedstack.executors.worker.received import Received
@@ -100,7 +100,7 @@ async def read_value(
       max_bytes: The most bytes that it may announce.
       clients: For how many clients it has to be; `None` for any number.
     """
-    size = await sized(request_bytes, packed.ByteSize)
+    size = packed.ByteSize() if request_bytes <= LOOP_BYTES else await sized(request_bytes, packed.ByteSize)
     check(size)
 
     def unpack() -> tuple[object, Type, Unpacker]:
@@ -109,7 +109,7 @@ async def read_value(
         return with_columns(unpacker.unpack(packed, type_spec), type_spec), type_spec, unpacker
 
     weight = size if packed.WhichOneof("kind") in _ARRAYS else PIECES_WEIGHT * size
-    payload, type_spec, unpacker = await sized(weight, unpack)
+    payload, type_spec, unpacker = unpack() if weight <= LOOP_BYTES else await sized(weight, unpack)
     if not unpacker.buffers:
         unpacker.finish()
     elif received is None:

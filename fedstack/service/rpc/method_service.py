@@ -134,15 +134,17 @@ class MethodService(Service):
             self._core.work_for(current_scope().origin)
             chunking, seconds = self._core.limits.chunking, request.timeout_seconds
             packer = Packer(chunking.large_bytes, elements=True, sequences=True)
-            quick = self._at_hand if method.is_leaf else None
+            at_hand = self._at_hand if method.is_leaf else None
+            progress = ProgressCounts() if method.has_clients else self._no_clients
+            if at_hand is None:
+                work = self._run(method, payload, packer, progress)
+            else:
+                work = _computed(at_hand, method, payload, packer)
+            del payload
             if method.inline:
-                work = self._run(method, payload, packer, self._no_clients, quick)
                 header = self._here.run(work, inline=True)
             else:
-                progress = ProgressCounts() if method.has_clients else self._no_clients
-                work = self._run(method, payload, packer, progress, quick)
-                del payload
-                if quick is not None:
+                if at_hand is not None:
                     # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
                     job = self._threads.submit(functools.partial(self._here.run, work, inline=True))
                     loop = asyncio.get_running_loop()
@@ -176,24 +178,8 @@ class MethodService(Service):
         await received.end()
         return payload
 
-    async def _run(
-        self, method: Method, payload: object, packer: Packer, progress: ProgressCounts, at_hand: VerbExecutor | None
-    ) -> bytes:
-        """Runs a method and returns the message of the answer; its large arrays are in the packer.
-
-        Args:
-          method: The method.
-          payload: Its argument.
-          packer: Packs the answer.
-          progress: Counts clients, where there are any.
-          at_hand: What runs it; by default an executor that is lent for the number of clients.
-        """
-        if at_hand is not None:
-            try:
-                return await _computed(at_hand, method, payload, packer)
-            except FedstackError as error:
-                tell_path(error, at_hand)
-                raise
+    async def _run(self, method: Method, payload: object, packer: Packer, progress: ProgressCounts) -> bytes:
+        """Runs a method and returns the message of the answer; its large arrays are in the packer."""
         parameter = method.signature.function.parameter
         clients = count_clients(payload, parameter) if method.has_clients and parameter is not None else None
         if clients is not None:
@@ -201,10 +187,10 @@ class MethodService(Service):
             set_scope(attrs.evolve(current_scope(), progress=progress))
         executor, give_back = self._core.sessions.lend({} if clients is None else {CLIENTS: clients})
         try:
-            with telling_path(executor):
-                if not isinstance(executor, VerbExecutor):
-                    return await self._by_verbs(executor, method, payload, packer)
+            if isinstance(executor, VerbExecutor):
                 return await _computed(executor, method, payload, packer)
+            with telling_path(executor):
+                return await self._by_verbs(executor, method, payload, packer)
         finally:
             give_back()
 
@@ -269,12 +255,16 @@ class MethodService(Service):
 async def _computed(executor: VerbExecutor, method: Method, payload: object, packer: Packer) -> bytes:
     """Runs a method on an executor of ours."""
     result = method.signature.function.result
-    found = await executor.invoke(method.source, payload)
-    del payload
-    write = functools.partial(_response, packer, found, result)
-    if contains_sequence(result):  # streams run code of users: where that runs
-        return await executor.finish(write, result)
-    return write() if is_quick(found, result) else await off_loop(write)
+    try:
+        found = await executor.invoke(method.source, payload)
+        del payload
+        write = functools.partial(_response, packer, found, result)
+        if contains_sequence(result):  # streams run code of users: where that runs
+            return await executor.finish(write, result)
+        return write() if is_quick(found, result) else await off_loop(write)
+    except FedstackError as error:
+        tell_path(error, executor)
+        raise
 
 
 def _late(seconds: float) -> DeadlineExceededError:

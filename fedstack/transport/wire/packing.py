@@ -96,9 +96,10 @@ class Packer:
             self.pack(proto, payload, type_spec.member, path)
         elif isinstance(type_spec, StructType):
             proto.struct.SetInParent()
+            add = proto.struct.member.add
             members = zip(_members(payload, type_spec, path), fields_of(type_spec))
             for index, (member, (name, member_type)) in enumerate(members):
-                self.pack(proto.struct.member.add(), member, member_type, join_path(path, name, index))
+                self.pack(add(), member, member_type, join_path(path, name, index))
         elif isinstance(type_spec, SequenceType):
             check_re_iterable(payload, path)
             self._sequence(proto, cast("Iterable[object]", payload), type_spec.element, path)

@@ -49,6 +49,10 @@ class _Kept:
     ended: "asyncio.Future[None]"
 
 
+async def _copied(size: int, work: Callable[[], None]) -> None:
+    await sized(size, work, LOOP_COPY_BYTES)
+
+
 class WholeCalls:
     """The exchanges that came in one message, and those of them that go on.
 
@@ -66,7 +70,7 @@ class WholeCalls:
         if not isinstance(parcel, Parcel):
             raise InvalidValueError("Expected a header in one message, found the id of a call; join it instead")
         del request
-        answers = method.handle(incoming_of(parcel, lambda size, work: sized(size, work, LOOP_COPY_BYTES)))
+        answers = method.handle(incoming_of(parcel, _copied))
         del parcel
         try:
             first = await anext(answers)
