@@ -220,8 +220,9 @@ class Driver:
             held = next((held for place, held in list(closure.held.items()) if place in self._sites), None)
             if held is not None and closure.copy is None:
                 there[closure] = cast(Held, held)
-        with contextlib.suppress(Exception):  # each gets an error of its own below, or another chance
-            self._copied(there, await payloads_of(list(there.values())))
+        if len(there) > 1:
+            with contextlib.suppress(Exception):  # each gets an error of its own below, or another chance
+                self._copied(there, await payloads_of(list(there.values())))
         payloads = await gather([self.payload_of(closure) for closure in closures])
         self._copied(closures, payloads)
         return payloads

@@ -149,7 +149,7 @@ class Runs:
         if loss is not None:
             raise loss
         if homes:
-            self._driver.start(self._fetch(site, {closure: cast(Held, found[closure]) for closure in homes}))
+            self._driver.start(self._fetch(site, {closure: cast(Held, found[closure]) for closure in homes}, clients))
         closures = self._driver.turn(site)
         follow = [closure for closure in closures if self._goes_along(site, closure, clients)]
         others = [closure for closure in closures if closure not in follow]
@@ -161,10 +161,11 @@ class Runs:
         call = cast("Call | None", closure.call)
         return call is not None and call.clients == clients and site.is_quick(call)
 
-    async def _fetch(self, site: Site, found: Mapping[Closure, Held]) -> None:
+    async def _fetch(self, site: Site, found: Mapping[Closure, Held], clients: int) -> None:
         """Brings values home before they count as there."""
         try:
-            payloads = await payloads_of(list(found.values()))
+            with site.in_use(clients):  # until the values count as there, nothing else keeps their executor
+                payloads = await payloads_of(list(found.values()))
         except Exception as error:
             self._broken(site, found, error)
             return

@@ -47,6 +47,11 @@ def test_executors_that_hold_nothing_are_closed_when_there_are_many(
     assert len(service.sessions) <= 17
 
 
+def test_executors_whose_values_are_on_their_way_stay(coordinator: ClusterCoordinator) -> None:
+    values = [coordinator.schedule(total, ([1.0] * clients,), prefetch=True) for clients in range(1, 81)]
+    assert coordinator.fetch(values) == list(range(1, 81))
+
+
 def test_executors_that_hold_values_stay(coordinator: ClusterCoordinator) -> None:
     kept = {clients: coordinator.schedule(same, ([1.0] * clients,)) for clients in range(1, 41)}
     coordinator.join()
