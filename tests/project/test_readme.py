@@ -27,6 +27,7 @@ PAGES = (
     "README.md",
     "docs/data.md",
     "docs/datasets.md",
+    "docs/client-data.md",
     "docs/data-service.md",
     "docs/contexts.md",
     "docs/editors.md",
