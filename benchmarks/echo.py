@@ -54,6 +54,13 @@ async def _taken_whole(request: bytes, _: object) -> bytes:
     return _answer_to(memoryview(request))
 
 
+async def _sent(request: bytes, _: object) -> AsyncIterator[bytes]:
+    """Sends as many bytes as it is told, in chunks."""
+    chunk, size = bytes(CHUNK_BYTES), int.from_bytes(request, "little")
+    for start in range(0, size, CHUNK_BYTES):
+        yield chunk[: size - start]
+
+
 def _answer_to(received: memoryview) -> bytes:
     answer = int.from_bytes(received[:_LENGTH_BYTES], "little")
     return received[_LENGTH_BYTES : _LENGTH_BYTES + answer].tobytes()
@@ -118,6 +125,7 @@ class EchoServer:
             "Held": self._channel.stream_stream("/echo/Held"),
             "Taken": self._channel.stream_unary("/echo/Taken"),
             "TakenWhole": self._channel.unary_unary("/echo/TakenWhole"),
+            "Sent": self._channel.unary_stream("/echo/Sent"),
         }
 
     async def _open(self, target: str) -> grpc.aio.Channel:
@@ -154,6 +162,12 @@ class EchoServer:
     async def take_whole(self, segments: Sequence[memoryview]) -> bytes:
         """Sends segments in one message; the first bytes of them come back."""
         return cast(bytes, await cast("Any", self._methods["TakenWhole"])(b"".join(segments)))
+
+    async def receive(self, size: int) -> None:
+        """Receives so many bytes in chunks."""
+        async for chunk in cast("Any", self._methods["Sent"])(size.to_bytes(_LENGTH_BYTES, "little")):
+            size -= len(chunk)
+        assert size == 0
 
     def close(self) -> None:
         """Ends the connection and the process."""
@@ -206,6 +220,7 @@ async def _serve(target: str) -> None:
         "Held": grpc.stream_stream_rpc_method_handler(cast("Any", _held)),
         "Taken": grpc.stream_unary_rpc_method_handler(cast("Any", _taken)),
         "TakenWhole": grpc.unary_unary_rpc_method_handler(cast("Any", _taken_whole)),
+        "Sent": grpc.unary_stream_rpc_method_handler(cast("Any", _sent)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
     server.add_insecure_port(target)

@@ -8,6 +8,7 @@ from benchmarks import (
     broadcast,
     bystanders,
     coordinator,
+    data_service,
     datasets,
     fedavg,
     methods,
@@ -56,6 +57,7 @@ WORKLOADS = (
     Workload("remote-training", "clients in pure Python on workers; floor: bare processes", remote_training.run),
     Workload("methods", "calls of registered methods; floor: gRPC with plain bytes", methods.run),
     Workload("coordinator", "calls scheduled over two workers; floor: gRPC with plain bytes", coordinator.run),
+    Workload("data-service", "elements from data workers; floor: gRPC that streams bytes", data_service.run),
     Workload("bystanders", "waits of one client beside another that keeps the worker busy", bystanders.run),
     Workload("rounds", "rounds with varying numbers of clients", rounds.run),
 )
