@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from calling import WALL
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.service.data import DispatchServer, WorkerConfig, WorkerServer
@@ -39,4 +40,4 @@ def start_worker(dispatcher: DispatchServer) -> Iterator[Callable[[], WorkerServ
 
 
 def worker_of(dispatcher: DispatchServer, **options: object) -> WorkerServer:
-    return WorkerServer(WorkerConfig(dispatcher.target, policy=POLICY, **options))  # type: ignore[arg-type]
+    return WorkerServer(WorkerConfig(dispatcher.target, policy=POLICY, dispatcher_timeout_ms=1000 * WALL, **options))  # type: ignore[arg-type]
