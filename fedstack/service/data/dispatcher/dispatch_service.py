@@ -201,7 +201,6 @@ class DispatchService(Service):
             what = "leaves" if request.leaves else "attends"
             _logger.info("The data worker at %s %s", worker.address, what)
             await self._workers_changed()
-        self._watch()
         lease = self._times.worker
         return messages.AttendResponse(
             incarnation=self._journal.incarnation,
@@ -263,12 +262,6 @@ class DispatchService(Service):
         if not self._consumers.renew(consumer):
             self._consumers.end(consumer)
             self._consumers.open(consumer, self._times.consumer)
-        self._watch()
-
-    def _watch(self) -> None:
-        """Looks after what ends by itself, from now on."""
-        if self._watching is None and not self._closed:
-            self._watching = start_apart(self._look_after())
 
     async def _look_after(self) -> None:
         collected = self._clock()
@@ -290,16 +283,29 @@ class DispatchService(Service):
             _logger.warning("The data worker at %s is lost: silent for %g s", address, self._times.worker)
         if lost:
             await self._workers_changed()
-        for pass_id, consumer in self._consumers.expired():
-            _logger.info("A consumer is lost: silent for %g s", self._times.consumer)
-            lose = functools.partial(passes.lose_consumer, pass_id=pass_id, consumer=consumer, now=self._wall_clock())
+        for consumer in self._consumers.expired():
+            await self._lose(*consumer)
+
+    async def _lose(self, pass_id: bytes, consumer: bytes) -> None:
+        if (pass_id, consumer) in self._consumers:  # it has come back meanwhile
+            return
+        _logger.info("A consumer is lost: silent for %g s", self._times.consumer)
+        lose = functools.partial(passes.lose_consumer, pass_id=pass_id, consumer=consumer, now=self._wall_clock())
+        try:
             if await self._run(lose):
                 self._news.tell(pass_id)
+        except FedstackError as error:  # of the disk: it is lost again after another lease
+            _logger.error("A consumer that is lost could not be given up: %s", error)
+            self._shows_life((pass_id, consumer))
 
     async def _collect(self) -> None:
         now, times = self._wall_clock(), self._times
         if await self._run(lambda tables: passes.collect(tables, now, times.idle, times.resume)):
             await self._on(self._threads, self._journal.compact)
+
+    def started(self) -> None:
+        """Looks after what ends by itself, from now on."""
+        self._watching = start_apart(self._look_after())
 
     def drain(self) -> None:
         """Lets nobody wait any more: whoever asks is to come again when it has been started again."""

@@ -48,6 +48,7 @@ class Simulated:
         self.service = DispatchService(
             journal, times=Times(worker=HOUR, consumer=HOUR), clock=loop.time, wall_clock=loop.time
         )
+        self.service.started()
         self.stub = DispatcherStub(InMemoryConnection(self.service))
 
     async def register(self, num_splits: int = 10) -> bytes:
@@ -92,6 +93,24 @@ def test_who_waits_gets_what_a_lost_consumer_leaves_after_its_lease(simulate) ->
             waiting.number += 1
         assert splits(answer.range) == list(range(10))
         assert HOUR <= loop.time() - began < HOUR + 1
+        await simulated.service.close()
+
+    simulate(program)
+
+
+def test_a_consumer_is_lost_also_when_the_disk_failed_at_first(simulate, tmp_path: Path) -> None:
+    async def program() -> None:
+        simulated = Simulated(tmp_path)
+        digest = await simulated.register()
+        await simulated.stub.take(await simulated.open(digest, b"lost"))
+        simulated.disk.error = sqlite3.OperationalError("database or disk is full")
+        await asyncio.sleep(HOUR + 1)
+        simulated.disk.error = None
+        answer = await simulated.stub.take(await simulated.open(digest, b"other"))
+        assert not answer.range
+        await asyncio.sleep(HOUR + 1)
+        answer = await simulated.stub.take(await simulated.open(digest, b"another"))
+        assert splits(answer.range) == list(range(10))
         await simulated.service.close()
 
     simulate(program)
