@@ -30,7 +30,7 @@ class Lengths:
 
 def source(name: str) -> Any:
     packed = Any()
-    packed.Pack(ClientDataset(dispatcher=name, digest=bytes(32), client_column="user"))
+    packed.Pack(ClientDataset(dispatcher=name, digest=bytes(32)))
     return packed
 
 

@@ -21,16 +21,21 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fedstack.computations.types.language import CLIENTS, FederatedType, SequenceType, StructType, Type
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.number_checks import MOST_BYTES
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
+from fedstack.executors.worker.phase_pipeline import AdmittedPhase, PhaseHost, admit
 from fedstack.executors.worker.received import Received
-from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.proto.extensions_pb2 import Packed, PhaseRequest
 from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation.isolation_child import LENGTH
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.processes.process_endings import ending_of, users_lines_in
+from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker
 
 _logger = logging.getLogger(__name__)
@@ -69,7 +74,7 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
     """
     request = received.message
     admitted = await admit(received, _ForChildren(host.admission))
-    header = await off_loop(request.SerializeToString)
+    header = await off_loop(lambda: _without_references(request, admitted).SerializeToString())
     await received.fill(admitted.unpacker)
     with host.lend(request.clients) as engine:
         threads = engine.leaf_threads
@@ -92,6 +97,30 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
         )
     finally:
         search.close()
+
+
+def _without_references(request: PhaseRequest, admitted: AdmittedPhase) -> PhaseRequest:
+    """Returns the request with elements in place of references, which children cannot read."""
+    phase = admitted.phase
+    for message, column, member in zip(request.input, phase.inputs, phase.phase.input_types):
+        _write_elements(message.value, column, member)
+    return request
+
+
+def _write_elements(packed: Packed, column: Column, member: Type) -> None:
+    """Writes the elements of references, all of them into the message: what follows it is as it came."""
+    kind = packed.WhichOneof("kind")
+    if kind == "fields" and isinstance(member, StructType):
+        for index, (field, (_, field_type)) in enumerate(zip(packed.fields.column, fields_of(member))):
+            _write_elements(field, column.field(index), field_type)
+    elif kind == "references":
+        packed.Clear()
+        Packer(MOST_BYTES, elements=True, sequences=True).pack(packed, column, FederatedType(member, CLIENTS))
+    elif kind == "clients" and isinstance(member, SequenceType):
+        for one, sequence in zip(packed.clients.member, column.items()):
+            if one.WhichOneof("kind") == "references":
+                one.Clear()
+                Packer(MOST_BYTES, elements=True, sequences=True).pack(one, sequence, member)
 
 
 class _Search:

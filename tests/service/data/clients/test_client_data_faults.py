@@ -1,5 +1,7 @@
 """A round goes on when servers of its data service are lost, and what cannot be read says why."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,8 +10,10 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+from calling import WALL
 from certificate_files import write_certificates
 from client_service import DataService, as_if_elsewhere, data_service
+from serving import served
 
 import fedstack
 from fedstack.errors import AuthenticationError, ClosedError, InvalidValueError, RemoteError, ResourceLimitError
@@ -19,6 +23,7 @@ from fedstack.service.data import (
     Dataset,
     DataWorkerLimits,
     DispatcherConfig,
+    DispatchServer,
     WorkerConfig,
     WorkerServer,
     register_dataset,
@@ -167,3 +172,46 @@ def test_certificates_and_tokens_are_asked_for_and_given(tmp_path: Path) -> None
             assert len(list(reference)) == 3
         with pytest.raises(AuthenticationError):
             DatasetDataSource(service.target, "rows")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_costs_no_round_with_executors_and_data_workers_in_one(tmp_path: Path) -> None:
+    """Two servers, each an executor and a data worker; one of them ends in the middle of a round."""
+    path = tmp_path / "rows.npz"
+    elements = list(LOCAL.dataset)
+    np.savez(path, **{name: np.stack([element[name] for element in elements]) for name in ("who", "row")})
+    marker = str(tmp_path / "begun")
+
+    @fedstack.python_computation([MEMBER], np.float32)
+    def of_one(data):
+        with open(marker, "a") as file:
+            file.write(".")
+        time.sleep(0.003)
+        return np.float32(sum(element["row"].sum() for element in data))
+
+    @fl.federated_computation(fl.FederatedType(MEMBER, fl.CLIENTS))
+    def of_all(data):
+        return fl.federated_sum(fl.federated_map(of_one, data))
+
+    with DispatchServer() as dispatcher, contextlib.ExitStack() as stack:
+        options = ["--data-worker", dispatcher.target, "--data-root", tmp_path, "--data-service", dispatcher.target]
+        servers = [stack.enter_context(served("--allow-python-code", *options)) for _ in range(2)]
+        register_dataset(dispatcher.target, Dataset.from_npz(path).by_client("who"), "rows")
+        source = stack.enter_context(DatasetDataSource(dispatcher.target, "rows"))
+        targets = [server.target for server in servers]
+        with fedstack.create_sync_remote_execution_context(targets) as context, fedstack.use_context(context):
+            expected = of_all(source.iterator().select())
+            Path(marker).unlink()
+            killer = threading.Thread(target=_kill_when, args=(servers[0].process, Path(marker)))
+            killer.start()
+            assert of_all(source.iterator().select()) == expected
+            killer.join()
+
+
+def _kill_when(process: Any, marker: Path) -> None:
+    """Kills a process once some clients have run."""
+    deadline = time.monotonic() + WALL
+    while not marker.exists() or marker.stat().st_size < CLIENTS // 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()

@@ -1,6 +1,7 @@
 """References to the data of clients can be given to any computation in place of the data."""
 
 import asyncio
+import os
 import pickle
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from client_service import CLIENTS, POINTS, DataService, as_if_elsewhere, average, data_service, points
 
 import fedstack
-from fedstack.errors import CarrierError, FedstackError, InvalidValueError
+from fedstack.errors import CarrierError, FedstackError, InvalidValueError, LeafError
 from fedstack.program import DatasetDataSource, DatasetDataSourceIterator
 from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
 from fedstack.service import Server, ServerConfig, local_worker_pool
@@ -87,6 +88,27 @@ def test_workers_read_what_they_train_on_and_have_the_same_bits(
 
         with fedstack.create_async_remote_execution_context(pool) as context, fedstack.use_context(context):
             assert asyncio.run(train()) == expected
+
+
+@pytest.mark.slow
+def test_a_client_that_ends_its_worker_is_found_where_clients_are_references(
+    service: DataService, source: DatasetDataSource
+) -> None:
+    @fedstack.python_computation([POINTS.member], np.float32)
+    def crash(data):
+        if len(list(data)) == len(LOCAL["user 3"]):
+            os._exit(3)
+        return np.float32(0)
+
+    @fl.federated_computation(POINTS)
+    def total(data):
+        return fl.federated_sum(fl.federated_map(crash, data))
+
+    others = [client for client in LOCAL if len(LOCAL[client]) != len(LOCAL["user 3"])][:5]
+    with local_worker_pool(2, data_services=[service.target]) as pool:
+        with fedstack.create_sync_remote_execution_context(pool) as context, fedstack.use_context(context):
+            with pytest.raises(LeafError, match="client 5"):
+                total(source.select([*others, "user 3"]))
 
 
 def test_a_reference_has_the_elements_of_its_client(source: DatasetDataSource) -> None:
