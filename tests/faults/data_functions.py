@@ -8,7 +8,7 @@ import numpy as np
 import fedstack
 
 # Elements come slowly enough for something to happen meanwhile.
-PAUSE = 0.0005
+PAUSE = 0.0003
 
 
 @fedstack.python_computation([np.int64], np.int64)

@@ -42,6 +42,10 @@ class Deliveries:
         if rows:
             self._rows[id] = rows
 
+    def has_begun(self, id: int) -> bool:
+        """Returns whether the consumer has had something of a range."""
+        return id in self._rows or id in self._finished or any(id == one for one, _, _ in self._log)
+
     def hand_out(self, id: int, rows: int, is_over: bool) -> None:
         """The consumer gets elements of a range, and is told nothing if there are none."""
         self._log.append((id, rows, is_over))

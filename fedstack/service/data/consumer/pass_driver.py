@@ -328,8 +328,9 @@ class PassDriver:
         for reading in self._readings.values():
             await reading.close()
         with self._arrived:
-            last = self._plan.leave()
-        await self._participation.leave(last, self._is_resumable and not self._plan.is_over)
+            may_resume = self._is_resumable and not self._plan.is_over
+            last = self._plan.leave(may_resume)
+        await self._participation.leave(last, may_resume)
 
     def __repr__(self) -> str:
         return f"<PassDriver of {self._plan!r}>"

@@ -168,11 +168,18 @@ class PassPlan:
         """A range is not to be read."""
         self._deliveries.finish(id)
 
-    def leave(self) -> Take:
-        """Returns the last that the dispatcher hears: what is read, and what others may read since nobody has begun."""
+    def leave(self, may_resume: bool = False) -> Take:
+        """Returns the last that the dispatcher hears: what is read, and what others may read.
+
+        Args:
+          may_resume: Whether this comes back, and goes on with what it has taken.
+        """
         known = self._asking or Take(0, 0)
         finished = (*known.finished, *self._deliveries.take_finished())
-        untouched = () if self._guarantee is Guarantee.EXACTLY_ONCE else (r.id for r in self._ranges if not r.rows)
+        begun = (place.range for place in self._places.values() if place.range is not None)
+        all_taken = {one.id for one in (*self._ranges, *begun, *(one for one, _ in self._waiting))}
+        # Of these no element has been handed out.
+        untouched = () if may_resume else sorted(id for id in all_taken if not self._deliveries.has_begun(id))
         return Take(self._next_number, 0, finished, tuple(untouched))
 
     # The workers.

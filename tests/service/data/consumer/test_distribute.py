@@ -254,6 +254,39 @@ def test_consumers_share_the_passes_of_a_job(service: DispatchServer) -> None:
     assert sorted(found[0] + found[1]) == list(range(3000))
 
 
+def test_a_consumer_that_stops_leaves_to_others_what_it_has_not_begun(service: DispatchServer) -> None:
+    shared = distribute(DYNAMIC, service, job_name="left", guarantee="at_least_once")
+    dataset = Dataset.range(3000).apply(shared)
+    elements = iter(dataset)
+    first = [int(next(elements)) for _ in range(10)]
+    elements.close()
+    rest = list(map(int, Dataset.range(3000).apply(shared)))
+    assert set(first + rest) == set(range(3000))
+
+
+@pytest.mark.parametrize("protocol", ["", "grpc://"])
+def test_the_examples_of_the_original_run(protocol: str) -> None:
+    dispatcher = DispatchServer()
+    dispatcher_address = protocol + dispatcher.target.split("://")[1]
+    worker = WorkerServer(WorkerConfig(dispatcher_address=dispatcher_address))
+    dataset = Dataset.range(10)
+    dataset = dataset.apply(distribute(processing_mode="parallel_epochs", service=dispatcher.target))
+    assert sorted(dataset.as_numpy_iterator()) == list(range(10))
+
+    dataset = Dataset.range(10)
+    dataset_id = register_dataset(dispatcher.target, dataset)
+    dataset = from_dataset_id(
+        processing_mode="parallel_epochs",
+        service=dispatcher.target,
+        dataset_id=dataset_id,
+        element_spec=dataset.element_spec,
+    )
+    assert sorted(dataset.as_numpy_iterator()) == list(range(10))
+    worker.stop()
+    dispatcher.stop()
+    assert dispatcher.join(WALL)
+
+
 def test_a_late_consumer_gets_nothing_and_is_told_why(
     service: DispatchServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -251,6 +251,18 @@ def test_ranges_are_taken_ahead_of_those_that_are_read() -> None:
     assert second.want == 2
 
 
+def test_what_nobody_has_had_is_given_back() -> None:
+    plan = PassPlan(AT_MOST)
+    plan.list_workers([b"a", b"b"])
+    plan.take()
+    plan.took([TakenRange(number, number, number + 1) for number in range(4)], False)
+    for read in plan.reads():
+        plan.arrive(read, [column([1])])
+    plan.next()
+    assert plan.leave().given_back == (1, 2, 3), "one that has arrived, too"
+    assert plan.leave(may_resume=True).given_back == ()
+
+
 def test_an_element_that_ends_every_worker_ends_the_pass() -> None:
     plan = PassPlan(EXACTLY)
     plan.take()
