@@ -24,12 +24,14 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
+from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 # How many blocks of one range are asked for at a time.
-ASKED_AHEAD = 3
-# About how large they are.
-BLOCK_BYTES = 4 << 20
-_SMALL_BYTES = 64 << 10
+ASKED_AHEAD = 2
+# About how large they are, after the first.
+BLOCK_BYTES = 8 << 20
+# Where one is as large as that, those after it will not fit into one message.
+_LARGE_BYTES = 512 << 10
 _ID_BYTES = 16
 # What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
 _MOST_AT_ONCE = 64
@@ -173,7 +175,7 @@ class _RemoteReading(Reading):
         self._number = 0
         self._is_over = False
         self._is_closed = False
-        self._is_large = (exact_bytes(element) or 0) > _SMALL_BYTES
+        self._is_large = (exact_bytes(element) or 0) > WHOLE_BYTES
 
     async def next(self) -> Sequence[Column]:
         if self._is_over or self._is_closed:
@@ -212,7 +214,7 @@ class _RemoteReading(Reading):
             elements = await sized(
                 received.size, lambda: unpacker.unpack(response.elements, SequenceType(self._element), "elements")
             )
-            self._is_large = not incoming.is_here
+            self._is_large = sum(map(len, unpacker.buffers)) >= _LARGE_BYTES
             await received.fill(unpacker)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows:
             raise InvalidValueError(

@@ -10,6 +10,9 @@ from fedstack.computations.values.columns import Column, RowsColumn, StructColum
 from fedstack.service.data.datasets.blocks import Blocks, block_bytes, pieces
 from fedstack.transport.wire.sequence_rows import Pieces
 
+# The first block fits into one message; those after it grow, as the work of each call is the same.
+_FIRST_BYTES = 1 << 20
+_GROWTH = 4
 # How long an element may wait for those that travel with it.
 _SECONDS_TOGETHER = 0.005
 
@@ -29,6 +32,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
     """
     held: list[Column] = []
     held_bytes, begun = 0, time.perf_counter()
+    bound, most_bytes = most_bytes, min(most_bytes, _FIRST_BYTES)
     failure: Exception | None = None
     while True:
         block = None
@@ -41,12 +45,14 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
         for piece, size in _cut(block, element, most_bytes):
             if held and (held_bytes + size > most_bytes or not _fits(held[0], piece)):
                 yield _together(held, element), False
-                held, held_bytes = [], 0
+                held, held_bytes, begun = [], 0, time.perf_counter()
+                most_bytes = min(bound, most_bytes * _GROWTH)
             held.append(piece)
             held_bytes += size
             if held_bytes >= most_bytes or time.perf_counter() - begun > _SECONDS_TOGETHER:
                 yield _together(held, element), False
                 held, held_bytes, begun = [], 0, time.perf_counter()
+                most_bytes = min(bound, most_bytes * _GROWTH)
     if held:
         yield _together(held, element), failure is None
     if failure is not None:

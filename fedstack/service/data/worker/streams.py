@@ -1,6 +1,7 @@
 """Keeps what is being read: streams of blocks that are made a few ahead, on threads, and asked for by number."""
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -149,7 +150,7 @@ class Stream:
                 self._pass_on(None)
         elif not (self.has_ended or self._is_over or self._is_full) and self._job is None:
             self._job = self._start(self._make)
-            self._job.add_done_callback(lambda job: calls_on(self._loop).add(lambda: self._has_made(job)))
+            self._job.add_done_callback(lambda job: self._on_loop(lambda: self._has_made(job)))
 
     @property
     def _is_full(self) -> bool:
@@ -174,6 +175,10 @@ class Stream:
         with self._scope.entered():
             return self._threads.submit(work)
 
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits
+            calls_on(self._loop).add(function)
+
     def _make(self) -> bool:
         """Makes blocks while there is room for them; returns whether there are no more. On a thread."""
         for _ in range(_BLOCKS_IN_A_TURN):
@@ -183,7 +188,7 @@ class Stream:
                     break
                 self._made.append(block)
                 self._room.take(block.size)
-            calls_on(self._loop).add(self._hand_out)
+            self._on_loop(self._hand_out)
             if self._is_full:
                 return False
         else:
