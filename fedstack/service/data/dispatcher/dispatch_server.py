@@ -22,6 +22,13 @@ _logger = logging.getLogger(__name__)
 _count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
 
 
+def _addresses(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    found: list[object] | None = None if given is None or isinstance(given, str) else list(given)
+    if given is not None and (found is None or not all(isinstance(one, str) and one for one in found)):
+        raise InvalidValueError(f"Expected worker_addresses as a list of addresses, found {given!r}")
+    return None if given is None else tuple(given)
+
+
 @attrs.frozen
 class DispatcherConfig:
     """How a `DispatchServer` serves. What is `None` has its default.
@@ -53,7 +60,7 @@ class DispatcherConfig:
     protocol: str = GRPC
     work_dir: str | os.PathLike[str] | None = None
     fault_tolerant_mode: bool = False
-    worker_addresses: Sequence[str] | None = None
+    worker_addresses: tuple[str, ...] | None = attrs.field(default=None, converter=_addresses)
     job_gc_check_interval_ms: int | None = attrs.field(default=None, validator=_count)
     job_gc_timeout_ms: int | None = attrs.field(default=None, validator=_count)
     worker_timeout_ms: int | None = attrs.field(default=None, validator=_count)
@@ -71,8 +78,6 @@ class DispatcherConfig:
             raise InvalidValueError(
                 "Expected a work_dir for fault_tolerant_mode, found none; give a folder for the journal"
             )
-        if isinstance(cast(object, self.worker_addresses), str):
-            raise InvalidValueError(f"Expected worker_addresses as a list, found {self.worker_addresses!r}")
 
     def times(self) -> Times:
         """Returns how long the dispatcher waits for what."""

@@ -171,8 +171,14 @@ class Journal:
         """
         if self._folder is None:
             return self._definitions[digest]
+        path = self._folder / DEFINITIONS / digest.hex()
         with self._errors():
-            return (self._folder / DEFINITIONS / digest.hex()).read_bytes()
+            try:
+                return path.read_bytes()
+            except FileNotFoundError as error:
+                raise JournalError(
+                    f"Expected the definition of a dataset that is registered, found no file {path}; register it again"
+                ) from error
 
     def compact(self) -> None:
         """Gives back the room of what has been deleted."""
@@ -210,9 +216,12 @@ class Journal:
             )
         if "not a database" in text or "malformed" in text:
             return self._damaged(text)
+        place = self.file
+        if isinstance(error, OSError):
+            place, text = error.filename or place, error.strerror or text
         return JournalError(
-            f"The dispatcher's journal cannot be used: {self.file}: {text}; see that this user may write there, and "
-            "that the disk is sound"
+            f"The dispatcher's journal cannot be used: {place}: {text}; see that this user may write there, and that "
+            "the disk is sound"
         )
 
     def _damaged(self, what: str) -> JournalError:
