@@ -11,6 +11,7 @@ import pytest
 from client_service import CLIENTS, POINTS, DataService, as_if_elsewhere, average, data_service, points
 
 import fedstack
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, LeafError
 from fedstack.program import DatasetDataSource, DatasetDataSourceIterator
 from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
@@ -18,6 +19,10 @@ from fedstack.service import Server, ServerConfig, local_worker_pool
 from fedstack.service.data import Dataset, register_dataset
 from fedstack.service.data.clients.client_references import reader_of_this_process
 from fedstack.service.data.clients.reference_reader import ReferenceReader
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 
 LOCAL = points()
 START = np.zeros(3, np.float32)
@@ -109,6 +114,36 @@ def test_a_client_that_ends_its_worker_is_found_where_clients_are_references(
         with fedstack.create_sync_remote_execution_context(pool) as context, fedstack.use_context(context):
             with pytest.raises(LeafError, match="client 5"):
                 total(source.select([*others, "user 3"]))
+
+
+def test_an_asynchronous_context_in_this_process_has_the_same_bits(
+    source: DatasetDataSource, expected: list[bytes]
+) -> None:
+    async def train() -> bytes:
+        return (await average(START, source.iterator().select(30))).tobytes()
+
+    with fedstack.create_async_local_execution_context() as context, fedstack.use_context(context):
+        assert asyncio.run(train()) == expected[0]
+
+
+def test_a_plain_executor_service_gets_the_elements(source: DatasetDataSource, expected: list[bytes]) -> None:
+    policy = CarrierPolicy(modules=("*",), python_code=True)
+    service = ExecutorService(fedstack.local_executor_factory(), extensions=False, policy=policy)
+    with ServerThread(GrpcServer([service])) as server:
+        with fedstack.create_sync_remote_execution_context(server.target) as context, fedstack.use_context(context):
+            assert average(START, source.iterator().select(30)).tobytes() == expected[0]
+
+
+@pytest.mark.usefixtures("fedstack_context")
+def test_the_data_of_many_clients_is_read_in_few_calls(service: DataService, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    read = DataWorkerStub.read
+    monkeypatch.setattr(DataWorkerStub, "read", lambda *args, **kwargs: calls.append(args) or read(*args, **kwargs))
+    many = points(1000, per_client=10)
+    register_dataset(service.target, many, "many")
+    with as_if_elsewhere(), DatasetDataSource(service.target, "many") as source:
+        assert average(START, source.iterator().select()).tobytes() == average(START, list(many.values())).tobytes()
+    assert len(calls) < 50
 
 
 def test_a_reference_has_the_elements_of_its_client(source: DatasetDataSource) -> None:
