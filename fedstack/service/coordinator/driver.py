@@ -205,8 +205,8 @@ class Driver:
                     return await cast(Held, held).payload()
                 except RetryableError as error:
                     self.lose(site, error)
-                except ClosedError:
-                    if not place.lost:  # else it was closed since, and there may be another
+                except Exception:
+                    if not place.lost:  # else what it says does not count, and there may be another
                         raise
             with self._lock:
                 self._scheduler.need(closure)

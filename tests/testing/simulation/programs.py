@@ -123,6 +123,7 @@ async def scheduled_calls(cluster: SimulatedCluster) -> None:
         (await coordinator.schedule(third, [np.float32(number)]), np.float32(number) / np.float32(3))
         for number in range(8)
     ]
+    found = None
     for step in range(40):
         (left, left_known), (right, right_known) = chance.sample(values, 2)
         value = await coordinator.schedule(blended, [left, right], prefetch=chance.random() < 0.2)

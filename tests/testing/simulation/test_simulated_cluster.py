@@ -38,6 +38,11 @@ def test_every_result_is_right_whatever_happens_to_workers(name, tens):
         rough_run(name, seed)
 
 
+@pytest.mark.parametrize("seed", [5019, 5079])
+def test_what_a_lost_worker_still_answers_fails_no_call(seed):
+    rough_run("scheduled_calls", seed)
+
+
 def test_a_calm_cluster_answers_every_call():
     cluster = SimulatedCluster(2, seed=1)
     cluster.run(rounds)
