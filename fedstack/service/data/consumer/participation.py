@@ -41,6 +41,7 @@ class Opening:
       element: The type of the elements that workers send.
       position: The place to go on from, for one that resumes.
       timeout: How long the dispatcher may be away, in seconds.
+      ahead: How many blocks of a range are asked for at a time.
     """
 
     request: OpenPassRequest
@@ -48,6 +49,7 @@ class Opening:
     element: Type
     position: Position
     timeout: float
+    ahead: int
 
 
 class Participation:

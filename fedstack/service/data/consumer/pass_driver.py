@@ -271,7 +271,7 @@ class PassDriver:
             num_splits=self._opening.num_splits,
             first_element=one.rows,
         )
-        return self._reader(read.worker).open(request, self._opening.element)
+        return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
 
     def _reader(self, worker: bytes) -> Reader:
         return self._connections.reader(worker, self._addresses[worker])

@@ -68,12 +68,13 @@ class Reader(abc.ABC):
     """Reads at one data worker."""
 
     @abc.abstractmethod
-    def open(self, what: ReadRequest, element: Type) -> Reading:
+    def open(self, what: ReadRequest, element: Type, ahead: int = ASKED_AHEAD) -> Reading:
         """Returns a range that is read as it is asked for.
 
         Args:
           what: Which dataset, what of it, how many splits it has, from which element on, and how large blocks are.
           element: The type of its elements.
+          ahead: How many blocks are asked for at a time.
         """
 
     @abc.abstractmethod
@@ -136,8 +137,8 @@ class RemoteReader(Reader):
     def __init__(self, stub: DataWorkerStub) -> None:
         self._stub = stub
 
-    def open(self, what: ReadRequest, element: Type) -> Reading:
-        return _RemoteReading(self._stub, what, element)
+    def open(self, what: ReadRequest, element: Type, ahead: int = ASKED_AHEAD) -> Reading:
+        return _RemoteReading(self._stub, what, element, ahead)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         async with self._stub.list_clients(request) as incoming:
@@ -164,8 +165,9 @@ class RemoteReader(Reader):
 class _RemoteReading(Reading):
     """A range of which a few blocks are asked for ahead."""
 
-    def __init__(self, stub: DataWorkerStub, what: ReadRequest, element: Type) -> None:
+    def __init__(self, stub: DataWorkerStub, what: ReadRequest, element: Type, ahead: int) -> None:
         self._stub = stub
+        self._ahead = ahead
         self._request = ReadRequest()
         self._request.CopyFrom(what)
         self._request.block_bytes = what.block_bytes or BLOCK_BYTES
@@ -189,7 +191,7 @@ class _RemoteReading(Reading):
                 self._stub.before_closing(task)
             self._asked.clear()
         else:
-            self._ask(ASKED_AHEAD)
+            self._ask(self._ahead)
         return (column,) if len(column) else ()
 
     def _ask(self, ahead: int) -> None:
@@ -254,7 +256,7 @@ class LocalReader(Reader):
     def __init__(self, find: Callable[[], DataWorkerService]) -> None:
         self._find = find
 
-    def open(self, what: ReadRequest, element: Type) -> Reading:
+    def open(self, what: ReadRequest, element: Type, ahead: int = ASKED_AHEAD) -> Reading:
         return _LocalReading(self._find, what)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
