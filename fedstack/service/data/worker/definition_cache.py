@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 
 import attrs
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.work_scope import WorkScope, set_scope
@@ -96,14 +97,14 @@ class DefinitionCache:
         self._known.put(digest, known, len(content))
         return known
 
-    async def _fetch(self, request: DescribeDatasetRequest) -> bytearray:
+    async def _fetch(self, request: DescribeDatasetRequest) -> memoryview:
         async with self._dispatcher.define(request) as incoming:
             received = await receive(incoming, DatasetDescription)
             size = received.message.definition_bytes
             if size > self._limits.max_definition_bytes:
                 raise exceeded(self._limits, "max_definition_bytes", size)
-            content = bytearray(size)
-            await received.rest.read_into([memoryview(content)])
+            content = np.empty(size, np.uint8).data  # not touched before its bytes come
+            await received.rest.read_into([content])
             return content
 
     def close(self) -> None:
@@ -119,7 +120,7 @@ def _is_awaited(loss: FedstackError) -> None:
     """Is called when the dispatcher is away; those who wait for its answer are told when it stays away."""
 
 
-def _read(content: bytearray, digest: bytes) -> KnownDataset:
+def _read(content: memoryview, digest: bytes) -> KnownDataset:
     if hashlib.sha256(content).digest() != digest:
         raise InvalidValueError(
             f"Expected the definition of dataset {digest.hex()[:16]}…, found another one under that digest; the "
