@@ -78,6 +78,11 @@ class Attendance:
         self._without(gone)
         return lost
 
+    def excuse(self) -> None:
+        """Gives those another lease who have been silent for too long: nobody listened."""
+        for worker in self._leases.expired():
+            self._leases.open(worker, self.lease_seconds)
+
     def next_expiry(self) -> float | None:
         """Returns in how many seconds the next one will have been; `None` if there are none."""
         return self._leases.next_expiry()

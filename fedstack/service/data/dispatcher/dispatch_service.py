@@ -32,6 +32,8 @@ _logger = logging.getLogger(__name__)
 _LONGEST_WAIT_SECONDS = 60.0
 _ATTENDS_SECONDS = 1.0
 _SIGNS_IN_A_LEASE = 4
+# Of one that stood still for so long nobody was heard: whose lease ended meanwhile need not have been silent.
+_LATE_SECONDS = 1.0
 _STOPPING = "The dispatcher is stopping; wait until it has been started again"
 
 
@@ -268,7 +270,14 @@ class DispatchService(Service):
         while True:
             times = self._times
             expiries = self._attendance.next_expiry(), self._consumers.next_expiry(), times.check
-            await asyncio.sleep(min(times.worker, times.consumer, *(t for t in expiries if t is not None)))
+            seconds, began = min(times.worker, times.consumer, *(t for t in expiries if t is not None)), self._clock()
+            await asyncio.sleep(seconds)
+            if self._clock() - began - seconds > max(_LATE_SECONDS, min(times.worker, times.consumer) / 2):
+                _logger.warning("The dispatcher stood still for %.1f s", self._clock() - began - seconds)
+                self._attendance.excuse()
+                for consumer in self._consumers.expired():
+                    self._shows_life(consumer)
+                continue
             try:
                 await self._expire()
                 if self._clock() >= collected + times.check:

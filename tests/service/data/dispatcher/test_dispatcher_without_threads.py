@@ -45,8 +45,12 @@ class Simulated:
         journal = Journal(folder)
         self.disk = BadDisk(journal._tables)
         journal._tables = self.disk  # type: ignore[assignment]
+        self.stood_still = 0.0
         self.service = DispatchService(
-            journal, times=Times(worker=HOUR, consumer=HOUR), clock=loop.time, wall_clock=loop.time
+            journal,
+            times=Times(worker=HOUR, consumer=HOUR),
+            clock=lambda: loop.time() + self.stood_still,
+            wall_clock=loop.time,
         )
         self.service.started()
         self.stub = DispatcherStub(InMemoryConnection(self.service))
@@ -93,6 +97,28 @@ def test_who_waits_gets_what_a_lost_consumer_leaves_after_its_lease(simulate) ->
             waiting.number += 1
         assert splits(answer.range) == list(range(10))
         assert HOUR <= loop.time() - began < HOUR + 1
+        await simulated.service.close()
+
+    simulate(program)
+
+
+def test_a_dispatcher_that_stood_still_takes_nobody_for_lost(simulate) -> None:
+    async def program() -> None:
+        simulated = Simulated()
+        digest = await simulated.register()
+        worker = messages.DataWorkerAddress(worker=b"w", address="w:1")
+        await simulated.stub.attend(messages.AttendRequest(worker=worker))
+        take = await simulated.open(digest, b"a")
+        take.wait_seconds = 0.0
+        await simulated.stub.take(take)
+        await asyncio.sleep(HOUR / 2)
+        simulated.stood_still = 10 * HOUR
+        await asyncio.sleep(HOUR)
+        take.number += 1
+        assert (await simulated.stub.take(take)).is_exhausted
+        assert len((await simulated.stub.list_workers()).worker) == 1
+        await asyncio.sleep(HOUR)
+        assert not (await simulated.stub.list_workers()).worker
         await simulated.service.close()
 
     simulate(program)
