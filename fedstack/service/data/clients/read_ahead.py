@@ -7,9 +7,10 @@ many elements is read alone, block by block.
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
+from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, concatenate, empty_column
 from fedstack.errors import FedstackError
@@ -24,8 +25,8 @@ from fedstack.transport.wire.references import ReferenceGroup
 _FIRST_CLIENTS = 32
 _MOST_CLIENTS = 512
 _WINDOW_BYTES = 4 << 20
-# What has been read stays here so that a client's function can go over it several times, up to so many bytes.
-_HELD_BYTES = 64 << 20
+# What has been read: by the dataset and the type of its elements, and the client's id.
+Held: TypeAlias = SharedCache[tuple[bytes, bytes], Column]
 
 
 class ReadAhead:
@@ -35,16 +36,17 @@ class ReadAhead:
       group: The references.
       dataset: What their source says.
       workers: The data workers.
+      held: Keeps what has been read, so that a client's function can go over it several times.
     """
 
-    def __init__(self, group: ReferenceGroup, dataset: ClientDataset, workers: DataWorkers) -> None:
+    def __init__(self, group: ReferenceGroup, dataset: ClientDataset, workers: DataWorkers, held: Held) -> None:
         self._keys = group.keys
+        self._dataset = dataset.digest + group.element.to_proto().SerializeToString(deterministic=True)
         self._element = group.element
         self._request = ReadRequest(digest=dataset.digest, block_bytes=_WINDOW_BYTES)
         self._workers = workers
         self._lock = threading.RLock()  # what has come may have done so before its callback is added, under the lock
-        self._held: OrderedDict[int, Column] = OrderedDict()
-        self._held_bytes = 0
+        self._held = held
         self._coming: dict[int, Outcome[None]] = {}
         self._alone: set[int] = set()
         self._large: set[int] = set()
@@ -66,15 +68,14 @@ class ReadAhead:
                 ahead = place + max(1, self._clients // 2)
                 if ahead < len(self._keys):
                     self._read_from(ahead)
-                found = self._held.get(place)
+                found = self._held.get((self._dataset, self._keys[place]))
                 if found is not None:
-                    self._held.move_to_end(place)
                     return found
                 if place in self._large:
                     return None
                 coming = self._coming.get(place)
             try:
-                if coming is not None:
+                if coming is not None:  # else it has had to make room for others, just now
                     coming.result()
             finally:
                 del coming  # its error has frames with this one
@@ -90,7 +91,9 @@ class ReadAhead:
         coming.add_done_callback(lambda _: self._has_come(places))
 
     def _is_known(self, place: int) -> bool:
-        return place in self._held or place in self._coming or place in self._large
+        if place in self._coming or place in self._large:
+            return True
+        return self._held.get((self._dataset, self._keys[place])) is not None
 
     def _has_come(self, places: Sequence[int]) -> None:
         with self._lock:
@@ -124,7 +127,7 @@ class ReadAhead:
                 return
         with self._lock:
             for place, column, size in zip(places, columns, sizes):
-                self._hold(place, column, size)
+                self._held.put((self._dataset, self._keys[place]), column, size)
             if not columns:
                 self._large.add(places[0])
             else:
@@ -147,13 +150,6 @@ class ReadAhead:
         finally:
             await reading.close()
         return columns, [block_bytes(column, self._element) for column in columns]
-
-    def _hold(self, place: int, column: Column, size: int) -> None:
-        self._held[place] = column
-        self._held_bytes += size
-        while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
-            _, oldest = self._held.popitem(last=False)
-            self._held_bytes -= block_bytes(oldest, self._element)
 
     def _streamed(self, place: int) -> Iterator[Column]:
         """Yields the elements of one client as they come; from another worker on where the first is lost."""

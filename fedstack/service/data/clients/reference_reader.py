@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import SequenceType, Type, computation_pb2
 from fedstack.computations.values.columns import Column
 from fedstack.errors import CarrierError, InvalidValueError
@@ -16,13 +17,16 @@ from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.error_text import name_text
 from fedstack.proto.client_references_pb2 import ClientDataset
 from fedstack.service.data.clients.data_workers import DataWorkers
-from fedstack.service.data.clients.read_ahead import ReadAhead
+from fedstack.service.data.clients.read_ahead import Held, ReadAhead
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.references import Reference, ReferenceGroup
 
 _PATIENCE_SECONDS = 60.0
+# How much of what was read is kept, for all groups of references together.
+_HELD_BYTES = 256 << 20
+_MOST_HELD = 1_000_000
 _SCHEME_OF_THIS_PROCESS = "grpc+local://"
 
 
@@ -46,6 +50,7 @@ class ReferenceReader(ClosesOnExit):
         self._credentials = credentials
         self._allowed = None if allowed is None else {canonical(address): address for address in allowed}
         self._patience = patience
+        self._held: Held = SharedCache(_MOST_HELD, _HELD_BYTES)
         self.renew()
         renew_after_fork(self)
 
@@ -67,7 +72,8 @@ class ReferenceReader(ClosesOnExit):
             found = None if self._closed else self._groups.get(group)
             if found is None:
                 dataset = _dataset_of(group.source)
-                found = self._groups[group] = ReadAhead(group, dataset, self._workers_of(dataset.dispatcher))
+                workers = self._workers_of(dataset.dispatcher)
+                found = self._groups[group] = ReadAhead(group, dataset, workers, self._held)
         return found.blocks(place)
 
     def workers(self, dispatcher: str) -> DataWorkers:
