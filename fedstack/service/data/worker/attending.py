@@ -60,9 +60,9 @@ class Attending:
         await asyncio.wait([self._first], timeout=seconds)
         if self._first.done():
             return self._first.result()
+        reason = self._failure or "it does not answer; start it, or correct dispatcher_address"
         raise WorkerUnavailableError(
-            f"Expected a dispatcher of the data service at {self._stub.address}, found none for {seconds:g} s: "
-            f"{self._failure or 'it does not answer'}; start it, or correct dispatcher_address"
+            f"Expected a dispatcher of the data service at {self._stub.address}, found none for {seconds:g} s: {reason}"
         )
 
     async def _attend(self) -> None:
