@@ -14,6 +14,7 @@ from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.cursors import read_cursor
 from fedstack.service.data.consumer.descriptions import KnownDataset, described, known_dataset, registered
 from fedstack.service.data.consumer.distributed_dataset import DistributedDataset, DistributedSource, Terms
+from fedstack.service.data.consumer.participation import asked
 from fedstack.service.data.consumer.pass_plan import Guarantee
 from fedstack.service.data.consumer.sharding import ShardingPolicy, checked_policy
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
@@ -133,8 +134,7 @@ def register_dataset(
     connections = _connections(service, credentials, Terms(ShardingPolicy.OFF), compression)
     known, stub = described(whole, name, column), connections.dispatcher
     seconds = _seconds(dispatcher_timeout_ms)
-    asked = stub.persistently(lambda: registered(known, stub, by_name=True), seconds, lambda _: None)
-    return stub.io.run_sync(asked).dataset_id
+    return stub.io.run_sync(asked(stub, lambda: registered(known, stub, by_name=True), seconds)).dataset_id
 
 
 def from_dataset_id(
@@ -184,7 +184,7 @@ def from_dataset_id(
     )
     connections = _connections(service, credentials, terms, compression)
     stub, request = connections.dispatcher, DescribeDatasetRequest(dataset_id=_checked_name("dataset_id", dataset_id))
-    description = stub.io.run_sync(stub.persistently(lambda: stub.describe(request), terms.timeout, lambda _: None))
+    description = stub.io.run_sync(asked(stub, lambda: stub.describe(request), terms.timeout))
     known = known_dataset(description, policy)
     _check_spec(element_spec, known.element)
     return _distributed(known, terms, connections)

@@ -9,7 +9,7 @@ from typing import cast
 import attrs
 
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.foundations.error_text import name_text
+from fedstack.foundations.error_text import counted, name_text
 from fedstack.proto.data_service_pb2 import OpenPassRequest
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.cursors import Cursor
@@ -210,6 +210,9 @@ class Passes:
         if self._driver is not None:
             self._driver.close()
 
+    def __repr__(self) -> str:
+        return f"{self._source!r}, {counted(self.made, 'element')} made"
+
 
 class DistributedDataset(Dataset):
     """A dataset that is read at data workers; made by `distribute` and `from_dataset_id`.
@@ -262,3 +265,6 @@ class DistributedIterator(ElementIterator):
         """Reads no more: others may have what this has not read. Idempotent."""
         self._passes.close()
         super().close()
+
+    def __repr__(self) -> str:
+        return f"<DistributedIterator of {self._passes!r}>"

@@ -23,12 +23,28 @@ from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-_TELL_SECONDS = 5.0
 # How long a dispatcher that is away is told that a pass has ended; later it finds out by itself.
 _GOODBYE_SECONDS = 5.0
 # A consumer shows so often in its lease that it is there.
 _SIGNS_IN_A_LEASE = 3
 _LEAST_SECONDS = 0.1
+
+
+async def asked(stub: DispatcherStub, ask: Callable[[], Coroutine[Any, Any, _T]], seconds: float) -> _T:
+    """Returns what a dispatcher answers, which may be away for so many seconds; a log line says that it is looked for.
+
+    Raises:
+      WorkerUnavailableError: If it is away for longer.
+    """
+    is_told = False
+
+    def lost(error: FedstackError) -> None:
+        nonlocal is_told
+        if not is_told:
+            _logger.warning("Looking for the dispatcher, for %g s at most: %s", seconds, error)
+        is_told = True
+
+    return await stub.persistently(ask, seconds, lost)
 
 
 @attrs.frozen(eq=False)
@@ -138,12 +154,4 @@ class Participation:
             _logger.info("The dispatcher has not heard of the end of a pass: %s", error)
 
     async def _persistently(self, ask: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None = None) -> _T:
-        begun, told = self._stub.io.time(), False
-
-        def lost(error: FedstackError) -> None:
-            nonlocal told
-            if not told and self._stub.io.time() - begun > _TELL_SECONDS:
-                told = True
-                _logger.warning("Waiting for the dispatcher: %s", error)
-
-        return await self._stub.persistently(ask, seconds or self._opening.timeout, lost)
+        return await asked(self._stub, ask, seconds or self._opening.timeout)
