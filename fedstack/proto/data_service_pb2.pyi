@@ -52,7 +52,7 @@ class DescribeDatasetRequest(_message.Message):
     def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ...) -> None: ...
 
 class OpenPassRequest(_message.Message):
-    __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "incarnation")
+    __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "incarnation", "opening")
     class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[OpenPassRequest.Policy]
@@ -80,6 +80,7 @@ class OpenPassRequest(_message.Message):
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     job_name: str
     repetition: int
@@ -89,7 +90,8 @@ class OpenPassRequest(_message.Message):
     consumer: bytes
     resumes: bool
     incarnation: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., policy: _Optional[_Union[OpenPassRequest.Policy, str]] = ..., guarantee: _Optional[_Union[OpenPassRequest.Guarantee, str]] = ..., target_workers: _Optional[str] = ..., consumer: _Optional[bytes] = ..., resumes: bool = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    opening: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., policy: _Optional[_Union[OpenPassRequest.Policy, str]] = ..., guarantee: _Optional[_Union[OpenPassRequest.Guarantee, str]] = ..., target_workers: _Optional[str] = ..., consumer: _Optional[bytes] = ..., resumes: bool = ..., incarnation: _Optional[bytes] = ..., opening: _Optional[bytes] = ...) -> None: ...
 
 class OpenPassResponse(_message.Message):
     __slots__ = ("incarnation", "pass_id", "lease_seconds", "taken", "next_number", "is_over")

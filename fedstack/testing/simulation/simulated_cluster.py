@@ -12,6 +12,7 @@ from fedstack.computations.values.number_checks import check_number, check_whole
 from fedstack.errors import ContextError, FedstackError
 from fedstack.executors.concurrency.leaf_threads import without_threads
 from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.foundations.drawn_ids import ids_from
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.simulation.simulated_connection import SimulatedConnection
 from fedstack.testing.simulation.simulated_network import SimulatedFaults, SimulatedNetwork
@@ -80,6 +81,7 @@ class SimulatedCluster:
             SimulatedWorker(self._network, f"worker-{index}", lambda: make(self._network.io.time))
             for index in range(workers)
         )
+        self._happening: list[asyncio.Task[None]] = []
         self._failures: list[str] = []
         self._has_run = False
 
@@ -117,7 +119,7 @@ class SimulatedCluster:
             raise SimulationError("Expected a cluster that has not run yet, found one that has; make a new one")
         self._has_run = True
         try:
-            with without_threads(), _seeded(self.seed):
+            with without_threads(), _seeded(self.seed), ids_from(random.Random(self.seed)):
                 self._loop.set_exception_handler(self._lost_error)
                 try:
                     result = self._loop.run_until_complete(self._whole(program))
@@ -133,7 +135,7 @@ class SimulatedCluster:
     async def _whole(self, program: "Callable[[SimulatedCluster], Coroutine[Any, Any, _T]]") -> _T:
         for worker in self.workers:
             worker.start()
-        chaos = [asyncio.ensure_future(happening) for worker in self.workers for happening in self._chaos(worker)]
+        self._happening = [asyncio.ensure_future(it) for worker in self.workers for it in self._chaos(worker)]
         checks = asyncio.ensure_future(self._check())
         running = asyncio.ensure_future(program(self))
         try:
@@ -144,11 +146,7 @@ class SimulatedCluster:
                 raise SimulationError(f"The program did not end within {self._seconds:g} simulated seconds")
             result = running.result()
             self.say("the program has ended")
-            for task in chaos:
-                task.cancel()
-            for worker in self.workers:
-                worker.heal()
-                worker.resume()
+            self.calm()
             await asyncio.wait([checks], timeout=_SETTLE_SECONDS)
             if checks.done():
                 checks.result()
@@ -156,16 +154,20 @@ class SimulatedCluster:
                 self._check_empty(worker)
             return result
         finally:
-            for task in (*chaos, checks, running):
+            for task in (*self._happening, checks, running):
                 task.cancel()
+
+    def calm(self) -> None:
+        """Lets nothing happen to workers from now on; those that stand still go on, and all ways are open."""
+        for task in self._happening:
+            task.cancel()
+        for worker in self.workers:
+            worker.heal()
+            worker.resume()
 
     def _chaos(self, worker: SimulatedWorker) -> list[Coroutine[Any, Any, None]]:
         """Returns what happens to a worker, kind by kind."""
         network, faults, later = self._network, self._faults, self._loop.call_later
-
-        def crash() -> None:
-            worker.crash()
-            later(network.chance.uniform(*faults.restart_seconds), worker.start)
 
         def part() -> None:
             worker.part()
@@ -175,8 +177,16 @@ class SimulatedCluster:
             worker.stall()
             later(network.chance.uniform(*faults.resume_seconds), worker.resume)
 
-        kinds = ((faults.crash_seconds, crash), (faults.part_seconds, part), (faults.stall_seconds, stall))
+        kinds = (
+            (faults.crash_seconds, lambda: self._crash(worker)),
+            (faults.part_seconds, part),
+            (faults.stall_seconds, stall),
+        )
         return [network.now_and_then(seconds, happen) for seconds, happen in kinds]
+
+    def _crash(self, worker: SimulatedWorker) -> None:
+        worker.crash()
+        self._loop.call_later(self._network.chance.uniform(*self._faults.restart_seconds), worker.start)
 
     async def _check(self) -> None:
         """Raises when a session outlives its lease."""

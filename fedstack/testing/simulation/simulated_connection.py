@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from fedstack.errors import ClosedError, DeadlineExceededError
 from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.testing.simulation.simulated_caller import SimulatedCaller
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 from fedstack.testing.simulation.simulated_worker import SimulatedWorker
 from fedstack.transport.peers.connection import Connection
@@ -20,11 +21,15 @@ class SimulatedConnection(Connection):
     Args:
       worker: The worker.
       network: The network.
+      caller: The process that calls: what happens to it happens to its calls. By default nothing happens to it.
     """
 
-    def __init__(self, worker: SimulatedWorker, network: SimulatedNetwork) -> None:
+    def __init__(
+        self, worker: SimulatedWorker, network: SimulatedNetwork, caller: SimulatedWorker | None = None
+    ) -> None:
         self._worker = worker
         self._network = network
+        self._leave = _always if caller is None else SimulatedCaller(caller, worker, network).leave
         self._closed = False
 
     @property
@@ -49,10 +54,11 @@ class SimulatedConnection(Connection):
     ) -> bytes:
         self._check_open()
         # Not `wait_for`: that cannot be told from a TimeoutError of the call's own.
-        call = asyncio.ensure_future(self._worker.call(_name(path), handle))
+        call = asyncio.ensure_future(self._made(_name(path), handle))
         try:
             await asyncio.wait([call], timeout=timeout)
             if call.done():
+                await self._leave()
                 return call.result()
             raise DeadlineExceededError(f"{self.address} did not answer {_name(path)} within {timeout} seconds")
         finally:
@@ -60,12 +66,25 @@ class SimulatedConnection(Connection):
 
     def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
         self._check_open()
-        return self._worker.stream(_name(path), lambda memory: memory.download(path, request))
+        return self._pieces(self._worker.stream(_name(path), lambda memory: memory.download(path, request)))
 
     def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
         self._check_open()
         sent = _copy_of(parcel)
-        return self._worker.stream(_name(path), lambda memory: memory.exchange(path, sent))
+        return self._pieces(self._worker.stream(_name(path), lambda memory: memory.exchange(path, sent)))
+
+    async def _made(self, name: str, handle: Callable[[InMemoryConnection], Awaitable[bytes]]) -> bytes:
+        await self._leave()
+        return await self._worker.call(name, handle)
+
+    async def _pieces(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        try:
+            await self._leave()
+            async for piece in pieces:
+                await self._leave()
+                yield piece
+        finally:
+            await pieces.aclose()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -73,13 +92,17 @@ class SimulatedConnection(Connection):
 
     async def wait_ready(self, seconds: float) -> None:
         self._check_open()
-        waiting = asyncio.ensure_future(self._worker.reachable())
+        waiting = asyncio.ensure_future(self._reached())
         try:
             await asyncio.wait([waiting], timeout=seconds)
             if not waiting.done():
                 raise NOT_LISTENING.error_at(self.address)
         finally:
             waiting.cancel()
+
+    async def _reached(self) -> None:
+        await self._leave()
+        await self._worker.reachable()
 
     async def check_alive(self, seconds: float) -> bool:
         async def nothing(_: InMemoryConnection) -> bytes:
@@ -90,6 +113,10 @@ class SimulatedConnection(Connection):
 
     async def close(self) -> None:
         self._closed = True
+
+
+async def _always() -> None:
+    pass
 
 
 def _name(path: str) -> str:

@@ -35,6 +35,9 @@ class SimulatedFaults:
       heal_seconds: The least and the most seconds until it is there again.
       stall_seconds: After how many seconds on average a worker stands still.
       resume_seconds: The least and the most seconds until it goes on.
+      cut_seconds: After how many seconds on average one process is cut off from one other; see `heal_seconds`.
+      commit_seconds: The least and the most seconds that a disk takes for a commit.
+      power_loss_rate: In how many commits the power fails, so that any part of them is on the disk.
     """
 
     delay: tuple[float, float] = attrs.field(default=(0.0005, 0.005), validator=_is_span)
@@ -49,6 +52,9 @@ class SimulatedFaults:
     heal_seconds: tuple[float, float] = attrs.field(default=(0.05, 20.0), validator=_is_span)
     stall_seconds: float = attrs.field(default=float("inf"), validator=number_validator(endless=True))
     resume_seconds: tuple[float, float] = attrs.field(default=(0.05, 5.0), validator=_is_span)
+    cut_seconds: float = attrs.field(default=float("inf"), validator=number_validator(endless=True))
+    commit_seconds: tuple[float, float] = attrs.field(default=(0.0, 0.002), validator=_is_span)
+    power_loss_rate: float = attrs.field(default=0.0, validator=rate_validator)
 
     @classmethod
     def rough(cls) -> "SimulatedFaults":
@@ -61,6 +67,9 @@ class SimulatedFaults:
             crash_seconds=20.0,
             part_seconds=30.0,
             stall_seconds=20.0,
+            cut_seconds=30.0,
+            commit_seconds=(0.0, 0.05),
+            power_loss_rate=0.01,
         )
 
 
@@ -76,6 +85,7 @@ class SimulatedNetwork:
       io: The loop, for whoever has a connection.
       chance: The source of all that is random.
       lines: What has happened so far, a line each.
+      changed: Is done when something has happened to a process, or the way between two; another one then.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seed: int, faults: SimulatedFaults) -> None:
@@ -83,11 +93,34 @@ class SimulatedNetwork:
         self.faults = faults
         self.chance = random.Random(seed)
         self.lines: list[str] = []
+        self.changed: asyncio.Future[None] = loop.create_future()
         self._calls = 0
+        self._cut: set[frozenset[str]] = set()
 
     def say(self, text: str) -> None:
         """Writes down what happens."""
         self.lines.append(f"{self.io.time():10.4f}  {text}")
+
+    def change(self, text: str) -> None:
+        """Writes down what has happened to a process or a way, and wakes those who wait for such things."""
+        self.say(f"== {text}")
+        changed, self.changed = self.changed, self.io.loop.create_future()
+        changed.set_result(None)
+
+    def cut(self, one: str, other: str) -> None:
+        """Cuts the way between two processes. Nobody is told."""
+        self._cut.add(frozenset((one, other)))
+        self.change(f"{one} and {other} parted")
+
+    def join(self, one: str, other: str) -> None:
+        """Restores the way between two processes."""
+        if self.is_cut(one, other):
+            self._cut.discard(frozenset((one, other)))
+            self.change(f"{one} and {other} joined")
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Returns whether the way between two processes is cut."""
+        return frozenset((one, other)) in self._cut
 
     def number(self) -> int:
         """Returns the number of a new call."""

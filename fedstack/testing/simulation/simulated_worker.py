@@ -35,6 +35,10 @@ class _Together(Service):
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
         return [session for service in self._services for session in service.sessions]
 
+    def started(self) -> None:
+        for service in self._services:
+            service.started()
+
     async def close(self) -> None:
         for service in self._services:
             await service.close()
@@ -86,6 +90,8 @@ class SimulatedWorker:
     Attributes:
       incarnation: What it is now; `None` after a crash.
       starts: How often it was started.
+      is_parted: Whether the way to it is cut.
+      is_stalled: Whether it stands still.
     """
 
     def __init__(self, network: SimulatedNetwork, address: str, make_services: Callable[[], Sequence[Service]]) -> None:
@@ -94,9 +100,8 @@ class SimulatedWorker:
         self.starts = 0
         self._network = network
         self._make_services = make_services
-        self._is_parted = False
-        self._is_stalled = False
-        self._changed: asyncio.Future[None] = network.io.loop.create_future()
+        self.is_parted = False
+        self.is_stalled = False
         self._crashes: dict[asyncio.Task[None], None] = {}
 
     @property
@@ -110,15 +115,16 @@ class SimulatedWorker:
         """Starts it, if it does not run."""
         if self.incarnation is None:
             ended: asyncio.Future[None] = self._network.io.loop.create_future()
-            self.incarnation = Incarnation(self._make_services(), self.address, ended)
             self.starts += 1
+            self.incarnation = Incarnation(self._make_services(), self.address, ended)
+            self.incarnation.service.started()
             self._change(f"start {self.starts}")
 
     def crash(self) -> None:
         """Ends it, as a loss of power does."""
         incarnation, self.incarnation = self.incarnation, None
         if incarnation is not None:
-            self._is_stalled = False
+            self.is_stalled = False
             self._change("crash")
             task = start_apart(incarnation.crash())
             self._crashes[task] = None
@@ -126,39 +132,37 @@ class SimulatedWorker:
 
     def part(self) -> None:
         """Cuts the way to it. Nobody is told: messages do not come, and neither does anything else."""
-        if not self._is_parted:
-            self._is_parted = True
+        if not self.is_parted:
+            self.is_parted = True
             self._change("parted")
 
     def heal(self) -> None:
         """Restores the way to it; what was on the way arrives, unless its sender has given up."""
-        if self._is_parted:
-            self._is_parted = False
+        if self.is_parted:
+            self.is_parted = False
             self._change("healed")
 
     def stall(self) -> None:
         """Lets it stand still; calls go on to arrive."""
-        if not self._is_stalled and self.incarnation is not None:
-            self._is_stalled = True
+        if not self.is_stalled and self.incarnation is not None:
+            self.is_stalled = True
             self._change("stalled")
 
     def resume(self) -> None:
         """Lets it go on."""
-        if self._is_stalled:
-            self._is_stalled = False
+        if self.is_stalled:
+            self.is_stalled = False
             self._change("resumed")
 
     def _change(self, what: str) -> None:
-        self._network.say(f"== {self.address} {what}")
-        changed, self._changed = self._changed, self._network.io.loop.create_future()
-        changed.set_result(None)
+        self._network.change(f"{self.address} {what}")
 
     # The way to it.
 
     async def reachable(self) -> None:
         """Returns when a connection to it can be made."""
-        while self._is_parted or self._is_stalled or self.incarnation is None:
-            await asyncio.shield(self._changed)
+        while self.is_parted or self.is_stalled or self.incarnation is None:
+            await asyncio.shield(self._network.changed)
         await asyncio.sleep(self._network.delay())
 
     async def way(self) -> None:
@@ -169,8 +173,8 @@ class SimulatedWorker:
         """
         await asyncio.sleep(self._network.delay())
         until = self._network.io.time() + KEEPALIVE_SECONDS
-        while self._is_parted:
-            await asyncio.wait([self._changed], timeout=until - self._network.io.time())
+        while self.is_parted:
+            await asyncio.wait([self._network.changed], timeout=until - self._network.io.time())
             if self._network.io.time() >= until:
                 raise self.broken_off()
 
@@ -277,8 +281,8 @@ class SimulatedWorker:
             await pieces.aclose()
 
     async def _awake(self) -> None:
-        while self._is_stalled:
-            await asyncio.shield(self._changed)
+        while self.is_stalled:
+            await asyncio.shield(self._network.changed)
 
     def _cancel_later(self, task: "asyncio.Task[Any] | None") -> None:
         """Lets the worker know, after a while, that nobody waits for its answer any more."""
@@ -290,8 +294,8 @@ class SimulatedWorker:
         return BROKEN_OFF.error_at(self.address)
 
     def __repr__(self) -> str:
-        state = "down" if self.incarnation is None else "stalled" if self._is_stalled else "up"
-        return f"<SimulatedWorker {self.address} {state}{', parted' if self._is_parted else ''}>"
+        state = "down" if self.incarnation is None else "stalled" if self.is_stalled else "up"
+        return f"<SimulatedWorker {self.address} {state}{', parted' if self.is_parted else ''}>"
 
 
 @attrs.define

@@ -2,8 +2,14 @@
 
 import asyncio
 import selectors
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any
 
 from fedstack.errors import FedstackError
+
+# More than asyncio lets timers go off too early.
+_LEAST_SECONDS = 1e-8
 
 
 class StuckError(FedstackError, RuntimeError):
@@ -39,3 +45,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Returns the simulated time in seconds."""
         return self._clock.now
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Calls something at a time; if that is to come, the clock moves on until then."""
+        if when > self.time():  # one that goes off before the clock has moved would be waited for again, for ever
+            when = max(when, self.time() + _LEAST_SECONDS)
+        return super().call_at(when, callback, *args, context=context)

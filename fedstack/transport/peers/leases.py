@@ -1,7 +1,7 @@
 """Keeps leases: what nobody renews in time has run out."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 import attrs
@@ -113,6 +113,9 @@ class Leases(Generic[_Key]):
 
     def __contains__(self, key: _Key) -> bool:
         return self._alive(key) is not None
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(tuple(self._leases))
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -50,3 +50,18 @@ def test_waiting_for_what_nobody_does_is_an_error(loop):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
+
+
+def test_a_time_comes_however_little_is_left_until_then(loop):
+    async def wait_until(due):
+        for _ in range(10):
+            if loop.time() >= due:
+                return
+            await asyncio.sleep(due - loop.time())
+        raise AssertionError(f"it is {loop.time()!r}, and was to be {due!r}")
+
+    async def wait():
+        for number in range(1, 2000):
+            await wait_until(number / 7 + 0.1)
+
+    loop.run_until_complete(wait())

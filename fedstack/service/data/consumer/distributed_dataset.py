@@ -2,13 +2,13 @@
 
 import itertools
 import math
-import secrets
 from collections.abc import Sequence
 from typing import cast
 
 import attrs
 
 from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.error_text import counted, name_text
 from fedstack.proto.data_service_pb2 import OpenPassRequest
 from fedstack.service.data.consumer.connections import Connections
@@ -27,7 +27,6 @@ from fedstack.service.data.datasets.sources import Source
 from fedstack.service.data.datasets.steps import Step
 from fedstack.service.data.worker.readers import ASKED_AHEAD
 
-_ID_BYTES = 16
 # How long the end of a pass waits until the dispatcher has heard of it.
 _END_SECONDS = 1.0
 
@@ -72,7 +71,7 @@ class DistributedSource(Source):
         self._connections = connections
         resume = terms.resume
         self._repetitions = itertools.count(0 if resume is None else resume.repetition)
-        self._consumer = secrets.token_bytes(_ID_BYTES) if resume is None else resume.consumer
+        self._consumer = draw_id() if resume is None else resume.consumer
 
     @property
     def size(self) -> float | None:
@@ -97,6 +96,7 @@ class DistributedSource(Source):
             target_workers=terms.target_workers,
             consumer=self._consumer,
             resumes=resumed is not None,
+            opening=draw_id(),
             incarnation=b"" if resumed is None else resumed.incarnation,
         )
         position = Position() if resumed is None else resumed.position

@@ -91,14 +91,16 @@ class PassDriver:
         if self._io.is_current():
             raise RuntimeError("Expected to wait outside of the transport's loop, found a wait on it")
         with self._arrived:
-            while not self._has_news():
+            while not self.has_news():
                 self._arrived.wait()
-            return self._next()
+            return self.next()
 
-    def _has_news(self) -> bool:
+    def has_news(self) -> bool:
+        """Returns whether `take` would not wait."""
         return self._plan.is_over or self._plan.has_arrived or self._error is not None or self._closed
 
-    def _next(self) -> Column | None:
+    def next(self) -> Column | None:
+        """Returns what `take` does, if there is news."""
         column = self._plan.next()
         if column is not None:
             calls_on(self._io.loop).add(self._turn)

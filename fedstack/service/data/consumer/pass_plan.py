@@ -299,18 +299,25 @@ class PassPlan:
     def _hand_over(self, one: TakenRange, column: Column | None) -> None:
         self._waiting.append((one, column))
         self._blocks_waiting += column is not None
+        self._hand_out_ends()
+
+    def _hand_out_ends(self) -> None:
+        """Hands out the ends of ranges that nothing waits before: nobody asks for those."""
+        while self._waiting and self._waiting[0][1] is None:
+            self._deliveries.hand_out(self._waiting.popleft()[0].id, 0, True)
 
     # The consumer.
 
     def next(self) -> Column | None:
         """Returns the next elements, if they are here."""
-        while self._waiting:
-            one, column = self._waiting.popleft()
-            self._deliveries.hand_out(one.id, 0 if column is None else len(column), column is None)
-            if column is not None:
-                self._blocks_waiting -= 1
-                return column
-        return None
+        if not self._waiting:
+            return None
+        one, column = self._waiting.popleft()
+        assert column is not None, "ends have been handed out"
+        self._blocks_waiting -= 1
+        self._deliveries.hand_out(one.id, len(column), False)
+        self._hand_out_ends()
+        return column
 
     @property
     def has_arrived(self) -> bool:

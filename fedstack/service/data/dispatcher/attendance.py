@@ -1,9 +1,9 @@
 """Knows which workers are there: those that say so often enough, and may."""
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from fedstack.errors import InvalidValueError, MembershipError
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.service.data.serving.local_servers import is_local
 from fedstack.service.limits.limits import DispatcherLimits, exceeded
 from fedstack.transport.peers.leases import Leases
@@ -120,7 +120,7 @@ class Attendance:
 
 def _new_version() -> int:
     """Returns what no version was before, here or in a dispatcher that stood in this one's place."""
-    return secrets.randbits(63)
+    return int.from_bytes(draw_id(8), "big") >> 1
 
 
 def _without_scheme(address: str) -> str:

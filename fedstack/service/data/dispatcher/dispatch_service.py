@@ -15,6 +15,7 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop, read_message
 from fedstack.executors.worker.received import receive
 from fedstack.proto import data_service_pb2 as messages
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.dispatcher import datasets, passes
 from fedstack.service.data.dispatcher.attendance import Attendance
 from fedstack.service.data.dispatcher.journal import Journal, Tables
@@ -66,6 +67,9 @@ class DispatchService(Service):
       limits: How much clients may have.
       clock: Tells the time in seconds.
       wall_clock: Tells it in seconds since the epoch.
+
+    Attributes:
+      threads: Where the journal is used: one of them.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class DispatchService(Service):
         self._times = times or Times()
         self._clock, self._wall_clock = clock, wall_clock
         # Each does one thing at a time. Definitions may be large, and what is small does not wait for them.
-        self._threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
+        self.threads = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         self._files = LeafThreads(1, idle_seconds=1.0, work_ends=True)
         with self._journal.transaction() as tables:
             known = dict(tables.execute("SELECT worker, address FROM workers"))
@@ -112,6 +116,13 @@ class DispatchService(Service):
                 "ListWorkers": control(messages.ListWorkersRequest, self.list_workers),
             }
         }
+
+    @property
+    def sessions(self) -> Sequence[GetStatusResponse.Session]:
+        return [
+            GetStatusResponse.Session(id=key[1].hex()[:8], lease_seconds_left=self._consumers.seconds_left(key))
+            for key in self._consumers
+        ]
 
     async def register(self, incoming: Incoming) -> bytes:
         """Registers a dataset."""
@@ -221,7 +232,7 @@ class DispatchService(Service):
             with self._journal.transaction() as tables:
                 return work(tables)
 
-        return await self._on(self._threads, transact)
+        return await self._on(self.threads, transact)
 
     async def _on(self, threads: LeafThreads, work: Callable[[], _T]) -> _T:
         try:
@@ -310,7 +321,7 @@ class DispatchService(Service):
     async def _collect(self) -> None:
         now, times = self._wall_clock(), self._times
         if await self._run(lambda tables: passes.collect(tables, now, times.idle, times.resume)):
-            await self._on(self._threads, self._journal.compact)
+            await self._on(self.threads, self._journal.compact)
 
     def started(self) -> None:
         """Looks after what ends by itself, from now on."""
@@ -330,8 +341,8 @@ class DispatchService(Service):
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self._on(self._threads, self._journal.close)
-        self._threads.close()
+        await self._on(self.threads, self._journal.close)
+        self.threads.close()
         self._files.close()
 
     def __repr__(self) -> str:

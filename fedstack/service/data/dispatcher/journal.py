@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import secrets
 import sqlite3
 from collections.abc import Generator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TypeAlias
 
 from fedstack.errors import FedstackError, JournalError, ResourceLimitError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.drawn_ids import draw_id
 
 Tables: TypeAlias = sqlite3.Connection
 
@@ -35,7 +35,7 @@ _SCHEMA = (
       PRIMARY KEY (pass, worker)) WITHOUT ROWID""",
     # The last answer is kept: the same request again has it.
     """CREATE TABLE consumers (pass BLOB, consumer BLOB, is_here INTEGER NOT NULL, number INTEGER NOT NULL,
-      answer BLOB, PRIMARY KEY (pass, consumer)) WITHOUT ROWID""",
+      answer BLOB, opening BLOB NOT NULL, PRIMARY KEY (pass, consumer)) WITHOUT ROWID""",
     # Ranges without a consumer are free.
     """CREATE TABLE ranges (pass BLOB, id INTEGER, first INTEGER NOT NULL, last INTEGER NOT NULL, worker BLOB NOT NULL,
       consumer BLOB, is_finished INTEGER NOT NULL, PRIMARY KEY (pass, id)) WITHOUT ROWID""",
@@ -115,7 +115,7 @@ class Journal:
                     tables.execute(statement)
                 tables.execute(f"PRAGMA application_id = {_APPLICATION}")
                 tables.execute(f"PRAGMA user_version = {_VERSION}")
-                tables.execute("INSERT INTO facts VALUES ('incarnation', ?)", (secrets.token_bytes(16),))
+                tables.execute("INSERT INTO facts VALUES ('incarnation', ?)", (draw_id(),))
         (version,) = tables.execute("PRAGMA user_version").fetchone()
         if version != _VERSION:
             raise JournalError(

@@ -3,13 +3,13 @@
 Nothing here waits, and all time is given. Each function is (a part of) one transaction over the tables of a journal.
 """
 
-import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
 
 from fedstack.errors import InvalidValueError, StaleSessionError
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import (
     DatasetDescription,
     OpenPassRequest,
@@ -62,6 +62,7 @@ def check_request(request: OpenPassRequest) -> None:
     """
     for what, size, most in (
         ("an id of the consumer", len(request.consumer), _MAX_ID_BYTES),
+        ("opening", len(request.opening), _MAX_ID_BYTES),
         ("job_name", len(request.job_name.encode()), MAX_NAME_BYTES),
         ("target_workers", len(request.target_workers.encode()), MAX_NAME_BYTES),
     ):
@@ -106,11 +107,12 @@ def open_pass(
     row = _row(tables, one.id, request.consumer)
     if row is None:
         _check_room(tables, "consumers", limits, "max_consumers")
-    _, number, answer = row or (True, 0, None)
-    if request.resumes:
+    _, number, answer, opening = row or (True, 0, None, b"")
+    if request.resumes and not (opening and opening == request.opening):
         number, answer = (number // _NUMBERS_SKIPPED + 1) * _NUMBERS_SKIPPED, None
     tables.execute(
-        "INSERT OR REPLACE INTO consumers VALUES (?, ?, 1, ?, ?)", (one.id, request.consumer, number, answer)
+        "INSERT OR REPLACE INTO consumers VALUES (?, ?, 1, ?, ?, ?)",
+        (one.id, request.consumer, number, answer, request.opening),
     )
     tables.execute("UPDATE passes SET idle_since = NULL WHERE pass = ?", (one.id,))
     had = taken(tables, one, request.consumer)
@@ -131,7 +133,7 @@ def take(tables: Tables, request: TakeRequest, workers: Collection[bytes], may_w
       InvalidValueError: If another one with the same id has resumed since.
       StaleSessionError: If there is no such pass or consumer any more.
     """
-    one, is_here, number, answer = _consumer(tables, request.pass_id, request.consumer)
+    one, is_here, number, answer, _ = _consumer(tables, request.pass_id, request.consumer)
     if request.number < number or request.number > MOST_NUMBER:
         raise InvalidValueError(
             f"Expected request {number + 1} of a consumer, found {request.number}; another process has resumed with "
@@ -248,7 +250,7 @@ def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
 def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits) -> Pass:
     _check_room(tables, "passes", limits, "max_passes")
     is_whole = wanted.policy == Policy.OFF and bool(dataset.after)
-    one = attrs.evolve(wanted, id=secrets.token_bytes(16), num_splits=dataset.num_splits, is_whole=is_whole)
+    one = attrs.evolve(wanted, id=draw_id(), num_splits=dataset.num_splits, is_whole=is_whole)
     tables.execute(f"INSERT INTO passes VALUES ({', '.join('?' * 13)})", attrs.astuple(one))
     begin_lists(tables, one)
     return one
@@ -282,7 +284,7 @@ def _delete(tables: Tables, pass_id: bytes) -> None:
         tables.execute(f"DELETE FROM {table} WHERE pass = ?", (pass_id,))
 
 
-def _consumer(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[Pass, bool, int, bytes | None]:
+def _consumer(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[Pass, bool, int, bytes | None, bytes]:
     found = _find(tables, "pass = ?", pass_id)
     row = None if found is None else _row(tables, found.id, consumer)
     if found is None or row is None:
@@ -292,8 +294,8 @@ def _consumer(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[Pass, bo
     return found, *row
 
 
-def _row(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[bool, int, bytes | None] | None:
-    query = "SELECT is_here, number, answer FROM consumers WHERE pass = ? AND consumer = ?"
+def _row(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[bool, int, bytes | None, bytes] | None:
+    query = "SELECT is_here, number, answer, opening FROM consumers WHERE pass = ? AND consumer = ?"
     return tables.execute(query, (pass_id, consumer)).fetchone()
 
 

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-import uuid
 
 from fedstack.errors import FedstackError, WorkerUnavailableError
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, DataWorkerAddress
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
@@ -30,7 +30,7 @@ class Attending:
     def __init__(self, stub: DispatcherStub, seconds: float | None = None) -> None:
         self._stub = stub
         self._seconds = seconds
-        self._worker = DataWorkerAddress(worker=uuid.uuid4().bytes)
+        self._worker = DataWorkerAddress(worker=draw_id())
         self._task: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None

@@ -19,6 +19,7 @@ from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.received import receive
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.datasets.blocks import Blocks, block_bytes, without_first
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
@@ -117,6 +118,10 @@ class DataWorkerService(Service):
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
         """The methods of the gRPC service."""
         return {DATA_WORKER: {"Read": ExchangeMethod(self.read), "ListClients": DownloadMethod(self._list_clients)}}
+
+    @property
+    def sessions(self) -> Sequence[GetStatusResponse.Session]:
+        return self._streams.sessions
 
     @property
     def runs_code(self) -> bool:

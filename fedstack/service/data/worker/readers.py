@@ -3,7 +3,6 @@
 import abc
 import asyncio
 import contextlib
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.datasets.blocks import Blocks
@@ -32,7 +32,6 @@ ASKED_AHEAD = 2
 BLOCK_BYTES = 8 << 20
 # Where one is as large as that, those after it will not fit into one message.
 _LARGE_BYTES = 512 << 10
-_ID_BYTES = 16
 # What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
 _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.005
@@ -171,7 +170,7 @@ class _RemoteReading(Reading):
         self._request = ReadRequest()
         self._request.CopyFrom(what)
         self._request.block_bytes = what.block_bytes or BLOCK_BYTES
-        self._request.stream = secrets.token_bytes(_ID_BYTES)
+        self._request.stream = draw_id()
         self._element = element
         self._asked: deque[asyncio.Task[tuple[Column, bool]]] = deque()
         self._number = 0

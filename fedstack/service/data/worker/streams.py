@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import attrs
 
@@ -13,6 +13,7 @@ from fedstack.errors import FedstackError, InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.limits.fair_shares import FairShares
 from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.parcels import Parcel
@@ -345,6 +346,17 @@ class StreamTable:
                 self.end(id)
         if self._open:
             self._sweep_later()
+
+    @property
+    def sessions(self) -> Sequence[GetStatusResponse.Session]:
+        """What is kept for those who read, and how long."""
+        full, now = self._lease_seconds, self._now
+        return [
+            GetStatusResponse.Session(
+                id=id.hex()[:8], lease_seconds_left=full if one.stream.is_waited_for else max(0.0, one.until - now)
+            )
+            for id, one in self._open.items()
+        ]
 
     def __contains__(self, id: bytes) -> bool:
         return id in self._open

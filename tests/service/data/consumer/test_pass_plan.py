@@ -326,3 +326,32 @@ def test_a_position_counts_no_range_as_done_before_its_elements() -> None:
     plan.next()
     assert plan.position(6) == Position((), {4: 6})
     assert plan.position(10) == Position((4,), {})
+
+
+def test_the_end_of_a_range_waits_for_nobody_who_asks_for_more() -> None:
+    plan = PassPlan(AT_LEAST)
+    plan.list_workers([b"a"])
+    plan.take()
+    plan.took([TakenRange(1, 0, 2)], False)
+    (begin,) = plan.reads()
+    plan.arrive(begin, [column([0, 1])])
+    (rest,) = plan.reads()
+    plan.arrive(rest, [])
+    assert plan.next() is not None
+    assert not plan.has_arrived, "so a consumer does not ask again"
+    plan.deliver(2)
+    assert plan.leave().finished == (1,), "others may wait for that"
+
+
+def test_an_end_that_comes_after_its_elements_are_done_with_is_acknowledged() -> None:
+    plan = PassPlan(AT_LEAST)
+    plan.list_workers([b"a"])
+    plan.take()
+    plan.took([TakenRange(1, 0, 2)], False)
+    (begin,) = plan.reads()
+    plan.arrive(begin, [column([0, 1])])
+    assert plan.next() is not None
+    plan.deliver(2)
+    (rest,) = plan.reads()
+    plan.arrive(rest, [])
+    assert plan.leave().finished == (1,)

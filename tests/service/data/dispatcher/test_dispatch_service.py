@@ -291,6 +291,21 @@ def test_a_pass_that_nobody_takes_part_in_any_more_is_collected() -> None:
         assert resumed.opened.taken
 
 
+def test_the_same_request_to_resume_takes_nobody_s_place(peer: Peer) -> None:
+    digest = peer.register()
+    shared = {"job_name": "kept", "guarantee": EXACTLY_ONCE}
+    Consumer(peer, digest, b"a", **shared, opening=b"first")
+    back = Consumer(peer, digest, b"a", **shared, resumes=True, opening=b"second")
+    again = Consumer(peer, digest, b"a", **shared, resumes=True, opening=b"second")
+    assert again.opened == back.opened
+    assert back.take(1).range
+    Consumer(peer, digest, b"a", **shared, resumes=True, opening=b"second")
+    assert back.take(1).range, "it came late"
+    Consumer(peer, digest, b"a", **shared, resumes=True, opening=b"third")
+    with pytest.raises(InvalidValueError, match="another process has resumed"):
+        back.take(1)
+
+
 def test_resuming_what_is_not_there_is_refused(peer: Peer) -> None:
     digest = peer.register()
     with pytest.raises(InvalidValueError, match="a pass that the dispatcher knows"):

@@ -1,0 +1,37 @@
+"""Threads of a simulation: one after the other, on the loop, and at the time when they are through."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.thread_pool import Job
+from fedstack.testing.simulation.simulated_network import SimulatedNetwork
+
+_T = TypeVar("_T")
+
+
+class SimulatedThreads(LeafThreads):
+    """Does work in the order in which it comes, each piece after a while.
+
+    Args:
+      network: Has the loop.
+      seconds: Draws how long a piece of work takes.
+    """
+
+    def __init__(self, network: SimulatedNetwork, seconds: Callable[[], float]) -> None:
+        super().__init__(1)
+        self._network = network
+        self._draw = seconds
+        self._free = 0.0
+
+    def submit(self, work: Callable[[], _T]) -> Job[_T]:
+        job = Job(work)
+        self._free = max(self._free, self._network.io.time()) + self._draw()
+        self._network.io.loop.call_at(self._free, job.run)
+        return job
+
+    def abandon(self, job: Job[Any]) -> None:
+        job.cancel()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedThreads, at work until {self._free:.3f}>"

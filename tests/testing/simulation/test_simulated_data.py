@@ -1,0 +1,143 @@
+"""Simulated data services: passes over many seeds, what the disk of a dispatcher has after a loss of power."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from data_programs import passes, rough_passes
+
+from fedstack.errors import JournalError
+from fedstack.service.data import Dataset
+from fedstack.service.data.consumer.descriptions import described
+from fedstack.service.data.consumer.distributed_dataset import DistributedSource, Terms
+from fedstack.service.data.consumer.pass_plan import Guarantee
+from fedstack.service.data.consumer.sharding import ShardingPolicy
+from fedstack.testing import SimulatedFaults, SimulationError
+from fedstack.testing.simulation.simulated_data_cluster import SimulatedDataCluster
+from fedstack.testing.simulation.simulated_disk import SimulatedDisk
+from fedstack.testing.simulation.simulated_network import SimulatedNetwork
+from fedstack.testing.simulation.virtual_loop import VirtualLoop
+
+SEEDS = range(100)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Lost workers are what these tests are about."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("tens", range(len(SEEDS) // 10))
+def test_each_guarantee_is_held_whatever_happens(tens: int) -> None:
+    for seed in SEEDS[10 * tens : 10 * tens + 10]:
+        rough_passes(seed)
+
+
+def test_a_calm_service_sends_everything_once_without_an_error() -> None:
+    for seed in range(10):
+        cluster = SimulatedDataCluster(2, 4, seed)
+        cluster.run(passes)
+        assert "Error" not in cluster.trace.replace("KilledError", "")
+
+
+def test_rough_services_see_faults_of_all_kinds() -> None:
+    told = "".join(rough_passes(seed).trace for seed in range(16))
+    for kind in (
+        "the power fails",
+        "== dispatcher crash",
+        "== data-0:1 start 2",
+        "== consumer-0 parted",
+        "consumer-0 and dispatcher parted",
+        "consumer-0 and data-0:1 joined",
+        " is killed",
+        "doubled",
+        "StaleSessionError",
+    ):
+        assert kind in told, kind
+
+
+def test_a_seed_does_the_same_again_in_another_process_too() -> None:
+    program = (
+        "import logging; logging.disable(logging.ERROR)\n"
+        "from data_programs import rough_passes\n"
+        "print(rough_passes(17).trace)"
+    )
+    again = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONHASHSEED": "17"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout.splitlines() == rough_passes(17).trace.splitlines()
+
+
+def test_a_consumer_that_is_left_open_is_an_error() -> None:
+    async def program(cluster: SimulatedDataCluster) -> None:
+        terms = Terms(ShardingPolicy.DYNAMIC, Guarantee.AT_MOST_ONCE)
+        source = DistributedSource(described(Dataset.range(9)), terms, cluster.connections(cluster.consumers[0]))
+        left.append(source.begin())
+        await asyncio.sleep(1.0)
+
+    left: list[object] = []
+    with pytest.raises(SimulationError, match="Expected nothing left at dispatcher after all leases, found session"):
+        SimulatedDataCluster(1, 1).run(program)
+
+
+def test_a_consumer_that_is_killed_is_forgotten_after_its_lease() -> None:
+    async def program(cluster: SimulatedDataCluster) -> None:
+        (process,) = cluster.consumers
+        terms = Terms(ShardingPolicy.DYNAMIC, Guarantee.AT_MOST_ONCE)
+        source = DistributedSource(described(Dataset.range(9)), terms, cluster.connections(process))
+        driver = source.begin()
+        await asyncio.sleep(1.0)
+        assert len(cluster.dispatcher.sessions) == 1
+        process.crash()
+        driver.close()
+        # A dispatcher without any worker that calls it looks after this, too, when it is started again.
+        for worker in cluster.data_workers:
+            worker.crash()
+        cluster.dispatcher.crash()
+        cluster.dispatcher.start()
+        assert len(cluster.dispatcher.sessions) == 1
+        await asyncio.sleep(11.0)
+        assert not cluster.dispatcher.sessions
+
+    SimulatedDataCluster(1, 1).run(program)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_disk_without_power_has_all_that_was_committed_and_nothing_by_half(tmp_path: Path, seed: int) -> None:
+    loop = VirtualLoop()
+    network = SimulatedNetwork(loop, seed, SimulatedFaults(power_loss_rate=0.2))
+    losses: list[None] = []
+    disk = SimulatedDisk(tmp_path, network, lambda: losses.append(None))
+    committed = failures = 0
+    journal = None
+    while failures < 40:
+        try:
+            if journal is None:
+                journal = disk.open()
+                with journal.transaction() as tables:
+                    found = [one for (one,) in tables.execute("SELECT dataset_id FROM names ORDER BY dataset_id")]
+                    assert len(found) % 3 == 0, "a transaction adds three"
+                    assert committed <= len(found) // 3 <= committed + 1
+                    committed = len(found) // 3
+            with journal.transaction() as tables:
+                for part in "abc":
+                    tables.execute("INSERT INTO names VALUES (?, ?)", (f"{committed:06}{part}", b"x" * 3000))
+            committed += 1
+        except JournalError:
+            failures += 1
+            journal = None
+    assert failures == len(losses) == disk.failures
+    disk.cut()
+    loop.close()
