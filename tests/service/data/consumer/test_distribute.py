@@ -495,9 +495,7 @@ def test_a_dispatcher_that_is_not_there_is_an_error_in_time(caplog: pytest.LogCa
     ):
         with pytest.raises(WorkerUnavailableError, match="localhost:1: nothing listens there"):
             call()
-    assert (
-        "Looking for the dispatcher of a pass, for 0.3 s at most: Cannot use the server at localhost:1" in caplog.text
-    )
+    assert "Looking for the dispatcher, for 0.3 s at most: Cannot use the server at localhost:1" in caplog.text
 
 
 def test_a_server_of_another_kind_is_named(service: DispatchServer, start_worker: Any) -> None:
