@@ -127,9 +127,9 @@ def _abandon(tasks: dict[Worker, "asyncio.Task[None]"], io: IoLoop) -> None:
     io.call_soon(end)
 
 
-def worker_of(stub: ExecutorStub, capacity: int, *, supervised: bool) -> Worker:
+def worker_of(stub: ExecutorStub, *, supervised: bool) -> Worker:
     """Returns a worker that a stub calls."""
-    return Worker(stub, capacity, supervised, can_look=stub.connection.can_look)
+    return Worker(stub, supervised, can_look=stub.connection.can_look)
 
 
 async def _answer_of(worker: Worker) -> Features:

@@ -38,7 +38,7 @@ class Fleet:
     """The workers there are, and what is known of each.
 
     Events go in by methods: a worker is added, has answered, has failed, is lost. Decisions come out: which workers are
-    ready, which are `due` to be asked. `Wait` and `TicketQueue` decide for callers that wait. Not safe for threads.
+    ready, which are `due` to be asked. A `Wait` decides for a caller that waits. Not safe for threads.
 
     Args:
       connect_seconds: How long a caller waits for the first worker that is ready.
@@ -76,7 +76,7 @@ class Fleet:
         self._ask_soon(worker)
 
     def remove(self, worker: Worker) -> None:
-        """A worker is not used any more. Callers that hold it keep it until they release it."""
+        """A worker is not used any more. What is heard of it from here on does not count."""
         self._workers = tuple(other for other in self._workers if other is not worker)
         self._rest(worker)
         self._becomes(worker, State.REMOVED, None)

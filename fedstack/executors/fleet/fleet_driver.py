@@ -3,18 +3,17 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from fedstack.computations.values.number_checks import check_number, check_whole_number
+from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.fleet.asking import Asker, listening, loss_of, worker_of
 from fedstack.executors.fleet.fleet import Fleet
 from fedstack.executors.fleet.fleet_observer import FleetObserver, FleetObservers
-from fedstack.executors.fleet.tickets import Lease, Ticket, TicketQueue
 from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
 from fedstack.executors.fleet.worker import State, Worker
 from fedstack.transport.peers.executor_stub import ExecutorStub
-from fedstack.transport.peers.io_loop import IoLoop, io_loop, start_apart
+from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.connection_errors import listed
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +29,6 @@ class FleetDriver:
     Args:
       stubs: Calls each of them. They are closed with this.
       connect_seconds: How long to wait for the first that is ready.
-      capacity: How many callers of `acquire` have one worker at the same time.
       clock: Returns the time in seconds; by default that of the loop.
     """
 
@@ -39,24 +37,18 @@ class FleetDriver:
         stubs: Sequence[ExecutorStub],
         connect_seconds: float = 10.0,
         *,
-        capacity: int = 1,
         clock: Callable[[], float] | None = None,
     ) -> None:
         check_number("connect_seconds", connect_seconds, endless=True)
-        check_whole_number("capacity", capacity, 1)
         self._io: IoLoop = stubs[0].io if stubs else io_loop
         self._fleet = Fleet(connect_seconds, clock or self._io.time)
-        self._queue = TicketQueue(self._fleet)
-        self._capacity = capacity
         self._asker = Asker(self._fleet, self._io, self._look)
-        self._granted: dict[Ticket, asyncio.Future[None]] = {}
-        self._serving: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
         self._observers = FleetObservers()
         self._has_announced = False
         self._closed = False
         for stub in stubs:
-            self._fleet.add(worker_of(stub, capacity, supervised=False))
+            self._fleet.add(worker_of(stub, supervised=False))
 
     @property
     def io(self) -> IoLoop:
@@ -79,27 +71,6 @@ class FleetDriver:
         """
         return await self._io.run(self._ready())
 
-    async def acquire(self, preferred: Collection[Worker] = ()) -> Lease:
-        """Returns the next free worker: the least loaded one that is ready, to callers in the order of their calls.
-
-        Args:
-          preferred: Workers to be taken rather than others if one of them is free, such as those that hold what the
-            call needs.
-
-        Raises:
-          NoWorkersError: If none is ready within the time to connect.
-          ResourceLimitError: If none of those that are ready has room.
-          FedstackError: If none will be ready, however long one waits.
-        """
-        ticket = Ticket(preferred)
-        try:
-            await self._io.run(self._turn(ticket))
-        except BaseException:
-            self._release(ticket)  # it may have been granted while the caller was cancelled
-            raise
-        assert ticket.worker is not None
-        return Lease(ticket.worker, lambda: self._release(ticket))
-
     def by_room(self, workers: Sequence[Worker]) -> tuple[list[Worker], list[Worker]]:
         """Returns those workers that may have room for a session, and those that lately had none."""
         full = [worker for worker in workers if self._fleet.is_full(worker)]
@@ -117,7 +88,7 @@ class FleetDriver:
         """
         if self._closed:
             raise closed_error()
-        worker = worker_of(stub, self._capacity, supervised=supervised)
+        worker = worker_of(stub, supervised=supervised)
         self._post(lambda: self._fleet.add(worker))
         return worker
 
@@ -171,9 +142,6 @@ class FleetDriver:
             self._closed = True
             self._io.finish(self._close(users))
 
-    def _release(self, ticket: Ticket) -> None:
-        self._post(lambda: self._queue.release(ticket))
-
     def _post(self, event: Callable[[], object]) -> None:
         """Lets an event happen on the transport's loop, in the order in which this is called."""
 
@@ -206,33 +174,7 @@ class FleetDriver:
             "No worker is ready; waiting for the first for up to %g s (connect_seconds):%s", seconds, listed(causes)
         )
 
-    async def _turn(self, ticket: Ticket) -> None:
-        """Returns when a ticket has got a worker."""
-        granted = self._granted[ticket] = asyncio.get_running_loop().create_future()
-        self._queue.add(ticket)
-        try:
-            self._look()
-            if not granted.done() and (self._serving is None or self._serving.done()):
-                self._serving = start_apart(self._serve())
-            await granted
-        except BaseException:
-            self._queue.release(ticket)
-            self._step()
-            raise
-        finally:
-            del self._granted[ticket]
-
-    async def _serve(self) -> None:
-        """Looks after workers for as long as callers wait for one of their own."""
-        while self._queue:
-            try:
-                await self._decided(self._queue)
-            except Exception as error:
-                for ticket in self._queue.take_all():
-                    if not self._granted[ticket].done():
-                        self._granted[ticket].set_exception(error)
-
-    async def _decided(self, wait: Wait | TicketQueue) -> list[Worker]:
+    async def _decided(self, wait: Wait) -> list[Worker]:
         while True:
             match wait.decide():
                 case Use(workers):
@@ -261,9 +203,6 @@ class FleetDriver:
     def _step(self) -> None:
         """Does what the fleet has decided after events."""
         self._asker.step(watches=bool(self._observers) and not self._closed)
-        for ticket in self._queue.grant():
-            if not self._granted[ticket].done():  # else its caller is cancelled, and about to release it
-                self._granted[ticket].set_result(None)
         changes = self._fleet.take_changes()
         for change in changes:
             if change.after is State.READY:

@@ -48,7 +48,6 @@ class Worker:
 
     Attributes:
       stub: Calls it. A fleet uses its address only.
-      capacity: How many callers it is given to at the same time; see `TicketQueue`.
       supervised: Whether something else says when it is lost and when it is back, so that it is not searched for.
       can_look: Whether it can be looked for at any time; if not, only waiting shows that it is back.
       state: What is known of it.
@@ -59,12 +58,9 @@ class Worker:
       pause: How long to wait after the next attempt in vain, in seconds.
       refusal: What it said when it had no room for a session; `None` if it has, as far as is known.
       refused_at: When it said so.
-      load: How many callers it is given to.
-      last_given: The number of the ticket that it was last given to.
     """
 
     stub: ExecutorStub
-    capacity: int = 1
     supervised: bool = False
     can_look: bool = True
     state: State = State.NEW
@@ -75,8 +71,6 @@ class Worker:
     pause: float = 0.0
     refusal: ResourceLimitError | None = None
     refused_at: float = 0.0
-    load: int = 0
-    last_given: int = -1
 
     @property
     def address(self) -> str:

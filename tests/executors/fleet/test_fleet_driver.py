@@ -1,4 +1,4 @@
-"""Real workers on loopback that come and go: who gets the next free one, and who is told of losses."""
+"""Real workers on loopback that come and go: who waits for them, and who is told of losses."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,6 @@ from fedstack.executors import RemoteExecutor
 from fedstack.executors.fleet import fleet_driver
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.fleet_observer import FleetObserver
-from fedstack.executors.fleet.tickets import Lease
 from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.stacks.remote_factory import remote_executor_factory
@@ -101,96 +100,12 @@ async def squared(worker: Worker, number: int) -> object:
         return await (await remote.create_call(function, argument)).compute()
 
 
-async def begun(work: "asyncio.Task[Lease]") -> "asyncio.Task[Lease]":
-    """Returns a call of `acquire` that waits."""
+async def waiting(driver: FleetDriver) -> "asyncio.Task[list[Worker]]":
+    """Returns a call of `ready` that waits."""
+    work = asyncio.ensure_future(driver.ready())
     done, _ = await asyncio.wait([work], timeout=0.05)
     assert not done
     return work
-
-
-async def waiting(driver: FleetDriver, *preferred: Worker) -> "asyncio.Task[Lease]":
-    return await begun(asyncio.ensure_future(driver.acquire(preferred)))
-
-
-async def test_single_calls_go_to_the_workers_that_are_free(targets: list[str]) -> None:
-    with driver_over(*targets) as driver:
-        used = set()
-
-        async def call(number: int) -> object:
-            with await driver.acquire() as worker:
-                used.add(worker.address)
-                return await squared(worker, number)
-
-        assert await asyncio.gather(*map(call, range(8))) == [number * number for number in range(8)]
-        assert used == set(targets)
-        assert [worker.load for worker in await driver.ready()] == [0, 0]
-
-
-async def test_callers_get_workers_in_the_order_in_which_they_came(targets: list[str]) -> None:
-    with driver_over(targets[0]) as driver:
-        lease = await driver.acquire()
-        order: list[int] = []
-
-        async def call(number: int) -> None:
-            with await driver.acquire():
-                order.append(number)
-
-        calls = []
-        for number in range(5):
-            calls.append(asyncio.ensure_future(call(number)))
-            await asyncio.sleep(0)
-        cancelled = calls.pop(2)
-        cancelled.cancel()
-        lease.release()
-        lease.release()
-        await asyncio.gather(*calls)
-        assert order == [0, 1, 3, 4]
-        await driver.ready()
-        assert driver.workers[0].load == 0
-
-
-async def test_callers_on_many_loops_never_have_more_of_a_worker_than_it_has_room_for(targets: list[str]) -> None:
-    with driver_over(*targets, capacity=2) as driver:
-        lock, now, most = threading.Lock(), dict.fromkeys(targets, 0), 0
-
-        async def call() -> None:
-            nonlocal most
-            with await driver.acquire() as worker:
-                with lock:
-                    now[worker.address] += 1
-                    most = max(most, *now.values())
-                await asyncio.sleep(0)
-                with lock:
-                    now[worker.address] -= 1
-
-        async def calls() -> None:
-            await asyncio.gather(*(call() for _ in range(20)))
-
-        await asyncio.gather(*(asyncio.to_thread(asyncio.run, calls()) for _ in range(4)))
-        assert most == 2
-
-
-async def test_a_preferred_worker_is_given_while_it_is_free(targets: list[str]) -> None:
-    with driver_over(*targets) as driver:
-        first, second = await driver.ready()
-        for _ in range(3):
-            with await driver.acquire([second]) as worker:
-                assert worker is second
-        with await driver.acquire([second]), await driver.acquire([second]) as worker:
-            assert worker is first
-
-
-async def test_a_caller_that_is_cancelled_when_its_turn_comes_keeps_no_worker(targets: list[str]) -> None:
-    with driver_over(targets[0]) as driver:
-        for _ in range(20):
-            lease = await driver.acquire()
-            late = await waiting(driver)
-            lease.release()
-            late.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                (await late).release()
-        with await asyncio.wait_for(driver.acquire(), WALL) as worker:
-            assert worker.load == 1
 
 
 async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return() -> None:
@@ -203,20 +118,18 @@ async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return(
         assert diary.entries == [("ready", worker.address)]
     try:
         with pytest.raises(WorkerUnavailableError) as caught:
-            with await driver.acquire():
-                await squared(worker, 3)
+            await squared(worker, 3)
         driver.lost(worker, caught.value)
         driver.lost(worker, AWAY)
         with pytest.raises(NoWorkersError, match="The worker is not ready"):
-            await driver.acquire()
+            await driver.ready()
         assert diary.entries == [("ready", worker.address), ("lost", worker.address)]
         assert diary.errors == [caught.value]
         diary.entries.clear()
         with serving(port):
             await diary.until("ready", worker)
-            with await driver.acquire() as again:
-                assert again is worker
-                assert await squared(worker, 4) == 16
+            assert await driver.ready() == [worker]
+            assert await squared(worker, 4) == 16
         assert diary.entries == [("ready", worker.address)]
     finally:
         driver.close()
@@ -231,41 +144,46 @@ async def test_a_caller_who_waits_gets_the_worker_that_comes_back() -> None:
         driver.lost(worker, AWAY)
         late = await waiting(driver)
         with serving(port):
-            with await asyncio.wait_for(late, WALL) as again:
-                assert await squared(again, 5) == 25
+            assert await asyncio.wait_for(late, WALL) == [worker]
+            assert await squared(worker, 5) == 25
     finally:
         driver.close()
 
 
-async def test_workers_come_and_go_while_callers_wait(targets: list[str]) -> None:
+async def test_workers_come_and_go(targets: list[str]) -> None:
     diary = Diary()
     with driver_over(targets[0]) as driver:
         driver.subscribe(diary)
-        lease = await driver.acquire()
-        late = await waiting(driver)
+        (worker,) = await driver.ready()
         (stub,) = make_stubs(targets[1], None)
         added = driver.add(stub)
-        with await asyncio.wait_for(late, WALL) as worker:
-            assert worker is added
-            driver.remove(added)
-            assert await squared(worker, 6) == 36  # what runs there goes on
-        assert await driver.ready() == [lease.worker]
+        assert await driver.ready() == [worker, added]
+        driver.remove(added)
+        assert await squared(added, 6) == 36  # what runs there goes on
+        assert await driver.ready() == [worker]
         assert added.state is State.REMOVED
-        assert added.load == 0
-        late = await waiting(driver)
-        lease.release()
-        assert (await late).worker is lease.worker
         assert diary.entries == [("ready", targets[0]), ("ready", targets[1]), ("removed", targets[1])]
+
+
+async def test_a_caller_who_waits_for_a_worker_that_is_removed_gets_the_one_that_is_added(targets: list[str]) -> None:
+    with serving() as thread:
+        away = thread.target
+    with driver_over(away, connect_seconds=WALL) as driver:
+        late = await waiting(driver)
+        driver.remove(driver.workers[0])
+        (stub,) = make_stubs(targets[0], None)
+        added = driver.add(stub)
+        assert await asyncio.wait_for(late, WALL) == [added]
 
 
 async def test_a_fleet_may_begin_without_workers(targets: list[str]) -> None:
     with driver_over() as driver:
         late = await waiting(driver)
         (stub,) = make_stubs(targets[0], None)
-        driver.add(stub)
-        assert (await asyncio.wait_for(late, WALL)).worker.address == targets[0]
+        added = driver.add(stub)
+        assert await asyncio.wait_for(late, WALL) == [added]
     with driver_over(connect_seconds=0.1) as driver, pytest.raises(NoWorkersError, match="The fleet had no worker"):
-        await driver.acquire()
+        await driver.ready()
 
 
 @pytest.fixture
@@ -296,18 +214,16 @@ async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
         driver.subscribe(diary)
         (stub,) = make_stubs(pool, None)
         worker = driver.add(stub)
-        lease = await driver.acquire()
-        late = await waiting(driver)
+        assert await driver.ready() == [worker]
         pool._workers[0].process.kill()
-        with pytest.raises(NoWorkersError, match="The worker process has ended") as caught:
-            await late
-        assert caught.value.is_final
         await diary.until("lost", worker)
+        with pytest.raises(NoWorkersError, match="The worker process has ended") as caught:
+            await driver.ready()
+        assert caught.value.is_final
         assert [str(error).partition("; ")[0] for error in diary.errors] == [
             f"The worker at {worker.address} does not run: the worker process with pid {pool.pids[0]} "
             "ended with signal 9 (SIGKILL)"
         ]
-        lease.release()
 
 
 async def test_an_observer_hears_of_a_process_that_ends_and_is_started_anew_while_nobody_calls() -> None:
@@ -323,24 +239,22 @@ async def test_an_observer_hears_of_a_process_that_ends_and_is_started_anew_whil
         await diary.until("ready", worker)
         assert [what for what, _ in diary.entries] == ["lost", "ready"]
         assert str(diary.errors[0]).endswith("; it is soon there again")
-        with await driver.acquire() as again:
-            assert await squared(again, 7) == 49
+        assert await driver.ready() == [worker]
+        assert await squared(worker, 7) == 49
 
 
-async def test_a_worker_without_room_is_given_to_nobody(targets: list[str]) -> None:
+async def test_workers_are_told_apart_by_whether_they_have_room(targets: list[str]) -> None:
     with driver_over(*targets) as driver:
         first, second = await driver.ready()
         driver.full(first, ResourceLimitError("no room"))
-        for _ in range(3):
-            with await driver.acquire([first]) as worker:
-                assert worker is second
+        assert await driver.ready() == [first, second]
+        assert driver.by_room([first, second]) == ([second], [first])
         driver.full(second, ResourceLimitError("no room either"))
-        with pytest.raises(ResourceLimitError, match="no room$"):
-            await driver.acquire()
+        await driver.ready()
+        assert driver.by_room([first, second]) == ([], [first, second])
         driver.has_room(first)
         await driver.ready()
-        with await driver.acquire() as worker:
-            assert worker is first
+        assert driver.by_room([first, second]) == ([first], [second])
 
 
 async def test_an_observer_that_raises_is_told_nothing_more(
@@ -367,8 +281,7 @@ async def test_an_observer_that_raises_is_told_nothing_more(
 
 
 async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
-    driver = FleetDriver(make_stubs(targets[0], None))
-    lease = await driver.acquire()
+    driver = FleetDriver([])
     late = await waiting(driver)
     driver.close()
     with pytest.raises(ClosedError, match="The connections to these workers are closed"):
@@ -376,8 +289,7 @@ async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
     with pytest.raises(ClosedError):
         await driver.ready()
     with pytest.raises(ClosedError):
-        driver.add(make_stubs(targets[1], None)[0])
-    lease.release()
+        driver.add(make_stubs(targets[0], None)[0])
 
 
 async def test_a_fleet_that_nobody_refers_to_asks_nobody() -> None:

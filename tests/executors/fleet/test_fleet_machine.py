@@ -1,7 +1,5 @@
 """Whatever happens to workers and callers in whatever order, a fleet keeps its promises."""
 
-import math
-
 from fake_fleet import ABLE, AWAY, WRONG, FakeFleet
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,8 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.fleet.fleet import AGAIN_SECONDS, LONGEST_PAUSE
-from fedstack.executors.fleet.tickets import Ticket, TicketQueue
-from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait
+from fedstack.executors.fleet.waits import GiveUp, LookFor, Use, Wait
 from fedstack.executors.fleet.worker import HOPELESS, State, Worker
 
 CONNECT_SECONDS = 10.0
@@ -26,18 +23,14 @@ class FleetPromises(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fleet = FakeFleet(CONNECT_SECONDS)
-        self.queue = TicketQueue(self.fleet)
         self.waits: dict[Wait, float] = {}
-        self.waiting: list[Ticket] = []  # in the order in which they came
-        self.granted: list[Ticket] = []
         self.removed: set[Worker] = set()
         self.told: dict[Worker, State] = {}
-        self.queue_since = math.inf  # since when callers wait while no worker is ready
 
     @initialize(count=st.integers(0, 3))
     def begin(self, count: int) -> None:
         for _ in range(count):
-            self.add(1, False)
+            self.add(False)
 
     def pick(self, number: int, state: State | None = None) -> Worker | None:
         among = [worker for worker in self.fleet.workers if state is None or worker.state is state]
@@ -46,20 +39,15 @@ class FleetPromises(RuleBasedStateMachine):
     def after(self) -> None:
         """Does what a driver does after each event, but for the waiting."""
         self.fleet.due()
-        for ticket in self.queue.grant():
-            assert ticket is self.waiting.pop(0)
-            assert ticket.worker.state is State.READY
-            assert ticket.worker not in self.removed
-            self.granted.append(ticket)
         for change in self.fleet.take_changes():
             assert self.told.get(change.worker, State.NEW) is change.before is not change.after
             self.told[change.worker] = change.after
 
     # What happens to workers.
 
-    @rule(capacity=st.integers(1, 2), supervised=st.booleans())
-    def add(self, capacity: int, supervised: bool) -> None:
-        self.fleet.join(f"w{len(self.told)}", capacity=capacity, supervised=supervised)
+    @rule(supervised=st.booleans())
+    def add(self, supervised: bool) -> None:
+        self.fleet.join(f"w{len(self.told)}", supervised=supervised)
         self.after()
 
     @rule(number=PICKS)
@@ -105,6 +93,7 @@ class FleetPromises(RuleBasedStateMachine):
                 self.fleet.full(worker, ResourceLimitError("no room"))
             else:
                 self.fleet.has_room(worker)
+            assert self.fleet.is_full(worker) is is_full
             self.after()
 
     @precondition(lambda self: self.removed)
@@ -126,31 +115,6 @@ class FleetPromises(RuleBasedStateMachine):
         self.waits[wait] = self.fleet.time.now
         self.go_on(wait, 0)
 
-    @rule(preferred=st.lists(PICKS, max_size=2))
-    def want_one(self, preferred: list[int]) -> None:
-        picked = [worker for number in preferred if (worker := self.pick(number)) is not None]
-        ticket = Ticket(picked)
-        if not self.waiting:
-            self.queue_since = math.inf
-        self.waiting.append(ticket)
-        self.queue.add(ticket)
-        free = [w for w in picked if w.is_ready and w.load < w.capacity and not self.fleet.is_full(w)]
-        is_first = self.waiting == [ticket]
-        self.after()
-        if is_first and free:
-            assert ticket.worker in free
-
-    @rule(number=PICKS)
-    def release(self, number: int) -> None:
-        tickets = [*self.granted, *self.waiting]
-        if tickets:
-            ticket = tickets[number % len(tickets)]
-            self.granted = [other for other in self.granted if other is not ticket]
-            self.waiting = [other for other in self.waiting if other is not ticket]
-            self.queue.release(ticket)
-            self.queue.release(ticket)
-            self.after()
-
     # What a driver does.
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0]), listening=PICKS)
@@ -161,7 +125,6 @@ class FleetPromises(RuleBasedStateMachine):
             self.after()
             for wait in list(self.waits):
                 self.go_on(wait, listening)
-            self.serve(listening)
 
     def go_on(self, wait: Wait, listening: int) -> None:
         decision = wait.decide()
@@ -178,29 +141,6 @@ class FleetPromises(RuleBasedStateMachine):
             assert self.fleet.time.now - self.waits[wait] <= CONNECT_SECONDS + MORE_SECONDS
             return
         del self.waits[wait]
-
-    def serve(self, listening: int) -> None:
-        """Goes on for the callers who wait for one worker each."""
-        decision = self.queue.decide()
-        while isinstance(decision, LookFor):
-            self.look_for(decision, listening)
-            decision = self.queue.decide()
-        if isinstance(decision, Use):
-            assert not self.waiting
-        elif isinstance(decision, GiveUp):
-            assert all(self.fleet.is_full(worker) for worker in self.fleet.ready)
-            assert self.queue.take_all() == self.waiting
-            self.waiting = []
-        else:
-            assert isinstance(decision, Pause)
-            if not self.fleet.ready:
-                self.queue_since = min(self.queue_since, self.fleet.time.now)
-                assert self.fleet.time.now - self.queue_since <= CONNECT_SECONDS + MORE_SECONDS
-                return
-            # All that are to be had are taken.
-            for worker in self.fleet.ready:
-                assert worker.load == worker.capacity or self.fleet.is_full(worker)
-        self.queue_since = math.inf
 
     def look_for(self, decision: LookFor, listening: int) -> None:
         for index, worker in enumerate(decision.workers):
@@ -234,20 +174,6 @@ class FleetPromises(RuleBasedStateMachine):
                 assert is_asked
         seconds = self.fleet.seconds_to_due()
         assert seconds is None or 0 <= seconds <= LONGEST_PAUSE
-
-    @invariant()
-    def a_worker_is_given_to_as_many_callers_as_it_has_room_for(self) -> None:
-        for worker in [*self.fleet.workers, *self.removed]:
-            holders = [ticket for ticket in self.granted if ticket.worker is worker]
-            assert len(holders) == worker.load <= worker.capacity
-
-    @invariant()
-    def nobody_waits_while_a_worker_is_free(self) -> None:
-        if self.waiting:
-            assert not [w for w in self.fleet.ready if w.load < w.capacity and not self.fleet.is_full(w)], (
-                "a worker is free"
-            )
-        assert len(self.queue) == len(self.waiting)
 
 
 TestFleetPromises = FleetPromises.TestCase
