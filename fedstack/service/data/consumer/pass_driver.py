@@ -330,9 +330,9 @@ class PassDriver:
         for reading in self._readings.values():
             await reading.close()
         with self._arrived:
-            may_resume = self._is_resumable and not self._plan.is_over
-            last = self._plan.leave(may_resume)
-        await self._participation.leave(last, may_resume)
+            # A cursor may be of any time before: what was read to its end can be resumed, too.
+            last = self._plan.leave(self._is_resumable)
+        await self._participation.leave(last, self._is_resumable)
 
     def __repr__(self) -> str:
         return f"<PassDriver of {self._plan!r}>"

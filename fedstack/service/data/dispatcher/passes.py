@@ -248,12 +248,26 @@ def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
 
 
 def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits) -> Pass:
+    _make_room(tables, limits)
     _check_room(tables, "passes", limits, "max_passes")
     is_whole = wanted.policy == Policy.OFF and bool(dataset.after)
     one = attrs.evolve(wanted, id=draw_id(), num_splits=dataset.num_splits, is_whole=is_whole)
     tables.execute(f"INSERT INTO passes VALUES ({', '.join('?' * 13)})", attrs.astuple(one))
     begin_lists(tables, one)
     return one
+
+
+def _make_room(tables: Tables, limits: DispatcherLimits) -> None:
+    """Gives up the passes of one consumer that have been without it for the longest time, where room is needed.
+
+    A program that takes a cursor in each of its passes leaves them all behind.
+    """
+    for table, most in (("passes", limits.max_passes), ("consumers", limits.max_consumers)):
+        (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
+        if count >= most:
+            idle = "SELECT pass FROM passes WHERE idle_since IS NOT NULL AND job = '' ORDER BY idle_since LIMIT ?"
+            for (pass_id,) in tables.execute(idle, (count - most + 1,)).fetchall():
+                _delete(tables, pass_id)
 
 
 def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:

@@ -352,6 +352,17 @@ def test_a_cursor_goes_on_where_it_was_taken(service: DispatchServer) -> None:
     assert len(list(again)) == 5000, "the next pass is a new one"
 
 
+def test_a_cursor_that_was_taken_in_the_middle_is_good_after_the_end_too(service: DispatchServer) -> None:
+    local = Dataset.range(300)
+    elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
+    had = [next(elements) for _ in range(100)]
+    cursor = elements.cursor()
+    rest = list(elements)
+    elements.close()
+    again = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
+    assert sorted([*had, *again]) == sorted([*had, *rest]) == list(range(300))
+
+
 def test_a_cursor_counts_the_elements_of_batches(service: DispatchServer) -> None:
     local = Dataset.range(1000).batch(7)
     elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")).map(_sum))

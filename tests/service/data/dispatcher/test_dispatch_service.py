@@ -358,6 +358,19 @@ def test_limits_are_kept_and_named() -> None:
         assert splits(consumer.take_all()) == list(range(10))
 
 
+def test_passes_that_might_be_resumed_make_room_for_others() -> None:
+    limits = DispatcherLimits(max_passes=2)
+    with DispatchServer(DispatcherConfig(limits=limits)) as server, Peer(server.target) as peer:
+        digest = peer.register()
+        for name in (b"a", b"b", b"c"):
+            consumer = Consumer(peer, digest, name, guarantee=EXACTLY_ONCE)
+            assert splits(consumer.take_all()) == list(range(10))
+            consumer.release(may_resume=True)
+        assert Consumer(peer, digest, b"b", guarantee=EXACTLY_ONCE, resumes=True).opened.taken
+        with pytest.raises(InvalidValueError, match="Expected a cursor of a pass that the dispatcher knows"):
+            Consumer(peer, digest, b"a", guarantee=EXACTLY_ONCE, resumes=True)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
