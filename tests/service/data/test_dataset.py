@@ -210,6 +210,7 @@ def test_take_skip_enumerate_and_prefetch() -> None:
     assert elements(Dataset.range(100_000).skip(99_999).take(5)) == [99_999]
     assert elements(Dataset.range(3, 5).enumerate(start=7)) == [(7, 3), (8, 4)]
     assert elements(Dataset.range(100_000).prefetch(10).batch(100_000)) == [list(range(100_000))]
+    assert elements(Dataset.range(3).prefetch(10**18)) == [0, 1, 2]
 
 
 def test_a_prefetch_that_nobody_reads_to_its_end_leaves_no_thread_at_work() -> None:

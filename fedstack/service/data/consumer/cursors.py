@@ -1,5 +1,7 @@
 """Writes the place of a consumer in a pass, and reads it again: cursors."""
 
+import zlib
+
 import attrs
 from google.protobuf.message import DecodeError
 
@@ -7,6 +9,8 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.proto.data_service_pb2 import PassCursor
 from fedstack.service.data.consumer.deliveries import Position
+
+_CHECK_BYTES = 4
 
 
 @attrs.frozen
@@ -31,7 +35,7 @@ class Cursor:
 
     def to_bytes(self) -> bytes:
         """Returns what `read_cursor` reads."""
-        return PassCursor(
+        content = PassCursor(
             incarnation=self.incarnation,
             digest=self.digest,
             job_name=self.job_name,
@@ -40,6 +44,7 @@ class Cursor:
             finished=self.position.finished,
             begun=[PassCursor.Begun(range=id, rows=rows) for id, rows in self.position.rows.items()],
         ).SerializeToString()
+        return content + _check_sum(content)
 
 
 def read_cursor(content: object) -> Cursor:
@@ -53,13 +58,19 @@ def read_cursor(content: object) -> Cursor:
         raise TypeMismatchError(
             f"Expected resume to be what an iterator's cursor() has returned, found {describe(content)}"
         )
+    content, check_sum = content[:-_CHECK_BYTES], content[-_CHECK_BYTES:]
     try:
         proto = PassCursor.FromString(content)
     except DecodeError:
         proto = PassCursor()
-    if not proto.consumer or not proto.digest:
+    if check_sum != _check_sum(content) or not proto.consumer or not proto.digest:
         raise InvalidValueError(
-            f"Expected resume to be what an iterator's cursor() has returned, found {len(content)} other bytes"
+            f"Expected resume to be what an iterator's cursor() has returned, found {len(content) + len(check_sum)} "
+            "other bytes, or some of them have changed"
         )
     position = Position(frozenset(proto.finished), {one.range: one.rows for one in proto.begun})
     return Cursor(proto.incarnation, proto.digest, proto.job_name, proto.repetition, proto.consumer, position)
+
+
+def _check_sum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(_CHECK_BYTES, "big")

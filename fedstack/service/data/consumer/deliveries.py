@@ -1,7 +1,7 @@
 """Keeps account of what a consumer has been given, and how much of that it has done with."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
@@ -75,6 +75,11 @@ class Deliveries:
                 finished[id] = None
             left -= some
         return Position(tuple(finished), {id: n for id, n in counts.items() if n and id not in finished})
+
+    @property
+    def finished_since(self) -> Sequence[int]:
+        """The ranges that `take_finished` would return."""
+        return self._news
 
     def take_finished(self) -> list[int]:
         """Returns the ranges that the consumer has done with since this was last asked."""

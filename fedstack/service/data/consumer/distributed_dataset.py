@@ -184,9 +184,8 @@ class Passes:
                 "iterator over the dataset without that step, and do the step with what it yields"
             )
         if self._driver is None:
-            raise InvalidValueError(
-                "Expected an iterator that has begun, found one that is new, or at its end; ask for an element first"
-            )
+            at = "at its end, after which there is nothing" if self.made else "new; ask for an element first"
+            raise InvalidValueError(f"Expected an iterator that is in the middle of its elements, found one {at}")
         return self._source.cursor(self._driver, taken)
 
     @property

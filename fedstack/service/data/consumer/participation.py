@@ -113,6 +113,15 @@ class Participation:
 
     async def take(self, take: Take) -> TakeResponse:
         """Says what has been read, and takes more; the answer has workers only if they are others than before."""
+        response = await self.tell(take)
+        if response.workers_version == self._workers_version:
+            response.workers_version = 0
+        else:
+            self._workers_version = response.workers_version
+        return response
+
+    async def tell(self, take: Take) -> TakeResponse:
+        """Says what has been read, and returns the answer as it is."""
         request = TakeRequest(
             incarnation=self._pass.incarnation,
             pass_id=self._pass.pass_id,
@@ -124,12 +133,7 @@ class Participation:
             given_back=take.given_back,
             workers_version=self._workers_version,
         )
-        response = await self._persistently(functools.partial(self._stub.take, request))
-        if response.workers_version == self._workers_version:
-            response.workers_version = 0
-        else:
-            self._workers_version = response.workers_version
-        return response
+        return await self._persistently(functools.partial(self._stub.take, request))
 
     async def leave(self, last: Take, may_resume: bool) -> None:
         """Takes part no more. Never raises.
@@ -149,9 +153,12 @@ class Participation:
             may_resume=may_resume,
         )
         try:
-            await self._persistently(functools.partial(self._stub.release, request), _GOODBYE_SECONDS)
+            # Whoever stops a dispatcher right after its last consumer need not hear that it is missed.
+            await self._stub.persistently(
+                functools.partial(self._stub.release, request), _GOODBYE_SECONDS, lambda error: None
+            )
         except FedstackError as error:
             _logger.info("The dispatcher has not heard of the end of a pass: %s", error)
 
-    async def _persistently(self, ask: Callable[[], Coroutine[Any, Any, _T]], seconds: float | None = None) -> _T:
-        return await asked(self._stub, ask, seconds or self._opening.timeout)
+    async def _persistently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        return await asked(self._stub, ask, self._opening.timeout)

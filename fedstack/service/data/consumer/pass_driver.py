@@ -24,16 +24,15 @@ from fedstack.proto.data_service_pb2 import (
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.deliveries import Position
 from fedstack.service.data.consumer.participation import Opening, Participation
-from fedstack.service.data.consumer.pass_plan import PassPlan, Read, TakenRange
+from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take, TakenRange
 from fedstack.service.data.worker.readers import Reader, Reading
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.connection_errors import never_arrived
 
 _logger = logging.getLogger(__name__)
-# How long there may be no worker before somebody hears of it, and before it is an error.
+# How long there may be no worker before somebody hears of it.
 _TELL_SECONDS = 5.0
-_NO_WORKER_SECONDS = 60.0
 # How often the dispatcher is asked for workers while there is none, and a worker that got lost is looked for.
 _LOOK_SECONDS = 0.1
 _ALIVE_SECONDS = 1.0
@@ -114,6 +113,9 @@ class PassDriver:
         """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
         with self._arrived:
             self._plan.deliver(rows)
+            others_wait = self._plan.others_wait
+        if others_wait:
+            calls_on(self._io.loop).add(self._wake.set)
 
     def position(self, rows: int) -> Position:
         """Returns the place after so many elements since the beginning; from now on the pass may be resumed there."""
@@ -198,10 +200,29 @@ class PassDriver:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), due - now)
             else:
-                self._took(await self._participation.take(take))
+                self._took(await self._answer(take))
                 self._check_workers()
                 pause = self._participation.renewal_seconds if self._away_since is None else _LOOK_SECONDS
                 due = self._io.time() + pause
+
+    async def _answer(self, take: Take) -> TakeResponse:
+        """Waits for what the dispatcher answers, and tells it meanwhile what others wait for."""
+        asking = asyncio.ensure_future(self._participation.take(take))
+        try:
+            while not asking.done():
+                self._wake.clear()
+                waking = asyncio.ensure_future(self._wake.wait())
+                try:
+                    await asyncio.wait([asking, waking], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waking.cancel()
+                with self._arrived:
+                    news = self._plan.news_for_others()
+                if news is not None and not asking.done():
+                    await self._participation.tell(news)
+            return asking.result()
+        finally:
+            asking.cancel()
 
     def _took(self, response: TakeResponse) -> None:
         with self._arrived:
@@ -239,10 +260,10 @@ class PassDriver:
         now = self._io.time()
         self._away_since = self._away_since or now
         dispatcher = self._connections.dispatcher.address
-        if now - self._away_since > _NO_WORKER_SECONDS:
+        if now - self._away_since > self._opening.timeout:
             raise NoWorkersError(
                 f"Expected a data worker that can be reached, found none at the dispatcher {dispatcher} for "
-                f"{_NO_WORKER_SECONDS:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
+                f"{self._opening.timeout:g} s; start some with `fedstack serve --data-worker {dispatcher}`"
             )
         if not self._told and now - self._away_since > _TELL_SECONDS:
             self._told = True

@@ -129,6 +129,7 @@ class PassPlan:
         self._deliveries = Deliveries()
         self._asking: Take | None = None
         self._next_number = 0
+        self._told_others = 0
 
     # The dispatcher.
 
@@ -156,7 +157,22 @@ class PassPlan:
             if want or must:
                 self._asking = Take(self._next_number, want, tuple(self._deliveries.take_finished()))
                 self._next_number += 1
+                self._told_others = 0
         return self._asking
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether other consumers may wait to hear that this one has done with all that it had."""
+        is_idle = not (self.is_exhausted or self._waiting or self.has_work)
+        return is_idle and self._guarantee is Guarantee.AT_LEAST_ONCE
+
+    def news_for_others(self) -> Take | None:
+        """Returns what to tell them while the dispatcher has not answered; the next `take` says it again."""
+        finished = self._deliveries.finished_since
+        if self._asking is None or not self.others_wait or len(finished) <= self._told_others:
+            return None
+        self._told_others = len(finished)
+        return Take(self._asking.number, 0, tuple(finished))
 
     def took(self, ranges: Iterable[TakenRange], is_exhausted: bool) -> None:
         """The dispatcher has answered."""

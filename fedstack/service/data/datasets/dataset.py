@@ -117,7 +117,7 @@ class Dataset(Pipeline):
         return self._with(EnumerateStep(first))
 
     def prefetch(self, buffer_size: int) -> "Dataset":
-        """Makes about so many elements ahead, on a thread; at least a block of them."""
+        """Makes about so many elements ahead, on a thread; at least a block of them, and at most 256 blocks."""
         return self._with(PrefetchStep(min(checked_positive("buffer_size", buffer_size), _MOST)))
 
     def zip(self, *others: "Dataset") -> "Dataset":

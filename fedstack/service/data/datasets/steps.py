@@ -41,6 +41,8 @@ from fedstack.service.data.datasets.element_functions import ElementFunction
 # Starts what comes before a step, for the number of an epoch, which is new in each repetition.
 Upstream: TypeAlias = Callable[[int], Blocks]
 _BOOL = TensorType(np.bool_)
+# How many blocks are made ahead at most: more would take memory, and make nothing faster.
+_MOST_AHEAD = 256
 
 
 class Asks(enum.Enum):
@@ -150,7 +152,7 @@ class PrefetchStep(Step):
         ahead: deque[Job[Column | None]] = deque()
         try:
             while True:
-                while len(ahead) < max(1, self.number // rows_at_once(element)):
+                while len(ahead) < min(_MOST_AHEAD, max(1, self.number // rows_at_once(element))):
                     ahead.append(threads.submit(lambda: next(blocks, None)))
                 block = ahead.popleft().result()
                 if block is None:

@@ -24,6 +24,7 @@ from fedstack.errors import (
     InvalidComputationError,
     InvalidValueError,
     LeafError,
+    NoWorkersError,
     TypeMismatchError,
     WorkerUnavailableError,
 )
@@ -254,6 +255,29 @@ def test_consumers_share_the_passes_of_a_job(service: DispatchServer) -> None:
     assert sorted(found[0] + found[1]) == list(range(3000))
 
 
+def test_consumers_that_wait_for_each_other_hear_at_once_what_is_done() -> None:
+    # Signs of life come every half a minute.
+    config = DispatcherConfig(consumer_timeout_ms=90_000)
+    with DispatchServer(config) as dispatcher, WorkerServer(WorkerConfig(dispatcher.target)):
+        shared = distribute(DYNAMIC, dispatcher, job_name="shared", guarantee="at_least_once")
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: found.extend(map(int, Dataset.range(3000).apply(shared))), daemon=True)
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WALL)
+        assert sorted(found) == list(range(3000))
+
+
+def test_without_workers_a_pass_ends_after_the_time_that_the_user_gives(dispatcher: DispatchServer) -> None:
+    dataset = Dataset.range(3).apply(distribute(DYNAMIC, dispatcher, dispatcher_timeout_ms=300))
+    with pytest.raises(NoWorkersError, match=r"found none at the dispatcher .* for 0\.3 s; start some with"):
+        list(dataset)
+
+
 def test_a_consumer_that_stops_leaves_to_others_what_it_has_not_begun(service: DispatchServer) -> None:
     shared = distribute(DYNAMIC, service, job_name="left", guarantee="at_least_once")
     dataset = Dataset.range(3000).apply(shared)
@@ -396,7 +420,8 @@ def test_a_cursor_is_of_one_dataset_and_job(service: DispatchServer) -> None:
         distribute(DYNAMIC, service, resume=cursor)
     with pytest.raises(InvalidValueError, match="Expected job_name '' as in resume, found 'j'"):
         distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor, job_name="j")
-    for wrong, error in ((b"x", InvalidValueError), (b"", InvalidValueError), ("text", TypeMismatchError)):
+    changed = bytes([*cursor[:-1], cursor[-1] ^ 1])
+    for wrong, error in ((changed, InvalidValueError), (b"", InvalidValueError), ("text", TypeMismatchError)):
         with pytest.raises(error, match="what an iterator's cursor"):
             distribute(DYNAMIC, service, guarantee="exactly_once", resume=wrong)  # type: ignore[arg-type]
 
