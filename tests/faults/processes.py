@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from freezing import freeze
+
 WALL = 30.0
 _FORKER = Path(__file__).with_name("process_forker.py")
 
@@ -64,7 +66,7 @@ class Process:
 
     def stop(self) -> None:
         """It gets no time any more, as if its machine had frozen; its connections stay."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def wake(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

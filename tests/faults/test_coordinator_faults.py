@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from freezing import freeze
 from serving import Server, served
 
 import fedstack
@@ -96,7 +97,7 @@ def test_a_worker_that_is_stopped_is_done_without_and_comes_back(
 ) -> None:
     with coordinator_of(servers) as coordinator:
         assert coordinator.schedule(square, (3,)).get(timeout=20.0) == 9
-        os.kill(servers[0].process.pid, signal.SIGSTOP)
+        freeze(servers[0].process.pid)
         try:
             values = [coordinator.schedule(square, (number,)) for number in range(60)]
             found = 0

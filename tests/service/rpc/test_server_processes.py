@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from freezing import freeze
 from served_methods import WALL, add, within_wall
 
 from fedstack.errors import AddressError, DeadlineExceededError, WorkerUnavailableError
@@ -75,7 +76,7 @@ def test_a_server_started_anew_with_another_method_under_the_name_is_never_guess
 
 def test_a_stopped_server_is_noticed_at_the_deadline():
     with process() as (running, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
-        os.kill(running.pid, signal.SIGSTOP)
+        freeze(running.pid)
         try:
             begun = time.monotonic()
             with pytest.raises(DeadlineExceededError):
