@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from freezing import freeze
-
 WALL = 30.0
 _FORKER = Path(__file__).with_name("process_forker.py")
 
@@ -66,6 +64,8 @@ class Process:
 
     def stop(self) -> None:
         """It gets no time any more, as if its machine had frozen; its connections stay."""
+        from freezing import freeze  # the processes load this module, too, and have no path to that one
+
         freeze(self.pid)
 
     def wake(self) -> None:
