@@ -205,7 +205,11 @@ class Stream:
     def _has_made(self, job: Job[bool]) -> None:
         """Is called on the loop when a thread has done its turn."""
         self._job = None
-        if self.has_ended or job.cancelled():
+        if job.cancelled():
+            return
+        if self.has_ended:
+            if job.exception() is None and not job.result():  # it had done its turn before it could see the end
+                self._start(self._close)
             return
         error = job.exception()
         if isinstance(error, Exception):

@@ -130,6 +130,22 @@ def test_a_stream_that_ends_closes_what_makes_its_blocks(threads: LeafThreads) -
     asyncio.run(work())
 
 
+def test_a_stream_that_ends_just_after_a_turn_closes_what_makes_its_blocks_too(threads: LeafThreads) -> None:
+    async def work() -> None:
+        counted = Counted(1000)
+        stream = stream_of(counted, threads)
+        asked = stream.ask(0)
+        job = stream._job
+        assert job is not None
+        job.exception(WALL)  # the thread has done its turn, and the loop has not heard of it
+        stream.end()
+        with pytest.raises(StaleSessionError):
+            await content(asked)
+        await counted.reaches(lambda: counted.closed == 1)
+
+    asyncio.run(work())
+
+
 def test_whoever_waits_no_more_ends_the_stream(threads: LeafThreads) -> None:
     async def work() -> None:
         gate, closed = threading.Event(), threading.Event()
