@@ -17,7 +17,7 @@ from fake_fleet import AWAY
 import fedstack
 from fedstack.errors import ClosedError, NoWorkersError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.fleet import fleet_driver
+from fedstack.executors.fleet import fleet_driver, waits
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.fleet_observer import FleetObserver
 from fedstack.executors.fleet.worker import State, Worker
@@ -34,6 +34,12 @@ from fedstack.transport.peers.io_loop import io_loop
 pytestmark = pytest.mark.slow
 
 WALL = 20.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the first worker that is ready wait for the others, however busy the machine is."""
+    monkeypatch.setattr(waits, "_SETTLE_SECONDS", WALL)
 
 
 def serving(port: int = 0) -> ServerThread:
@@ -79,10 +85,12 @@ class Diary(FleetObserver):
     def removed(self, worker: Worker) -> None:
         self._note("removed", worker)
 
-    async def until(self, what: str, worker: Worker) -> None:
+    async def until(self, what: str, *workers: Worker) -> None:
+        wanted = {(what, worker.address) for worker in workers}
+
         def wait() -> bool:
             with self.news:
-                return self.news.wait_for(lambda: (what, worker.address) in self.entries, WALL)
+                return self.news.wait_for(lambda: wanted <= set(self.entries), WALL)
 
         assert await asyncio.to_thread(wait)
 
@@ -270,6 +278,7 @@ async def test_an_observer_that_raises_is_told_nothing_more(
         driver.subscribe(raising)
         end = driver.subscribe(diary)
         await driver.ready()
+        await diary.until("ready", *driver.workers)
         assert len(raising.entries) == 1
         assert len(diary.entries) == 2
         (record,) = caplog.records
