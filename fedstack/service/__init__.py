@@ -3,8 +3,9 @@
 The names are imported when they are first asked for: a server needs gRPC, and the command line should start quickly.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from fedstack.foundations.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from fedstack.service import coordinator as coordinator
@@ -53,13 +54,4 @@ _MODULES = {
     "wait_for_addresses": "service.cluster.addresses_file",
 }
 
-
-_FACES = frozenset({"coordinator", "data", "rpc"})
-
-
-def __getattr__(name: str) -> object:
-    if name in _FACES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedstack.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _MODULES, ["coordinator", "data", "rpc"])

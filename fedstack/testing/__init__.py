@@ -5,8 +5,9 @@ faults; `SimulatedCluster` runs a program over workers on simulated time. Import
 because pytest loads it with the plugin when it starts.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from fedstack.foundations.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from fedstack.testing.conformance import (
@@ -44,31 +45,25 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ConformanceError": "conformance",
-    "ExecutorRow": "conformance",
-    "Fault": "fault_injection",
-    "FaultInjectingExecutor": "fault_injection",
-    "FaultPlan": "fault_injection",
-    "RaisingExecutor": "raising_executor",
-    "SimulatedCluster": "simulation.simulated_cluster",
-    "SimulatedFaults": "simulation.simulated_network",
-    "SimulationError": "simulation.simulated_cluster",
-    "StackRow": "conformance",
-    "TraceEvent": "tracing_executor",
-    "TracingExecutor": "tracing_executor",
-    "check_executor": "conformance",
-    "check_stack": "conformance",
-    "executor_rows": "conformance",
-    "stack_rows": "conformance",
+    "ConformanceError": "testing.conformance",
+    "ExecutorRow": "testing.conformance",
+    "Fault": "testing.fault_injection",
+    "FaultInjectingExecutor": "testing.fault_injection",
+    "FaultPlan": "testing.fault_injection",
+    "RaisingExecutor": "testing.raising_executor",
+    "SimulatedCluster": "testing.simulation.simulated_cluster",
+    "SimulatedFaults": "testing.simulation.simulated_network",
+    "SimulationError": "testing.simulation.simulated_cluster",
+    "StackRow": "testing.conformance",
+    "TraceEvent": "testing.tracing_executor",
+    "TracingExecutor": "testing.tracing_executor",
+    "check_executor": "testing.conformance",
+    "check_stack": "testing.conformance",
+    "executor_rows": "testing.conformance",
+    "stack_rows": "testing.conformance",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

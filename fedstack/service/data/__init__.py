@@ -3,8 +3,9 @@
 The names are imported when they are first asked for: servers need gRPC, and datasets by themselves do not.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from fedstack.foundations.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from fedstack.service.data.consumer.distribute import distribute, from_dataset_id, register_dataset
@@ -29,21 +30,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DataWorkerLimits": "limits.limits",
-    "Dataset": "data.datasets.dataset",
-    "DispatchServer": "data.dispatcher.dispatch_server",
-    "DispatcherConfig": "data.dispatcher.dispatch_server",
-    "DispatcherLimits": "limits.limits",
-    "ShardingPolicy": "data.consumer.sharding",
-    "WorkerConfig": "data.worker.worker_server",
-    "WorkerServer": "data.worker.worker_server",
-    "distribute": "data.consumer.distribute",
-    "from_dataset_id": "data.consumer.distribute",
-    "register_dataset": "data.consumer.distribute",
+    "DataWorkerLimits": "service.limits.limits",
+    "Dataset": "service.data.datasets.dataset",
+    "DispatchServer": "service.data.dispatcher.dispatch_server",
+    "DispatcherConfig": "service.data.dispatcher.dispatch_server",
+    "DispatcherLimits": "service.limits.limits",
+    "ShardingPolicy": "service.data.consumer.sharding",
+    "WorkerConfig": "service.data.worker.worker_server",
+    "WorkerServer": "service.data.worker.worker_server",
+    "distribute": "service.data.consumer.distribute",
+    "from_dataset_id": "service.data.consumer.distribute",
+    "register_dataset": "service.data.consumer.distribute",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedstack.service.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, _MODULES)

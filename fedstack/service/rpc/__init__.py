@@ -3,8 +3,9 @@
 The names are imported when they are first asked for, since they need gRPC.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from fedstack.foundations.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from fedstack.service.rpc.client import Client
@@ -16,15 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Code", "MethodService", "Server", "StatusOrResult"]
 
 _MODULES = {
-    "Client": "fedstack.service.rpc.client",
-    "Code": "fedstack.transport.wire.status",
-    "MethodService": "fedstack.service.rpc.method_service",
-    "Server": "fedstack.service.rpc.server",
-    "StatusOrResult": "fedstack.service.rpc.status_or_result",
+    "Client": "service.rpc.client",
+    "Code": "transport.wire.status",
+    "MethodService": "service.rpc.method_service",
+    "Server": "service.rpc.server",
+    "StatusOrResult": "service.rpc.status_or_result",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)

@@ -1,0 +1,26 @@
+"""Gives packages names that are imported when they are first asked for."""
+
+import importlib
+import sys
+from collections.abc import Callable, Collection, Mapping
+
+
+def lazy_names(package: str, modules: Mapping[str, str], subpackages: Collection[str] = ()) -> Callable[[str], object]:
+    """Returns the `__getattr__` of a package.
+
+    Args:
+      package: Its name.
+      modules: The names that it gives, and the module of each, below `fedstack`.
+      subpackages: Packages in it that are there without an import of their own.
+    """
+
+    def get(name: str) -> object:
+        if name in modules:
+            value = getattr(importlib.import_module(f"fedstack.{modules[name]}"), name)
+            setattr(sys.modules[package], name, value)
+            return value
+        if name in subpackages:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get

@@ -1,0 +1,32 @@
+"""Names of packages that are imported when they are first asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fedstack.service.data
+import fedstack.testing
+
+
+def test_a_name_is_what_its_module_has() -> None:
+    from fedstack.service.data.datasets.dataset import Dataset
+
+    assert fedstack.service.data.Dataset is Dataset
+    assert vars(fedstack.service.data)["Dataset"] is Dataset  # asked for once
+
+
+def test_a_name_that_a_package_does_not_have_is_an_attribute_error_with_its_name() -> None:
+    with pytest.raises(AttributeError, match="module 'fedstack.testing' has no attribute 'check_stacks'"):
+        _ = fedstack.testing.check_stacks
+
+
+def test_nothing_is_imported_before_it_is_asked_for() -> None:
+    code = (
+        "import sys, fedstack.service.data, fedstack.testing\n"
+        "assert 'grpc' not in sys.modules\n"
+        "assert 'fedstack.testing.conformance' not in sys.modules\n"
+        "fedstack.service.GrpcServer\n"
+        "assert 'grpc' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
