@@ -152,7 +152,7 @@ def test_more_clients_than_the_option_says_exhaust_a_resource_and_the_text_tells
                 total_of_crowds([1] * 6)
         assert str(caught.value) == (
             "Expected at most 5 clients in a session or phase, found 6; use more workers, or start the worker with a "
-            f"larger --max-clients; for the worker at {server.target}"
+            f"larger --max-clients, or ServiceLimits(max_clients=…) in a program; for the worker at {server.target}"
         )
         assert code_of(caught.value).name == "RESOURCE_EXHAUSTED"
 

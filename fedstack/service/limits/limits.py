@@ -178,7 +178,8 @@ def exceeded(
         what = f"{things.removesuffix('s')} {rest}"
     other = f"{advice}, or " if advice else ""
     return ResourceLimitError(
-        f"Expected at most {most} {what}, found {found}; {other}start the worker with a larger {option_of(name)}"
+        f"Expected at most {most} {what}, found {found}; {other}start the worker with a larger {option_of(name)}, "
+        f"or {type(limits).__name__}({name}=…) in a program"
     )
 
 
