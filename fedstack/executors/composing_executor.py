@@ -1,6 +1,5 @@
 """Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, phases_of
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.concurrency.side_by_side import end_all
+from fedstack.executors.concurrency.side_by_side import all_in_order
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.folds.fold_states import FoldState
 from fedstack.executors.folds.phase_sink import PhaseResult
@@ -23,8 +22,6 @@ from fedstack.foundations.error_text import counted
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
 _LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
-# Several workers may end at the same time, each of a client of its own: so much later all of them are known to have.
-_TOGETHER_SECONDS = 0.1
 _threads = LeafThreads(idle_seconds=1.0)
 
 
@@ -70,7 +67,7 @@ class ComposedPhases(PhaseEngine):
         if runs_inline():
             results = [await call(child, part) for child, part in ranges]
         else:
-            results = await _all_in_order([call(child, part) for child, part in ranges])
+            results = await all_in_order([call(child, part) for child, part in ranges], _LOSSES)
         states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
             state = await self.new_state(fold, argument, clients.start)
@@ -137,32 +134,3 @@ def _phases_in(child: Executor | PhaseRunner) -> PhaseRunner:
             f"Expected children that run client phases, found {child!r}; give a FederatingExecutor over it"
         )
     return found
-
-
-async def _all_in_order(parts: Sequence[Coroutine[Any, Any, PhaseResult]]) -> list[PhaseResult]:
-    """Awaits the parts of a phase side by side, and raises what running them one after the other would.
-
-    So of several clients that fail it is always the first whose error is seen. Parts behind one that has failed are
-    cancelled; those before it may still fail, and are waited for. The loss of a child is raised almost at once.
-    """
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    wanted = tasks
-    try:
-        while running := [task for task in wanted if not task.done()]:
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for position, task in enumerate(wanted):
-                if not task.done():
-                    continue
-                if task.cancelled() or isinstance(task.exception(), _LOSSES):
-                    if still := [other for other in tasks if not other.done()]:
-                        await asyncio.wait(still, timeout=_TOGETHER_SECONDS)
-                    return [task.result()]
-                if task.exception() is not None:
-                    for later in wanted[position + 1 :]:
-                        later.cancel()
-                    wanted = wanted[: position + 1]
-                    break
-        return [task.result() for task in wanted]
-    except BaseException as error:
-        await end_all(tasks, error)
-        raise
