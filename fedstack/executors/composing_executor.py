@@ -88,6 +88,23 @@ class ComposedPhases(PhaseEngine):
         return FoldedPhase(states, columns)
 
 
+def even_counts(clients: int, parts: int) -> list[int]:
+    """Splits a number of clients into parts that differ by one at most."""
+    whole, rest = divmod(clients, parts)
+    return [whole + (index < rest) for index in range(parts)]
+
+
+def composed(
+    server: ProgramEngine, children: Sequence[PhaseRunner], counts: Sequence[int], max_fanout: int
+) -> ComposedPhases:
+    """Composes what runs phases, in as many levels as the fan-out asks for."""
+    while len(children) > max_fanout:
+        groups = [slice(i, i + max_fanout) for i in range(0, len(children), max_fanout)]
+        children = [ComposedPhases(server, children[group], counts[group]) for group in groups]
+        counts = [sum(counts[group]) for group in groups]
+    return ComposedPhases(server, children, counts)
+
+
 class ComposingExecutor(VerbExecutor):
     """Runs each client phase on several children, each with a contiguous range of the clients.
 

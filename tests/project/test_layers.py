@@ -42,6 +42,7 @@ ROOMS = (
     "executors/fleet",
     "executors/stacks",
     "contexts",
+    "backends",
     "service/processes",
     "service/limits",
     "service/server/calls",

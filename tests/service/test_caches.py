@@ -46,6 +46,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),
+    "backends.guest._guest": (4, "stacks, for numbers of functions at the same time that senders ask for"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),

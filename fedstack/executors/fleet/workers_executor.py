@@ -22,7 +22,7 @@ from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.composing_executor import ComposedPhases
+from fedstack.executors.composing_executor import ComposedPhases, composed, even_counts
 from fedstack.executors.concurrency.phase_events import told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.sync_driver import need_event_loop
@@ -152,9 +152,9 @@ class FleetPhases(PhaseEngine):
             return self._spread
         if self._spread is not None:
             self._spread.retire()
-        counts = _even(self._num_clients, len(workers))
+        counts = even_counts(self._num_clients, len(workers))
         slices = [self._slice(worker, count) for worker, count in zip(workers, counts)]
-        self._spread = _Assignment(workers, slices, self._composed(slices, counts))
+        self._spread = _Assignment(workers, slices, composed(self.server, slices, counts, self._max_fanout))
         return self._spread
 
     def _slice(self, worker: Worker, count: int) -> "_WorkerSlice":
@@ -164,14 +164,6 @@ class FleetPhases(PhaseEngine):
             return remote
 
         return _WorkerSlice(worker, self._sessions, make_remote, self.new_state)
-
-    def _composed(self, children: Sequence[PhaseRunner], counts: Sequence[int]) -> ComposedPhases:
-        """Composes what runs phases, in as many levels as the fan-out asks for."""
-        while len(children) > self._max_fanout:
-            groups = [slice(i, i + self._max_fanout) for i in range(0, len(children), self._max_fanout)]
-            children = [ComposedPhases(self.server, children[group], counts[group]) for group in groups]
-            counts = [sum(counts[group]) for group in groups]
-        return ComposedPhases(self.server, children, counts)
 
     def close(self) -> None:
         """Closes what is open at workers for these phases only. Idempotent."""
@@ -221,12 +213,6 @@ class WorkersExecutor(VerbExecutor):
     def label(self) -> str:
         workers = ", ".join(f"{worker.address} ({worker.state.value})" for worker in self._fleet.workers)
         return f"{super().label} with {counted(self.known_clients or 0, 'client')}, workers: {workers}"
-
-
-def _even(clients: int, parts: int) -> list[int]:
-    """Splits a number of clients into parts that differ by one at most."""
-    whole, rest = divmod(clients, parts)
-    return [whole + (index < rest) for index in range(parts)]
 
 
 class _WorkerSlice(PhaseRunner):

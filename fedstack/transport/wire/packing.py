@@ -108,6 +108,10 @@ class Packer:
         else:
             mismatch(type_spec, f"`{type(payload).__name__}`", path)
 
+    def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
+        """Packs a payload that all clients get; a subclass may do so once for several messages."""
+        self.pack(proto, payload, type_spec, path)
+
     def _sequence(self, proto: Packed, payload: Iterable[object], element: Type, path: str) -> None:
         if self._references and (reference := reference_of(payload)) is not None:
             write_references(proto.references, [reference])
@@ -180,7 +184,7 @@ class Packer:
     def _column(self, proto: Packed, column: Column, member: Type, path: str) -> None:
         if isinstance(column, ConstantColumn):
             proto.same.clients = len(column)
-            self.pack(proto.same.member, column.value, member, path)
+            self.pack_shared(proto.same.member, column.value, member, path)
         elif isinstance(column, StructColumn):
             proto.fields.clients = len(column)
             for index, (name, field_type) in enumerate(fields_of(cast(StructType, member))):

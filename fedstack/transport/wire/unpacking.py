@@ -203,10 +203,9 @@ class Unpacker:
         elif kind == "rows":
             shape = self._checked_shape(proto.rows, member.dtype, path)
             if (
-                self._for_results
+                len(shape) > 1
                 and not self._in_batches
-                and len(shape) > 1
-                and math.prod(shape[1:]) * member.dtype.itemsize >= _OWN_ROW_BYTES
+                and self._is_by_row(math.prod(shape[1:]) * member.dtype.itemsize)
             ):
                 return self._own_rows(shape, member, path)
             rows = self._buffer(shape, member.dtype, path)
@@ -215,6 +214,10 @@ class Unpacker:
         if not isinstance(rows, np.ndarray):
             mismatch(f"a column of {type_text(member)}", "a scalar", path)
         return self._rows(rows, member, path)
+
+    def _is_by_row(self, row_bytes: int) -> bool:
+        """Returns whether rows of so many bytes are received in memory of their own."""
+        return self._for_results and row_bytes >= _OWN_ROW_BYTES
 
     def _own_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> Column:
         """Returns an array for each client, with memory of its own."""

@@ -135,11 +135,11 @@ def write_phase(
             packer.pack(message.value, value, FederatedType(member, CLIENTS), _name_of(index))
     for message, fold, argument in zip(request.fold, phase.folds, arguments):
         for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
-            packer.pack(value.value, payload, type_spec)
+            packer.pack_shared(value.value, payload, type_spec)
         for function, signature, captures in zip(message.function, fold.signatures, argument.captures):
             types = signature.inputs[len(signature.inputs) - len(captures) :]
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
-                packer.pack(value.value, payload, type_spec)
+                packer.pack_shared(value.value, payload, type_spec)
     return request
 
 

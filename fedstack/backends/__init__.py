@@ -1,0 +1,1 @@
+"""The engine that a user already has runs the clients: a Ray cluster, any pool of processes."""

@@ -1,0 +1,63 @@
+"""Defines what an engine must give to run clients: workers that call a function.
+
+The engine places, starts, supervises and scales workers, and moves bytes. What runs there, and what comes back, is
+fedstack's.
+"""
+
+import abc
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import attrs
+from numpy.typing import NDArray
+
+from fedstack.transport.wire.frames import Heartbeat
+
+
+@attrs.frozen
+class Task:
+    """A call for a worker to make. Function and arguments can be pickled, and so can what it returns.
+
+    Attributes:
+      function: A function at the top of a module of fedstack.
+      arguments: Its arguments. What `Backend.share` returned is among them as it is: an engine that puts things into
+        a store of its own has the worker find there what it has put.
+    """
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+
+class Backend(abc.ABC):
+    """An engine that runs tasks at workers. Its methods are called on event loops, perhaps on several at a time."""
+
+    @abc.abstractmethod
+    async def places(self) -> Sequence[Hashable]:
+        """Returns the workers that there are now, one at least; the text of each names it in messages.
+
+        Raises:
+          NoWorkersError: If there are none; it says what is missing, and after how long.
+        """
+
+    @abc.abstractmethod
+    async def run(self, place: Any, task: Task, heard: Callable[[Heartbeat], None]) -> object:
+        """Runs a task and returns what its function returned. Where this is cancelled, so is the task.
+
+        Args:
+          place: One of the workers.
+          task: The task.
+          heard: May be called with how far the task is.
+
+        Raises:
+          WorkerUnavailableError: If the worker is lost. The task is run again, at those left.
+        """
+
+    async def share(self, arrays: list[NDArray[Any]]) -> object:
+        """Returns what stands for arrays that all workers get, in the arguments of their tasks.
+
+        It is called once for all tasks of a phase; by default the arrays travel with each.
+        """
+        return arrays
+
+    def close(self) -> None:  # noqa: B027
+        """Ends what this has begun, and nothing that is the user's. Idempotent; never raises."""

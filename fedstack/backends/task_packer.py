@@ -1,0 +1,87 @@
+"""Packs the tasks of a phase: what all clients get once for all of them."""
+
+import asyncio
+
+import attrs
+
+from fedstack.backends.adoption import arrays_of
+from fedstack.backends.backend import Backend
+from fedstack.computations.types.language import Type
+from fedstack.proto.extensions_pb2 import Packed
+from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.segments import Segment
+
+
+@attrs.define(eq=False)
+class _Shared:
+    """A packed value.
+
+    Attributes:
+      payload: The value, kept since its identity finds it.
+      message: The message.
+      segments: What travels beside it.
+    """
+
+    payload: object
+    message: Packed
+    segments: list[Segment]
+    given: object = None
+    _lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+
+    async def give(self, backend: Backend) -> object:
+        """Returns what stands for the segments in arguments."""
+        async with self._lock:
+            if self.given is None:
+                self.given = await backend.share(arrays_of(self.segments))
+            return self.given
+
+
+class SharedValues:
+    """What all clients of a phase get, packed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _Shared] = {}
+
+    def packed(self, payload: object, type_spec: Type, path: str) -> _Shared:
+        """Returns a packed value."""
+        key = id(payload), id(type_spec)
+        if key not in self._known:
+            message, packer = Packed(), Packer(elements=True, sequences=True)
+            packer.pack(message, payload, type_spec, path)
+            self._known[key] = _Shared(payload, message, packer.segments)
+        return self._known[key]
+
+
+class TaskPacker(Packer):
+    """Packs the values of one task.
+
+    Args:
+      shared: What the tasks of the phase have in common.
+    """
+
+    def __init__(self, shared: SharedValues) -> None:
+        super().__init__(elements=True, sequences=True)
+        self._shared = shared
+        self._between: list[tuple[int, _Shared]] = []
+
+    def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
+        found = self._shared.packed(payload, type_spec, path)
+        proto.CopyFrom(found.message)
+        if found.segments:
+            self._between.append((len(self.segments), found))
+
+    @property
+    def segment_bytes(self) -> int:
+        return super().segment_bytes + sum(len(segment) for _, found in self._between for segment in found.segments)
+
+    async def parts(self, backend: Backend) -> list[object]:
+        """Returns all segments, in their order, as arguments: lists of arrays, and what stands for shared ones."""
+        parts: list[object] = []
+        start = 0
+        for stop, found in [*self._between, (len(self.segments), None)]:
+            if stop > start:
+                parts.append(arrays_of(self.segments[start:stop]))
+            if found is not None:
+                parts.append(await found.give(backend))
+            start = stop
+        return parts
