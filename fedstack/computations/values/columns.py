@@ -35,6 +35,15 @@ class Column:
     def __len__(self) -> int:
         raise NotImplementedError
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all payloads are in this process: nothing waits for them."""
+        return True
+
+    def here(self) -> "Column":
+        """Returns the column with all payloads in this process."""
+        return self
+
     def items(self) -> Sequence[Payload]:
         """Returns the payload of each client."""
         raise NotImplementedError
@@ -124,6 +133,13 @@ class StructColumn(Column):
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def is_here(self) -> bool:
+        return all(field.is_here for field in self.fields)
+
+    def here(self) -> Column:
+        return self if self.is_here else StructColumn(tuple([field.here() for field in self.fields]), self.size)
 
     def items(self) -> Sequence[Payload]:
         if not self.fields:

@@ -5,7 +5,7 @@ looked at one by one, and then the message names the client.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import TypeGuard, cast
 
@@ -30,6 +30,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.deferred_column import Where, deferred
 from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
 from fedstack.computations.values.tensor_values import (
@@ -45,7 +46,6 @@ from fedstack.computations.values.values import normalize, normalize_sequence
 from fedstack.errors import CardinalityError
 from fedstack.foundations.error_text import counted
 
-Where = Callable[[int], str]
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
@@ -129,7 +129,7 @@ def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Co
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
         mismatch(wanted, describe(value), path, _client_hint(value))
-    return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]")
+    return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]", may_be_elsewhere=True)
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
@@ -147,7 +147,12 @@ def _client_hint(value: object) -> str:
 
 
 def column_from_values(
-    values: Sequence[object], member: Type, where: Where, read: ReadTensor = normalize_tensor
+    values: Sequence[object],
+    member: Type,
+    where: Where,
+    read: ReadTensor = normalize_tensor,
+    *,
+    may_be_elsewhere: bool = False,
 ) -> Column:
     """Returns the column of one Python value per client.
 
@@ -156,26 +161,31 @@ def column_from_values(
       member: The type that each must fit.
       where: Gives the path of the value at an index, for messages.
       read: The rule for their tensors.
+      may_be_elsewhere: Whether they may be elsewhere, or members of them: a column of those is read when it is used.
 
     Raises:
       TypeMismatchError: If a value does not fit; the message names the client.
     """
+    kinds = set(map(type, values))
+    if may_be_elsewhere and (found := deferred(values, kinds, member, where, column_from_values)) is not None:
+        return found
     if isinstance(member, TensorType):
         if is_string(member):
             return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)])
         if is_scalar(member):
-            return _scalar_column(values, member, where, read)
-        return _array_column(values, member, where, read)
+            return _scalar_column(values, kinds, member, where, read)
+        return _array_column(values, kinds, member, where, read)
     if isinstance(member, StructType):
-        return _struct_column(values, member, where, read)
+        return _struct_column(values, kinds, member, where, read, may_be_elsewhere)
     if isinstance(member, SequenceType):
-        return _sequence_column(values, member, where, read)
+        return _sequence_column(values, kinds, member, where, read)
     return ListColumn([normalize(value, member, where(i), read) for i, value in enumerate(values)])
 
 
-def _scalar_column(values: Sequence[object], member: TensorType, where: Where, read: ReadTensor) -> Column:
+def _scalar_column(
+    values: Sequence[object], kinds: set[type[object]], member: TensorType, where: Where, read: ReadTensor
+) -> Column:
     dtype = member.dtype
-    kinds = set(map(type, values))
     if kinds == {dtype.type}:
         return ScalarColumn(np.array(values, dtype))
     if kinds == {float} and kind_of_dtype(dtype) == "f":
@@ -193,9 +203,11 @@ def _scalar_column(values: Sequence[object], member: TensorType, where: Where, r
     return column_from_payloads([read(value, member, where(i)) for i, value in enumerate(values)], member)
 
 
-def _array_column(values: Sequence[object], member: TensorType, where: Where, read: ReadTensor) -> Column:
+def _array_column(
+    values: Sequence[object], kinds: set[type[object]], member: TensorType, where: Where, read: ReadTensor
+) -> Column:
     dtype, shape = member.dtype, member.shape
-    if set(map(type, values)) == {np.ndarray}:
+    if kinds == {np.ndarray}:
         arrays = cast("Sequence[np.ndarray]", values)
         # The quick way is the common one: arrays of exactly this dtype, and of a shape that fits.
         if set(map(_dtype_of, arrays)) == {dtype} and all(shape_fits(s, shape) for s in set(map(_shape_of, arrays))):
@@ -203,26 +215,35 @@ def _array_column(values: Sequence[object], member: TensorType, where: Where, re
     return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
 
 
-def _struct_column(values: Sequence[object], member: StructType, where: Where, read: ReadTensor) -> Column:
+def _struct_column(
+    values: Sequence[object],
+    kinds: set[type[object]],
+    member: StructType,
+    where: Where,
+    read: ReadTensor,
+    may_be_elsewhere: bool,
+) -> Column:
     fields = fields_of(member)
-    columns = _split_alike(values, member)
+    columns = _split_alike(values, kinds, member)
     if columns is None:
         rows = [split_struct(value, member, where(i)) for i, value in enumerate(values)]
         columns = list(zip(*rows)) if rows else [()] * len(fields)
 
     def field_column(index: int, name: str | None, field_type: Type) -> Column:
-        return column_from_values(columns[index], field_type, lambda i: join_path(where(i), name, index), read)
+        place: Where = lambda i: join_path(where(i), name, index)  # noqa: E731
+        return column_from_values(columns[index], field_type, place, read, may_be_elsewhere=may_be_elsewhere)
 
     return StructColumn(tuple(field_column(i, name, t) for i, (name, t) in enumerate(fields)), len(values))
 
 
-def _split_alike(values: Sequence[object], member: StructType) -> Sequence[Sequence[object]] | None:
+def _split_alike(
+    values: Sequence[object], kinds: set[type[object]], member: StructType
+) -> Sequence[Sequence[object]] | None:
     """Splits structs that all are of one simple class into one list per field; `None` where that is not so."""
     fields = fields_of(member)
-    kinds = set(map(type, values))
     if len(kinds) != 1 or not fields:
         return None
-    kind: type[object] = kinds.pop()
+    (kind,) = kinds
     names = [name for name, _ in fields]
     if kind in (tuple, list):
         rows = cast("Sequence[Sequence[object]]", values)
@@ -244,9 +265,11 @@ def _split_alike(values: Sequence[object], member: StructType) -> Sequence[Seque
     return None
 
 
-def _sequence_column(values: Sequence[object], member: SequenceType, where: Where, read: ReadTensor) -> Column:
+def _sequence_column(
+    values: Sequence[object], kinds: set[type[object]], member: SequenceType, where: Where, read: ReadTensor
+) -> Column:
     """Normalises all elements of all clients in one pass where every sequence is a list, else one by one."""
-    if not all(type(value) is list for value in values):
+    if not kinds <= {list}:
         return ListColumn([_sequence(value, member, where(i), read) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)
     bounds = np.cumsum([0, *map(len, lists)])

@@ -27,6 +27,13 @@ class SharedColumn(Column):
     def __len__(self) -> int:
         return len(self.column)
 
+    @property
+    def is_here(self) -> bool:
+        return self.column.is_here
+
+    def here(self) -> Column:
+        return self.column.here()
+
     def items(self) -> Sequence[object]:
         return self.column.items()
 

@@ -312,6 +312,7 @@ class ClientBlocks:
         try:
             if self.progress is not None:
                 self.progress.started(size)
+            columns = [column.here() for column in columns]
             if block.is_counted:
                 stream = self.sink.stream(first)
                 add, run = stream.add, ProgramRunner(self.program).run

@@ -69,3 +69,8 @@ def partial_states(phase: Phase, arguments: FoldArguments) -> list[FoldState | N
 def slice_inputs(inputs: Sequence[object], start: int, stop: int) -> list[object]:
     """Cuts the columns among a phase's inputs."""
     return [value.slice(start, stop) if isinstance(value, Column) else value for value in inputs]
+
+
+def inputs_are_here(inputs: Sequence[object]) -> bool:
+    """Returns whether nothing has to be waited for to read the columns among a phase's inputs."""
+    return all(value.is_here for value in inputs if isinstance(value, Column))

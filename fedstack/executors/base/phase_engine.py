@@ -23,6 +23,7 @@ from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, tree_state
 from fedstack.executors.base.schedule_run import ScheduleRun, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.phase_events import told_phase
 from fedstack.executors.folds.aggregate_state import AggregateState
 from fedstack.executors.folds.fold_states import FoldState
@@ -208,7 +209,8 @@ class PhaseEngine(Engine, PhaseRunner):
 
     async def run_select_task(self, task: SelectTask, run: ScheduleRun) -> object:
         """Computes the slice of each distinct key once, and gives each client the slices of its keys, in order."""
-        keys = as_column(run.read(task.keys), self.clients).items()
+        column = as_column(run.read(task.keys), self.clients)
+        keys = column.items() if column.is_here else await off_loop(column.items)
         limit = int(cast(int, run.read(task.max_key)))
         if limit < 0:
             raise negative_bound(task.uri, "max_key", limit, "give the largest key that a client may ask for")

@@ -33,6 +33,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.messages.arrays import dtype_number, write_array
 from fedstack.computations.values.sequences import Batching, check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
@@ -112,6 +113,10 @@ class Packer:
         """Packs a payload that all clients get; a subclass may do so once for several messages."""
         self.pack(proto, payload, type_spec, path)
 
+    def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
+        """Packs values of clients that are elsewhere; a subclass may hand on what stands for them."""
+        self._column(proto, column.here(), member, path)
+
     def _sequence(self, proto: Packed, payload: Iterable[object], element: Type, path: str) -> None:
         if self._references and (reference := reference_of(payload)) is not None:
             write_references(proto.references, [reference])
@@ -189,6 +194,8 @@ class Packer:
             proto.fields.clients = len(column)
             for index, (name, field_type) in enumerate(fields_of(cast(StructType, member))):
                 self._column(proto.fields.column.add(), column.field(index), field_type, join_path(path, name, index))
+        elif isinstance(column, DeferredColumn):
+            self.pack_deferred(proto, column, member, path)
         elif isinstance(member, SequenceType) and self._sequences:
             self._sequences_at_clients(proto, column, member.element, path)
         elif isinstance(column, (RowsColumn, Pieces)):

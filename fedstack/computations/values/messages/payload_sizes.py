@@ -60,7 +60,7 @@ def _left_of_rows(column: Column, element: Type, steps: int) -> int:
 def _left_of_column(payload: object, member: Type, steps: int) -> int:
     if isinstance(payload, SequenceColumn) and isinstance(member, SequenceType):
         return _left_of_rows(payload.rows, member.element, steps - len(payload))
-    if not isinstance(payload, Column) or len(payload) * count_leaves(member) > steps:
+    if not isinstance(payload, Column) or not payload.is_here or len(payload) * count_leaves(member) > steps:
         return -1
     for item in payload.items():
         steps = _left(item, member, steps)

@@ -8,8 +8,9 @@ from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
+from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.folds.phase_sink import PhaseResult
@@ -123,7 +124,7 @@ async def _run_told(
     note: PhaseNote | None,
 ) -> PhaseResult:
     copies = PhaseCopies(session)
-    request, packer = _written(session, phase, inputs, arguments, clients, peer, copies)
+    request, packer = await _written(session, phase, inputs, arguments, clients, peer, copies)
     if note is not None:
         write_span(current_scope().span, request.span)
         note.bytes_sent = request.ByteSize() + packer.segment_bytes
@@ -160,7 +161,7 @@ async def _search(
     peer = session.peer
     assert peer is not None, "only peers that say so are asked to search"
     clients = suspects.clients
-    request, packer = _written(session, phase, inputs, arguments, clients, peer, None)
+    request, packer = await _written(session, phase, inputs, arguments, clients, peer, None)
     request.isolate = True
     request.suspect.extend(suspects.running)
     unpacker = Unpacker(max_bytes=0)
@@ -172,7 +173,7 @@ async def _search(
     await session.stub.io.run(call())
 
 
-def _written(
+async def _written(
     session: RemoteSession,
     phase: Phase,
     inputs: Sequence[object],
@@ -181,11 +182,15 @@ def _written(
     peer: messages.HandshakeResponse,
     copies: PhaseCopies | None,
 ) -> tuple[messages.PhaseRequest, Packer]:
-    """Writes a phase for the peer of a session."""
+    """Writes a phase for the peer of a session; on a thread if values have to be fetched for that."""
     packer = packer_for(peer, session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
-    request = write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
+
+    def write() -> messages.PhaseRequest:
+        return write_phase(phase, inputs, arguments, clients, packer, portable, carriers, copies, sends_code)
+
+    request = write() if inputs_are_here(inputs) else await off_loop(write)
     request.executor.CopyFrom(session.executor)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: "the values of a client phase", session.stub)
     return request, packer
