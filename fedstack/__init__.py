@@ -9,6 +9,7 @@ from fedstack import leaves as leaves
 from fedstack import observe as observe
 from fedstack import service as service
 from fedstack._version import __version__ as __version__
+from fedstack.backends.pool_factory import pool_executor_factory
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.contexts.explain import explain
@@ -52,6 +53,7 @@ __all__ = [
     "explain",
     "from_generator",
     "local_executor_factory",
+    "pool_executor_factory",
     "python_computation",
     "register_leaf_runtime",
     "remote_executor_factory",

@@ -133,9 +133,11 @@ class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):
 
     Attributes:
       comes_back: Whether it is known that the worker is away for a while only, as one that is being started anew.
+      advice: What to do where workers are lost again and again.
     """
 
     comes_back: bool = False
+    advice: str = "ask one with `fedstack check`"
 
 
 class NoWorkersError(WorkerUnavailableError):

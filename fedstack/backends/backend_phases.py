@@ -123,7 +123,8 @@ class _PlacePhases(PhaseRunner):
         """Returns where a task has run, and what it has answered."""
         try:
             said, content = cast(guest.Answer, await self._backend.run(self._place, task, report.heard))
-        except WorkerUnavailableError:
+        except WorkerUnavailableError as error:
+            error.advice = "the engine may know why"
             losses = current_scope().losses
             if losses is not None:
                 losses.add(phase, clients, report.running)

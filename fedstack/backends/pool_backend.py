@@ -1,30 +1,161 @@
 """Runs tasks in a pool of processes that the user has: any executor of `concurrent.futures`."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from typing import Any, cast
 
 from fedstack.backends.backend import Backend, Task
+from fedstack.computations.values.number_checks import check_whole_number
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, NoWorkersError, WorkerUnavailableError
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.foundations.error_text import counted
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
+MakesExecutor = Callable[[], Executor]
+_JOIN_SECONDS = 10.0
+_ENDED = "likely because of a client function (os._exit, a crash, too much memory)"
+_NEVER_ANSWERED = (
+    "before it had answered anything: where it was started anew from a script, that needs "
+    "`if __name__ == '__main__':` around what starts it"
+)
+
 
 class PoolBackend(Backend):
-    """A pool of workers that take whatever is next: a place is a share of them, and no worker in particular."""
+    """A pool whose workers take what is next: a place is a share of the work, and no worker in particular.
 
-    def __init__(self, executor: Executor, num_workers: int | None = None) -> None:
-        self._executor = executor
+    Args:
+      executor: The pool, or what makes one: at first, and again after one has broken. What it has made is shut down
+        with this; a pool that was given is its user's.
+      num_workers: How many tasks it runs at the same time; by default as many as the pool says.
+
+    Raises:
+      InvalidValueError: If it does not say.
+    """
+
+    def __init__(self, executor: Executor | MakesExecutor, num_workers: int | None = None) -> None:
+        if num_workers is not None:
+            check_whole_number("num_workers", num_workers, 1)
+        self._make = executor if callable(executor) else None
+        self._executor = None if callable(executor) else _checked(executor)
         self._num_workers = num_workers
+        self._has_answered = False
+        self._left = 0
+        if self._executor is not None and num_workers is None:
+            _workers_of(self._executor)
 
     async def places(self) -> Sequence[str]:
-        count = self._num_workers or 1
-        return [f"worker {index + 1} of {count}" for index in range(count)]
+        executor = self._open()
+        count = self._num_workers
+        if count is None:
+            found = _workers_of(executor)
+            count = found if isinstance(found, int) else await off_loop(found)
+        return [f"{type(executor).__name__}, part {index + 1} of {count}" for index in range(count)]
 
     async def run(self, place: Any, task: Task, heard: Callable[[Heartbeat], None]) -> object:
-        future: Future[object] = self._executor.submit(task.function, *task.arguments)
+        executor = self._open()
         try:
-            await arrival(future)
-        except BaseException:
-            future.cancel()
-            raise
-        return future.result()
+            future: Future[object] = executor.submit(task.function, *task.arguments)
+            try:
+                await arrival(future)
+            except asyncio.CancelledError:
+                self._give_up(future)
+                raise
+            answer = future.result()
+        except BrokenExecutor as error:
+            raise self._broken(executor, place, error) from error
+        except CancelledError as error:
+            raise ClosedError(f"The pool cancelled what it was to run, at {place}; was it shut down?") from error
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+            raise ClosedError(f"The pool is shut down ({error}); make a new one, and a context over it") from error
+        self._has_answered = True
+        return answer
+
+    def _open(self) -> Executor:
+        """Returns the pool, made if need be."""
+        if self._executor is None:
+            assert self._make is not None, "a pool that was given stays"
+            self._executor = _checked(self._make())
+            self._has_answered = False
+        return self._executor
+
+    def _give_up(self, future: "Future[object]") -> None:
+        """Cancels a task; one that runs goes on, for a function cannot be stopped, and is counted until it ends."""
+        if future.cancel() or future.done():
+            return
+        self._left += 1
+
+        def ended(_: object) -> None:
+            self._left -= 1
+
+        future.add_done_callback(ended)
+
+    def _broken(self, executor: Executor, place: str, error: BrokenExecutor) -> FedstackError:
+        """Returns the error for a pool that has lost a process, with which all of it is lost."""
+        why = _ENDED if self._has_answered else _NEVER_ANSWERED
+        found = f"{type(error).__name__}: {error}"
+        if self._make is None:
+            lost = NoWorkersError(
+                f"The pool is broken, and cannot be used again: a process of it ended, {why}; mend that and make a new "
+                f"pool, and a context over it, or give a function that makes pools in place of one ({found})"
+            )
+            lost.is_final = True
+            return lost
+        if self._executor is executor:  # and nobody has made another since
+            self._executor = None
+            executor.shutdown(wait=False)
+        lost = WorkerUnavailableError(f"A process of the pool ended, {why} ({found})")
+        lost.causes = {place: found}
+        return lost
+
+    def close(self) -> None:
+        if self._make is not None and self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+
+    def __repr__(self) -> str:
+        name = type(self._executor).__name__ if self._executor is not None else "a pool that is not made yet"
+        left = f", {counted(self._left, 'task')} at work that {'was' if self._left == 1 else 'were'} cancelled"
+        return f"<PoolBackend of {name}{left if self._left else ''}>"
+
+
+def _checked(executor: object) -> Executor:
+    if isinstance(executor, Executor):
+        return executor
+    advice = "its get_executor()" if hasattr(executor, "get_executor") else "a ProcessPoolExecutor()"
+    raise InvalidValueError(
+        f"Expected an executor of concurrent.futures, or a function that makes one, found {describe(executor)}; give "
+        f"{advice}"
+    )
+
+
+def _workers_of(executor: Executor) -> int | Callable[[], int]:
+    """Returns how many tasks a pool runs at the same time, or what asks it."""
+    for name in ("_max_workers", "num_workers"):  # of the standard library and loky, of mpi4py
+        found = getattr(executor, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    client = getattr(executor, "_client", None)  # of Dask
+    if callable(getattr(client, "nthreads", None)):
+        return lambda: _workers_of_dask(client)
+    raise InvalidValueError(
+        f"Expected num_workers for a {type(executor).__name__}, which does not say how many workers it has; give how "
+        "many tasks it runs at the same time"
+    )
+
+
+def _workers_of_dask(client: Any) -> int:
+    threads = cast("Mapping[str, int]", client.nthreads())
+    if not threads:
+        try:
+            client.wait_for_workers(1, timeout=_JOIN_SECONDS)
+        except Exception as error:
+            raise NoWorkersError(
+                f"The Dask cluster had no worker within {_JOIN_SECONDS:g} s; start one, as with `dask worker`"
+            ) from error
+        threads = cast("Mapping[str, int]", client.nthreads())
+    return sum(threads.values())

@@ -178,8 +178,7 @@ class Invoker:
                 f"{type(error).__name__}: {error}"
             )
         lost = LostWorkersError(
-            f"The computation lost workers each time, within {limits}; ask one with `fedstack check`:"
-            f"{listed(causes)}{losses.told()}"
+            f"The computation lost workers each time, within {limits}; {error.advice}:{listed(causes)}{losses.told()}"
         )
         lost.causes = causes
         return lost
