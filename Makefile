@@ -12,9 +12,11 @@ INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-input
 # What an installation depends on. Code is not part of it: installations are editable.
 INPUTS := pyproject.toml constraints.txt fedstack/_version.py
 
+# What needs engines of others: pools of processes, Dask, Ray.
+ENGINES := tests/engines
 # What the core tests leave out: what is true of the repository and of its examples, whatever Python reads it. These
 # tests need the packages of `dev`, the others only those of `test`.
-NOT_CORE := tests/benchmarks tests/demo tests/project
+NOT_CORE := tests/benchmarks tests/demo tests/project $(ENGINES)
 # What waits for processes, connections and time limits more than it computes.
 WAITING := tests/command_line tests/faults tests/service
 # What a Python changes in how they go, the next one has too: the newest does for those between, and for the oldest but
@@ -26,7 +28,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-waiting test-others check lint bench soak simulate protos matrix clean
+.PHONY: help demo test test-waiting test-others test-engines check lint bench soak simulate protos matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -39,12 +41,15 @@ demo: .venv/.installed-demo ## run the demo
 test: .venv/.installed-dev ## run the tests, all but the soak tests
 	$(BIN)/python -m pytest
 
-# The same in two runs, which .ci/run has side by side.
+# The same in three runs, which .ci/run has side by side.
 test-waiting: .venv/.installed-dev
 	$(BIN)/python -m pytest -q $(WAITING)
 
 test-others: .venv/.installed-dev
-	$(BIN)/python -m pytest -q $(WAITING:%=--ignore=%)
+	$(BIN)/python -m pytest -q $(addprefix --ignore=,$(WAITING) $(ENGINES))
+
+test-engines: .venv/.installed-dev
+	$(BIN)/python -m pytest -q $(ENGINES)
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project
