@@ -1,6 +1,7 @@
 """Values that are elsewhere, on a shelf of this process: it counts what is taken down, and when."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ class Ticket:
     number: int
 
 
+_shelves: "weakref.WeakValueDictionary[int, Shelf]" = weakref.WeakValueDictionary()
+
+
 class Shelf:
     """Has values.
 
@@ -30,6 +34,10 @@ class Shelf:
         self._values: list[object] = []
         self._lock = threading.Lock()
         self.reads: list[list[int]] = []
+        _shelves[id(self)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shelf, (id(self),)  # another worker of this process finds the same
 
     def put(self, value: object) -> Ticket:
         """Returns what stands for a value, or for the error of who should have made it."""
@@ -62,3 +70,7 @@ class Shelved(Elsewhere):
     @classmethod
     def read(cls, found: Sequence[Any], member: Type, where: Where) -> Sequence[object]:
         return found[0].ticket.shelf.take([one.ticket.number for one in found], where)
+
+
+def _shelf(number: int) -> Shelf:
+    return _shelves[number]

@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.types.language import Type
+from fedstack.computations.values.columns import Column
+from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.errors import InvalidValueError
+from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.segments import Rows, Segment
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
@@ -30,16 +34,23 @@ class AdoptingUnpacker(Unpacker):
     """Unpacks payloads whose bytes are there: its arrays are read-only views of what came.
 
     Args:
-      arrays: What `arrays_of` returned on the other side.
+      arrays: What `arrays_of` returned on the other side; among them columns of values that are read here.
       clients: The number of clients that columns must have; `None` for any.
     """
 
-    def __init__(self, arrays: Iterable[NDArray[Any]], clients: int | None = None) -> None:
+    def __init__(self, arrays: Iterable[NDArray[Any] | DeferredColumn], clients: int | None = None) -> None:
         super().__init__(max_bytes=MOST_RESULT_BYTES, clients=clients)
-        self._came = deque(arrays)
+        self._came: deque[Any] = deque(arrays)
+
+    def _column_of(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
+        if kind == "references" and self._came and isinstance(self._came[0], DeferredColumn):
+            column: DeferredColumn = self._came.popleft()
+            self._size(len(column), path)
+            return column
+        return super()._column_of(kind, proto, member, path)
 
     def _is_by_row(self, row_bytes: int) -> bool:
-        return bool(self._came) and not self._in_sequence and self._came[0].nbytes == row_bytes
+        return row_bytes > 0 and bool(self._came) and not self._in_sequence and self._came[0].nbytes == row_bytes
 
     def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
         size = math.prod(shape) * dtype.itemsize

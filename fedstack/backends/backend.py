@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 from numpy.typing import NDArray
 
+from fedstack.computations.values.deferred_column import Elsewhere
 from fedstack.transport.wire.frames import Heartbeat
 
 
@@ -29,7 +30,13 @@ class Task:
 
 
 class Backend(abc.ABC):
-    """An engine that runs tasks at workers. Its methods are called on event loops, perhaps on several at a time."""
+    """An engine that runs tasks at workers. Its methods are called on event loops, perhaps on several at a time.
+
+    Attributes:
+      reads: What stands for values of clients that its workers read themselves; others are read here, and sent.
+    """
+
+    reads: Sequence[type[Elsewhere]] = ()
 
     @abc.abstractmethod
     async def places(self) -> Sequence[Hashable]:

@@ -1,5 +1,6 @@
 """Runs client phases at the workers of another engine, and merges what they contribute along the fixed tree."""
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import cast
 
@@ -15,13 +16,13 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor, computation_pb2
 from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
+from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, inputs_here, partial_states
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import composed, even_counts
-from fedstack.executors.concurrency.off_loop import sized
+from fedstack.executors.concurrency.off_loop import off_loop, sized
 from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
 from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.sync_driver import need_event_loop
@@ -106,7 +107,10 @@ class _PlacePhases(PhaseRunner):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         with told_phase(phase.program, clients, str(self._place)) as note:
-            packer = TaskPacker(self._shared)
+            reads = self._backend.reads
+            packer = TaskPacker(self._shared, reads)
+            if not reads and not inputs_are_here(inputs):
+                inputs = await off_loop(functools.partial(inputs_here, inputs))
             request = write_phase(phase, inputs, arguments, clients, packer, _portable, _portable, sends_code=True)
             header = request.SerializeToString()
             if note is not None:

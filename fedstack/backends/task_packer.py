@@ -1,12 +1,14 @@
 """Packs the tasks of a phase: what all clients get once for all of them."""
 
 import asyncio
+from collections.abc import Sequence
 
 import attrs
 
 from fedstack.backends.adoption import arrays_of
 from fedstack.backends.backend import Backend
 from fedstack.computations.types.language import Type
+from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
@@ -52,17 +54,37 @@ class SharedValues:
         return self._known[key]
 
 
+@attrs.frozen(eq=False)
+class _Deferred:
+    """Values that the worker reads: what stands for them goes there as it is."""
+
+    column: DeferredColumn
+    segments: tuple[Segment, ...] = ()
+
+    async def give(self, backend: Backend) -> object:
+        return [self.column]
+
+
 class TaskPacker(Packer):
     """Packs the values of one task.
 
     Args:
       shared: What the tasks of the phase have in common.
+      reads: Which values that are elsewhere the worker reads itself.
     """
 
-    def __init__(self, shared: SharedValues) -> None:
+    def __init__(self, shared: SharedValues, reads: Sequence[type[Elsewhere]] = ()) -> None:
         super().__init__(elements=True, sequences=True)
         self._shared = shared
-        self._between: list[tuple[int, _Shared]] = []
+        self._reads = frozenset(reads)
+        self._between: list[tuple[int, _Shared | _Deferred]] = []
+
+    def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
+        if column.kinds <= self._reads:
+            proto.references.SetInParent()
+            self._between.append((len(self.segments), _Deferred(column)))
+        else:
+            super().pack_deferred(proto, column, member, path)
 
     def pack_shared(self, proto: Packed, payload: object, type_spec: Type, path: str = "value") -> None:
         found = self._shared.packed(payload, type_spec, path)
@@ -75,7 +97,10 @@ class TaskPacker(Packer):
         return super().segment_bytes + sum(len(segment) for _, found in self._between for segment in found.segments)
 
     async def parts(self, backend: Backend) -> list[object]:
-        """Returns all segments, in their order, as arguments: lists of arrays, and what stands for shared ones."""
+        """Returns all segments, in their order, as arguments: lists of arrays, and what stands for shared ones.
+
+        Where the message says of a column nothing but that it is elsewhere, that is among them.
+        """
         parts: list[object] = []
         start = 0
         for stop, found in [*self._between, (len(self.segments), None)]:

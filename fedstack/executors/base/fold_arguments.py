@@ -74,3 +74,8 @@ def slice_inputs(inputs: Sequence[object], start: int, stop: int) -> list[object
 def inputs_are_here(inputs: Sequence[object]) -> bool:
     """Returns whether nothing has to be waited for to read the columns among a phase's inputs."""
     return all(value.is_here for value in inputs if isinstance(value, Column))
+
+
+def inputs_here(inputs: Sequence[object]) -> list[object]:
+    """Reads the columns among a phase's inputs."""
+    return [value.here() if isinstance(value, Column) else value for value in inputs]
