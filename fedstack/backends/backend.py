@@ -5,7 +5,7 @@ fedstack's.
 """
 
 import abc
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -23,10 +23,13 @@ class Task:
       function: A function at the top of a module of fedstack.
       arguments: Its arguments. What `Backend.share` returned is among them as it is: an engine that puts things into
         a store of its own has the worker find there what it has put.
+      coroutine: The same as a coroutine function, for workers that have an event loop: they can be told to cancel it.
+        It takes `progress` besides, which counts its clients.
     """
 
     function: Callable[..., object]
     arguments: tuple[object, ...]
+    coroutine: Callable[..., Coroutine[Any, Any, object]]
 
 
 class Backend(abc.ABC):
@@ -34,9 +37,12 @@ class Backend(abc.ABC):
 
     Attributes:
       reads: What stands for values of clients that its workers read themselves; others are read here, and sent.
+      keeps_content: Whether the second half of what `run` returns stands for what is still elsewhere. Tasks can have it
+        among their arguments, as what `share` returned, so that workers merge what others have contributed.
     """
 
     reads: Sequence[type[Elsewhere]] = ()
+    keeps_content: bool = False
 
     @abc.abstractmethod
     async def places(self) -> Sequence[Hashable]:
@@ -48,7 +54,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def run(self, place: Any, task: Task, heard: Callable[[Heartbeat], None]) -> object:
-        """Runs a task and returns what its function returned. Where this is cancelled, so is the task.
+        """Runs a task and returns the pair that its function returned. Where this is cancelled, so is the task.
 
         Args:
           place: One of the workers.
@@ -65,6 +71,10 @@ class Backend(abc.ABC):
         It is called once for all tasks of a phase; by default the arrays travel with each.
         """
         return arrays
+
+    async def fetch(self, content: Any) -> object:
+        """Returns the second half of what a function returned, of what `run` gave for it."""
+        return content
 
     def close(self) -> None:  # noqa: B027
         """Ends what this has begun, and nothing that is the user's. Idempotent; never raises."""

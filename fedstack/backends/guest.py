@@ -8,7 +8,7 @@ import itertools
 import os
 import platform
 import socket
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypedDict
 
@@ -19,19 +19,24 @@ from fedstack._version import __version__
 from fedstack.backends.adoption import AdoptingUnpacker, arrays_of
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import ClientCounter
+from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import CLIENTS, get_context_stack
 from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ProtocolVersionError
-from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.base.fold_arguments import FoldArguments, partial_states
+from fedstack.executors.base.phase_engine import PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import phases_of
+from fedstack.executors.composing_executor import ComposedPhases
 from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.remote.phases.phase_results import read_result
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
-from fedstack.executors.worker.phase_pipeline import PhaseHost, answer
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
-from fedstack.proto.extensions_pb2 import PhaseRequest
+from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.status import code_of, details_of, message_of
@@ -78,9 +83,12 @@ def settings_of_sender(max_concurrent_clients: int | None) -> Settings:
 
 def run_phase(settings: Settings, header: bytes, *parts: _Arrays) -> Answer:
     """Runs a phase on the calling thread; else as `answer_phase`."""
-    guest = _guest(settings.get("max_concurrent_clients"))  # another version may have other settings
-    with guest.scope.environment():
-        return guest.driver.run(answer_phase(settings, header, *parts), inline=True)
+    return _driven(settings, answer_phase(settings, header, *parts))
+
+
+def run_merge(settings: Settings, header: bytes, clients: Sequence[int], *given: Any) -> Answer:
+    """Merges on the calling thread; else as `answer_merge`."""
+    return _driven(settings, answer_merge(settings, header, clients, *given))
 
 
 async def answer_phase(
@@ -94,17 +102,91 @@ async def answer_phase(
       *parts: What belongs to it, arrays in the order of the message.
       progress: Counts its clients.
     """
+    return await _answered(settings, lambda guest: _phase(guest, header, parts), progress)
+
+
+async def answer_merge(
+    settings: Settings, header: bytes, clients: Sequence[int], *given: Any, progress: ClientCounter | None = None
+) -> Answer:
+    """Merges in this process what consecutive ranges of clients have contributed to a phase.
+
+    Args:
+      settings: Of the process that sends it.
+      header: The phase, for no clients.
+      clients: How many clients each range has.
+      *given: The content of the answer of each range, then what belongs to the phase.
+      progress: As of `answer_phase`; no client runs here.
+    """
+    contents, parts = given[: len(clients)], given[len(clients) :]
+    return await _answered(settings, lambda guest: _merge(guest, header, clients, contents, parts), progress)
+
+
+def _driven(settings: Settings, work: Coroutine[Any, Any, Answer]) -> Answer:
+    guest = _guest(settings.get("max_concurrent_clients"))  # another version may have other settings
+    with guest.scope.environment():
+        return guest.driver.run(work, inline=True)
+
+
+async def _answered(
+    settings: Settings, work: "Callable[[_Guest], Awaitable[Parcel]]", progress: ClientCounter | None
+) -> Answer:
     note = Note(place=f"{socket.gethostname()}, process {os.getpid()}", error=None)
     try:
         _check_versions(settings, note["place"])
         guest = _guest(settings["max_concurrent_clients"])
         with attrs.evolve(guest.scope, progress=progress).entered():
-            received = await receive(incoming_of(Parcel(header)), PhaseRequest)
-            response = await answer(received, _Host(guest, itertools.chain.from_iterable(parts)))
+            response = await work(guest)
         return note, (response.header, arrays_of(response.segments))
     except Exception as error:
         note["error"] = int(code_of(error)), message_of(error), details_of(error)
         return note, (b"", [])
+
+
+async def _phase(guest: "_Guest", header: bytes, parts: Sequence[_Arrays]) -> Parcel:
+    received = await receive(incoming_of(Parcel(header)), PhaseRequest)
+    return await answer(received, _Host(guest, itertools.chain.from_iterable(parts)))
+
+
+async def _merge(
+    guest: "_Guest", header: bytes, clients: Sequence[int], contents: Sequence[Content], parts: Sequence[_Arrays]
+) -> Parcel:
+    host = _Host(guest, itertools.chain.from_iterable(parts))
+    received = await receive(incoming_of(Parcel(header)), PhaseRequest)
+    admitted = await admit(received, host)
+    with host.lend(0) as engine:
+        assert isinstance(engine, PhaseEngine), "a local stack runs phases here"
+        await received.fill(admitted.unpacker)
+        await host.admission.load(admitted.leaves)
+        phase, arguments, first = admitted.phase.phase, admitted.phase.arguments, received.message.first_client
+        children = [_Contributed(content) for content in contents]
+        merged = await ComposedPhases(engine.server, children, clients).run_phase(
+            phase, [], arguments, range(first, first + sum(clients))
+        )
+        return await reply(admitted, merged, engine, host)
+
+
+class _Contributed(PhaseRunner):
+    """What a range of clients has contributed to a phase already."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        return read_content(self._content, phase, arguments, clients)[0]
+
+
+def read_content(
+    content: Content, phase: Phase, arguments: FoldArguments, clients: range
+) -> tuple[PhaseResult, PhaseResponse]:
+    """Returns what a range of clients has contributed to a phase, and the message that says so."""
+    header, arrays = content
+    response = PhaseResponse.FromString(header)
+    unpacker = AdoptingUnpacker(arrays, len(clients))
+    received = read_result(phase, partial_states(phase, arguments), clients, response, unpacker)
+    unpacker.finish()
+    return received.complete(), response
 
 
 def _check_versions(settings: Settings, place: str) -> None:

@@ -21,7 +21,7 @@ from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.foundations.error_text import counted
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
-_LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
+LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
 _threads = LeafThreads(idle_seconds=1.0)
 
 
@@ -67,7 +67,7 @@ class ComposedPhases(PhaseEngine):
         if runs_inline():
             results = [await call(child, part) for child, part in ranges]
         else:
-            results = await all_in_order([call(child, part) for child, part in ranges], _LOSSES)
+            results = await all_in_order([call(child, part) for child, part in ranges], LOSSES)
         states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
             state = await self.new_state(fold, argument, clients.start)

@@ -1,0 +1,164 @@
+"""Runs the phases of some clients at one worker of another engine, or at several, of which one merges what they say."""
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+from fedstack.backends import guest
+from fedstack.backends.backend import Backend, Task
+from fedstack.backends.task_packer import SharedValues, TaskPacker
+from fedstack.computations.leaves.leaf_runtimes import Destination
+from fedstack.computations.leaves.portability import portable
+from fedstack.computations.leaves.version_skew import warn_of_differing
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.plan.tasks import Phase
+from fedstack.computations.types.language import computation_pb2
+from fedstack.computations.values.columns import empty_column
+from fedstack.errors import FedstackError, RemoteError, WorkerUnavailableError
+from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, inputs_here, slice_inputs
+from fedstack.executors.base.phase_engine import PhaseRunner
+from fedstack.executors.composing_executor import LOSSES
+from fedstack.executors.concurrency.off_loop import off_loop, sized
+from fedstack.executors.concurrency.phase_events import PhaseNote, told_phase
+from fedstack.executors.concurrency.phase_report import PhaseReport
+from fedstack.executors.concurrency.side_by_side import all_in_order
+from fedstack.executors.folds.phase_sink import PhaseResult
+from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.transport.wire.status import error_from_status
+
+_ANYWHERE = Destination(takes_code=True)
+
+
+def _portable(computation: computation_pb2.Computation) -> computation_pb2.Computation:
+    return portable(computation, _ANYWHERE)
+
+
+class PlacePhases(PhaseRunner):
+    """Runs the phases of some clients at one worker.
+
+    Args:
+      backend: The engine.
+      place: The worker.
+      shared: What the tasks of the phase have in common.
+      settings: How phases run there.
+    """
+
+    def __init__(self, backend: Backend, place: Hashable, shared: SharedValues, settings: guest.Settings) -> None:
+        self.backend = backend
+        self.place = place
+        self.shared = shared
+        self.settings = settings
+
+    async def run_phase(
+        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
+    ) -> PhaseResult:
+        with told_phase(phase.program, clients, str(self.place)) as note:
+            place, content = await self._answered(phase, inputs, arguments, clients, note)
+            content = cast(guest.Content, await self.backend.fetch(content))
+
+            def read() -> PhaseResult:
+                result, response = guest.read_content(content, phase, arguments, clients)
+                warn_of_differing(response.differing_module, place)
+                return result
+
+            if note is not None:
+                note.bytes_received = len(content[0]) + sum(array.nbytes for array in content[1])
+            return await sized(len(content[0]), read)
+
+    async def kept(self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range) -> object:
+        """Runs a phase for a range of clients, and returns what stands for its content, which stays where it is."""
+        with told_phase(phase.program, clients, str(self.place)) as note:
+            return (await self._answered(phase, inputs, arguments, clients, note))[1]
+
+    async def _answered(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        note: PhaseNote | None,
+    ) -> tuple[str, object]:
+        """Returns where a phase has run, and what stands for its content."""
+        header, parts = await self._written(phase, inputs, arguments, clients, note)
+        task = Task(guest.run_phase, (self.settings, header, *parts), guest.answer_phase)
+        with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
+            return await self._done(task, phase, clients, report)
+
+    async def _written(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        note: PhaseNote | None,
+    ) -> tuple[bytes, list[object]]:
+        """Returns a phase as a message, and what belongs to it."""
+        reads = self.backend.reads
+        packer = TaskPacker(self.shared, reads)
+        if not reads and not inputs_are_here(inputs):
+            inputs = await off_loop(functools.partial(inputs_here, inputs))
+        request = write_phase(phase, inputs, arguments, clients, packer, _portable, _portable, sends_code=True)
+        header = request.SerializeToString()
+        if note is not None:
+            note.bytes_sent = len(header) + packer.segment_bytes
+        return header, await packer.parts(self.backend)
+
+    async def _done(self, task: Task, phase: Phase, clients: range, report: PhaseReport) -> tuple[str, object]:
+        """Returns where a task has run, and what stands for the content of its answer."""
+        try:
+            said, content = cast("tuple[guest.Note, object]", await self.backend.run(self.place, task, report.heard))
+        except WorkerUnavailableError as error:
+            error.advice = "the engine may know why"
+            losses = current_scope().losses
+            if losses is not None and clients:
+                losses.add(phase, clients, report.running)
+            raise
+        except FedstackError:
+            raise
+        except Exception as error:
+            raise RemoteError(
+                f"Running clients {clients.start} to {clients.stop - 1} at {self.place} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if said["error"] is not None:
+            error = error_from_status(*said["error"], said["place"])
+            raise error from error.__cause__
+        return said["place"], content
+
+
+class MergedPlaces(PlacePhases):
+    """Runs phases at several workers, the first of which merges what they contribute: it does not come here before.
+
+    Args:
+      children: What runs them.
+      counts: How many clients each has.
+    """
+
+    def __init__(self, children: Sequence[PlacePhases], counts: Sequence[int]) -> None:
+        first = children[0]
+        super().__init__(first.backend, first.place, first.shared, first.settings)
+        self._children = children
+        self._counts = counts
+
+    async def _answered(
+        self,
+        phase: Phase,
+        inputs: Sequence[object],
+        arguments: FoldArguments,
+        clients: range,
+        note: PhaseNote | None,
+    ) -> tuple[str, object]:
+        running: list[Any] = []
+        start = clients.start
+        for child, count in zip(self._children, self._counts):
+            offset = start - clients.start
+            part = slice_inputs(inputs, offset, offset + count)
+            running.append(child.kept(phase, part, arguments, range(start, start + count)))
+            start += count
+        contents = await all_in_order(running, LOSSES)
+        nobody = range(clients.start, clients.start)
+        empty = [empty_column(member) for member in phase.input_types]
+        header, parts = await self._written(phase, empty, arguments, nobody, note)
+        given = (self.settings, header, self._counts, *contents, *parts)
+        task = Task(guest.run_merge, given, guest.answer_merge)
+        return await self._done(task, phase, nobody, PhaseReport(None, 0))
