@@ -10,6 +10,13 @@ from fedstack import observe as observe
 from fedstack import service as service
 from fedstack._version import __version__ as __version__
 from fedstack.backends.pool_factory import pool_executor_factory
+from fedstack.backends.ray_cluster.ray_contexts import (
+    create_async_ray_execution_context,
+    create_sync_ray_execution_context,
+    set_async_ray_execution_context,
+    set_sync_ray_execution_context,
+)
+from fedstack.backends.ray_cluster.ray_factory import ray_executor_factory
 from fedstack.computations.leaves.leaf_runtimes import register_leaf_runtime
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.contexts.explain import explain
@@ -47,19 +54,24 @@ __all__ = [
     "by_client",
     "client_seeds",
     "create_async_local_execution_context",
+    "create_async_ray_execution_context",
     "create_async_remote_execution_context",
     "create_sync_local_execution_context",
+    "create_sync_ray_execution_context",
     "create_sync_remote_execution_context",
     "explain",
     "from_generator",
     "local_executor_factory",
     "pool_executor_factory",
     "python_computation",
+    "ray_executor_factory",
     "register_leaf_runtime",
     "remote_executor_factory",
     "set_async_local_execution_context",
+    "set_async_ray_execution_context",
     "set_async_remote_execution_context",
     "set_sync_local_execution_context",
+    "set_sync_ray_execution_context",
     "set_sync_remote_execution_context",
     "sizing_executor_factory",
     "use_context",

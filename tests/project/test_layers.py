@@ -43,6 +43,7 @@ ROOMS = (
     "executors/stacks",
     "contexts",
     "backends",
+    "backends/ray_cluster",
     "service/processes",
     "service/limits",
     "service/server/calls",
@@ -95,6 +96,7 @@ IN_ROOMS = {
 IN_FILES = {
     "cryptography": {"service/server/certificates.py", "transport/grpc/certificate_checks.py"},
     "federated_language": {"computations/types/language.py", "errors.py"},
+    "ray": {"backends/ray_cluster/ray_api.py"},
     "tomli": {"transport/wire/cluster_documents.py"},
 }
 # Each in at most one file, wherever that is: what is optional, or can be replaced, has one door.
@@ -123,6 +125,7 @@ NOT_ON_IMPORT = {
     "matplotlib",
     "opentelemetry",
     "prometheus_client",
+    "ray",
     "rich",
     "scipy",
     "sklearn",

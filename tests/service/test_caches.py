@@ -49,6 +49,8 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "backends.guest._guest": (4, "stacks, for numbers of functions at the same time that senders ask for"),
     "contexts.in_force._thread.blocks": (None, "the blocks that the current thread is in"),
     "computations.types.options._OTHER_NAMES": (CONSTANT, "names of options"),
+    "backends.ray_cluster.ray_api._OPTIONS": (CONSTANT, "resources with options of their own"),
+    "backends.ray_cluster.ray_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.local_contexts._DEFAULTS": (CONSTANT, "options"),
     "contexts.remote_contexts._DEFAULTS": (CONSTANT, "options"),
     "computations.values.messages.arrays._BY_NUMBER": (CONSTANT, "dtypes"),

@@ -1,0 +1,1 @@
+"""Ray runs the clients: in actors, which it places, starts and supervises."""

@@ -1,0 +1,90 @@
+"""The one door to Ray, which is optional, and most of which has no types."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from fedstack.computations.values.number_checks import check_number
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidValueError
+
+try:
+    import ray as _ray
+    from ray import exceptions as _exceptions
+    from ray.util.placement_group import PlacementGroup
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise ImportError('Ray is not installed: pip install "fedstack[ray]"') from error
+
+# References to objects and handles of actors have no types of their own either.
+Ref = Any
+Handle = Any
+ray: Any = _ray
+exceptions: Any = _exceptions
+
+# What an actor takes, or what it works on, has gone with its process, its node or the process that made it.
+LOSSES: tuple[type[Exception], ...] = (
+    exceptions.RayActorError,
+    exceptions.ObjectLostError,
+    exceptions.NodeDiedError,
+    exceptions.WorkerCrashedError,
+    exceptions.OutOfMemoryError,
+    exceptions.RpcError,
+    exceptions.TaskCancelledError,
+)
+# Ray's own names of resources, and the options of actors that ask for them; it takes any other name too.
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
+    """Returns how much of what a worker needs; a CPU by default.
+
+    Raises:
+      InvalidValueError: If these are no amounts of resources.
+    """
+    if resources is None:
+        return {"CPU": 1}
+    if not isinstance(cast(object, resources), Mapping):
+        raise InvalidValueError(
+            f"Expected resources_per_worker as a dict, found {describe(resources)}; give {{'GPU': 0.5}}, for example"
+        )
+    known = {name.lower(): name for name in _OPTIONS}
+    for name, amount in resources.items():
+        meant = known.get(str(name).lower())
+        if meant not in (None, name):
+            raise InvalidValueError(f"Expected {meant!r} in resources_per_worker, found {name!r}; Ray calls it {meant}")
+        check_number(f"resources_per_worker[{name!r}]", amount)
+    return dict(resources)
+
+
+def bundles_of(placement: object) -> "list[dict[str, float]] | None":
+    """Returns what a placement group reserves; `None` for any other placement."""
+    return cast(Any, placement).bundle_specs if isinstance(placement, PlacementGroup) else None
+
+
+def actor_options(resources: Mapping[str, float], placement: object, runtime_env: object) -> dict[str, object]:
+    """Returns the options of an actor that has what a worker needs.
+
+    Args:
+      resources: How much of what.
+      placement: "SPREAD", "PACK", a placement group, or another of Ray's scheduling strategies.
+      runtime_env: Ray's description of what the actor's process needs; `None` for that of the driver.
+    """
+    options: dict[str, object] = {"num_cpus": 0}
+    custom = {name: amount for name, amount in resources.items() if name not in _OPTIONS}
+    options.update({_OPTIONS[name]: amount for name, amount in resources.items() if name in _OPTIONS})
+    if custom:
+        options["resources"] = custom
+    if isinstance(placement, PlacementGroup):
+        placement = PlacementGroupSchedulingStrategy(placement_group=placement)
+    elif isinstance(placement, str) and placement not in ("SPREAD", "PACK"):
+        raise InvalidValueError(
+            f"Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found {describe(placement)}; give 'SPREAD'"
+        )
+    # To pack is what Ray does by default.
+    options["scheduling_strategy"] = "DEFAULT" if placement == "PACK" else placement
+    if runtime_env is not None:
+        options["runtime_env"] = runtime_env
+    # Ray starts what has ended anew. What ran there fedstack runs again, where it knows that it may.
+    return {**options, "max_restarts": -1, "max_task_retries": 0}

@@ -1,0 +1,208 @@
+"""Knows the actors of one factory: asks Ray for those that there is room for, and hears which of them are there."""
+
+import asyncio
+import functools
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from fedstack.backends.ray_cluster.ray_actor import Greeting, RayWorker
+from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray
+from fedstack.backends.ray_cluster.ray_room import Room
+from fedstack.errors import NoWorkersError
+from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.error_text import counted
+
+_logger = logging.getLogger(__name__)
+# Once one is there, how long to wait for the others of the first.
+_OTHERS_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.1
+
+
+@attrs.define(eq=False)
+class RayPlace:
+    """A worker.
+
+    Attributes:
+      handle: The actor.
+      greeting: Stands for what it says of itself, once it is there.
+      is_awaited: Whether phases wait for it: there is room for it, and none was there before it.
+      said: What it has said; `None` while it is being started.
+    """
+
+    handle: Handle
+    greeting: Ref
+    is_awaited: bool = False
+    said: Greeting | None = None
+
+    def __str__(self) -> str:
+        said = self.said
+        return f"{said['node']}, process {said['process']} (actor {said['actor'][:8]})" if said else "an actor to come"
+
+
+class RayWorkers:
+    """The actors of one factory.
+
+    Args:
+      num_workers: How many; "auto" for as many as there is room for when a phase begins, `None` for as many as there is
+        room for when the first one begins.
+      max_workers: The most that these may be; `None` for any number.
+      room: Knows how many the cluster has room for.
+      options: The options of an actor.
+      start_seconds: How long to wait for the first one.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | str | None,
+        max_workers: int | None,
+        room: Room,
+        options: Mapping[str, object],
+        start_seconds: float,
+    ) -> None:
+        self._follows = num_workers == "auto"
+        self._num_workers = None if isinstance(num_workers, str) else num_workers
+        self._max_workers = math.inf if max_workers is None else max_workers
+        self._room = room
+        self._options = options
+        self._start_seconds = start_seconds
+        self._driver = ""
+        self._wanted: int | None = None
+        self._told_missing = 0
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`. The actors are the parent's; Ray does not work in its forked children."""
+        self._lock = threading.Lock()
+        self._places: list[RayPlace] = []
+
+    async def ready(self) -> Sequence[RayPlace]:
+        """Returns the actors that are there; those that were asked for first have some time to come together.
+
+        Raises:
+          NoWorkersError: If none has come within the time to start, or none can.
+        """
+        began, first_came, pause = time.monotonic(), math.inf, _FIRST_PAUSE_SECONDS
+        await off_loop(self._ask)
+        while True:
+            places = await off_loop(self._hear)
+            ready = [place for place in places if place.said is not None]
+            now = time.monotonic()
+            first_came = min(first_came, now) if ready else math.inf
+            is_late = now - first_came >= _OTHERS_SECONDS
+            if ready and (is_late or not any(place.is_awaited and place.said is None for place in places)):
+                missing = len(places) - len(ready)
+                if missing != self._told_missing:
+                    await off_loop(functools.partial(self._tell_missing, missing))
+                return ready
+            if not ready and now - began >= self._start_seconds:
+                raise await off_loop(self._none_ready)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def lost(self, place: RayPlace) -> None:
+        """Gives an actor no more work until there is a sign of life of it."""
+        with self._lock:
+            if place in self._places:
+                self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
+
+    def close(self) -> None:
+        """Ends the actors."""
+        with self._lock:
+            places, self._places = self._places, []
+            if ray.is_initialized() and self._is_same_driver():
+                for place in places:
+                    ray.kill(place.handle)
+
+    def _ask(self) -> None:
+        """Asks Ray for the actors that are missing; starts it, as its own functions do, if nobody has."""
+        with self._lock:
+            if not ray.is_initialized():
+                ray.init()
+            if not self._is_same_driver():  # it has been shut down since, and the actors with it
+                self._driver = ray.get_runtime_context().get_worker_id()
+                self._places, self._wanted = [], self._num_workers
+            if len(self._places) == self._wanted and not self._follows:
+                return
+            room = self._room.workers()
+            if self._wanted is None or self._follows:
+                self._wanted = int(max(1, min(room, self._max_workers)))
+            extra = max(0, len(self._places) - self._wanted)
+            for place in [place for place in self._places if place.said is None][:extra]:
+                self._places.remove(place)
+                ray.kill(place.handle)
+            are_first = not self._places
+            actor = ray.remote(RayWorker).options(**self._options)
+            for index in range(len(self._places), self._wanted):
+                handle = actor.remote()
+                self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
+
+    def _is_same_driver(self) -> bool:
+        return bool(ray.get_runtime_context().get_worker_id() == self._driver)
+
+    def _hear(self) -> Sequence[RayPlace]:
+        """Returns the actors that have been asked for, after hearing those that have come.
+
+        Raises:
+          NoWorkersError: If the last of them cannot come.
+        """
+        with self._lock:
+            waiting = {place.greeting: place for place in self._places if place.said is None}
+            come: list[Ref] = []
+            if waiting:
+                come, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+            for greeting in come:
+                place = waiting[greeting]
+                try:
+                    place.said = ray.get(greeting)
+                except exceptions.ActorUnavailableError:  # it is being started anew
+                    place.greeting = place.handle.greet.remote()
+                except exceptions.RayError as error:
+                    self._places.remove(place)
+                    found = _cannot_start(error)
+                    if not self._places:
+                        raise found from None
+                    _logger.warning("%s", found)
+            return list(self._places)
+
+    def _tell_missing(self, missing: int) -> None:
+        """Says that phases begin without some of the actors, unless that was said already."""
+        if missing > self._told_missing:
+            there = len(self._places) - missing
+            _logger.warning(
+                "Going on with %d of %s; others join when they are there: %s",
+                there,
+                counted(len(self._places), "Ray worker"),
+                self._room.told(),
+            )
+        self._told_missing = missing
+
+    def _none_ready(self) -> NoWorkersError:
+        error = NoWorkersError(f"No Ray worker was there within {self._start_seconds:g} s: {self._room.lacking()}")
+        error.is_final = True
+        return error
+
+    def __repr__(self) -> str:
+        ready = sum(place.said is not None for place in self._places)
+        return f"{counted(len(self._places), 'Ray worker')}, {ready} ready"
+
+
+def _cannot_start(error: Exception) -> NoWorkersError:
+    """Returns the error for an actor that Ray cannot start."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    if isinstance(error, exceptions.RuntimeEnvSetupError):
+        why = f"its runtime_env cannot be built; mend it: {lines[-1].strip()}"
+    elif "ModuleNotFoundError" in str(error):
+        missing = next(line for line in lines if "ModuleNotFoundError" in line)
+        why = f"install at the nodes what is installed here, or name it in runtime_env: {missing.strip()}"
+    else:
+        why = str(error).strip()
+    found = NoWorkersError(f"Ray cannot start a worker: {why}")
+    found.is_final = True
+    return found

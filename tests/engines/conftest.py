@@ -1,0 +1,31 @@
+"""One cluster of Ray for all tests here: a head with four CPUs, to which tests add nodes of their own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STORE_BYTES = 150_000_000
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # Ray keeps threads and connections of its own until it is shut down.
+    item.add_marker(pytest.mark.fedstack_leak_check(False))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # Workers import what is in the folder of the driver's script, and that is pytest's.
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    head = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()

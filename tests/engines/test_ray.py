@@ -1,0 +1,157 @@
+"""Client work in actors of Ray."""
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+import ray
+from ray_calls import average, checked, inputs, is_running, numbers, processes, same, wait_until
+
+import fedstack
+from fedstack.backends.ray_cluster.ray_backend import RayBackend
+from fedstack.errors import InvalidValueError, LeafError
+from fedstack.observe import Observer, PhaseEnded, add_observer
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def two():
+    context = fedstack.create_sync_ray_execution_context(num_workers=2, resources_per_worker={"CPU": 0.5})
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with fedstack.create_sync_local_execution_context():
+        return average(*inputs(37))
+
+
+def test_the_result_has_the_bits_of_the_local_stack(two, expected) -> None:
+    with fedstack.use_context(two):
+        assert average(*inputs(37)).tobytes() == expected.tobytes()
+
+
+def test_clients_run_in_the_processes_of_the_actors(two) -> None:
+    with fedstack.use_context(two):
+        found = processes(numbers(10))
+    assert len(set(found)) == 2
+    assert os.getpid() not in found
+
+
+async def test_an_async_context_runs_calls_side_by_side() -> None:
+    context = fedstack.create_async_ray_execution_context(num_workers=1, resources_per_worker={"CPU": 0.5})
+    async with context:
+        found = await asyncio.gather(*(checked(numbers(count)) for count in (3, 5, 7)))
+    assert found == [3, 10, 21]
+
+
+def test_an_error_names_client_function_and_line(two) -> None:
+    with fedstack.use_context(two), pytest.raises(LeafError) as caught:
+        checked(numbers(20))
+    assert caught.value.client_index == 7
+    assert "'not_seven' raised ValueError: it is 7; at client 7" in str(caught.value)
+    assert 'raise ValueError("it is 7")' in str(caught.value)
+
+
+def test_what_a_user_keeps_of_a_result_is_no_memory_of_the_object_store(two) -> None:
+    _, rows = inputs(4)
+    with fedstack.use_context(two):
+        kept = same(rows)
+    assert [row.tobytes() for row in kept] == [row.tobytes() for row in rows]
+    for row in kept:
+        while isinstance(row.base, np.ndarray):
+            row = row.base
+        assert row.base is None
+
+
+def test_observers_hear_of_phases_at_actors(two) -> None:
+    class Watching(Observer):
+        def __init__(self) -> None:
+            self.places = set()
+
+        def observe(self, event) -> None:
+            if isinstance(event, PhaseEnded):
+                self.places.add(event.worker)
+
+    watching = Watching()
+    with fedstack.use_context(two), add_observer(watching):
+        average(*inputs(8))
+    assert sum("actor" in place for place in watching.places) == 2
+
+
+def test_explain_names_the_actors(two) -> None:
+    with fedstack.use_context(two):
+        average(*inputs(2))
+        told = str(fedstack.explain(two, num_clients=4))
+    assert "2 Ray workers, 2 ready" in told
+
+
+def test_partial_results_are_merged_in_a_tree_of_actors(monkeypatch, expected) -> None:
+    fetched = []
+    fetch = RayBackend.fetch
+
+    async def noted(self, content):
+        fetched.append(content)
+        return await fetch(self, content)
+
+    monkeypatch.setattr(RayBackend, "fetch", noted)
+    options = {"num_workers": 5, "resources_per_worker": {"CPU": 0.5}, "max_fanout": 2}
+    with fedstack.create_sync_ray_execution_context(**options):
+        assert average(*inputs(37)).tobytes() == expected.tobytes()
+        assert len(fetched) == 2
+        assert checked(numbers(7)) == 21
+        with pytest.raises(LeafError, match="at client 7"):
+            checked(numbers(20))
+
+
+def test_what_all_clients_get_is_put_into_the_object_store_once(two, monkeypatch) -> None:
+    put = []
+    share = RayBackend.share
+
+    async def noted(self, arrays):
+        put.append(sum(array.nbytes for array in arrays))
+        return await share(self, arrays)
+
+    monkeypatch.setattr(RayBackend, "share", noted)
+    model, rows = inputs(10)
+    with fedstack.use_context(two):
+        average(model, rows)
+    assert sorted(put) == [model.nbytes, 5 * model.nbytes, 5 * model.nbytes]
+
+
+def test_a_closed_context_leaves_no_actor_behind() -> None:
+    with fedstack.create_sync_ray_execution_context(num_workers=2, resources_per_worker={"CPU": 0.5}):
+        found = set(processes(numbers(4)))
+    wait_until(lambda: not any(map(is_running, found)), "the actors have ended")
+
+
+def test_actors_have_the_resources_that_they_are_given() -> None:
+    with fedstack.create_sync_ray_execution_context(num_workers=1, resources_per_worker={"CPU": 3}):
+        checked(numbers(2))
+        wait_until(lambda: ray.available_resources().get("CPU", 0) == 0, "three CPUs are taken")
+    wait_until(lambda: ray.available_resources().get("CPU") == 3, "they are given back")
+
+
+def test_as_many_actors_start_as_there_is_room_for() -> None:
+    with fedstack.create_sync_ray_execution_context(resources_per_worker={"CPU": 1.5}) as context:
+        assert len(set(processes(numbers(6)))) == 2
+        assert "2 Ray workers, 2 ready" in repr(context)
+
+
+def test_options_that_cannot_be_right_are_refused() -> None:
+    for options, found in (
+        ({"num_workers": 0}, "Expected num_workers of at least 1, found 0"),
+        ({"num_workers": "many"}, "Expected num_workers as a number or 'auto', found"),
+        ({"placement": "WIDE"}, "Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found"),
+        ({"resources_per_worker": {"gpu": 1}}, "Expected 'GPU' in resources_per_worker, found 'gpu'"),
+        ({"resources_per_worker": {"CPU": -1}}, "resources_per_worker"),
+        ({"resources_per_worker": 3}, "Expected resources_per_worker as a dict, found"),
+    ):
+        with pytest.raises(InvalidValueError) as caught:
+            fedstack.ray_executor_factory(**options)
+        assert found in str(caught.value)
+    with pytest.raises(TypeError, match="found workers; "):
+        fedstack.create_sync_ray_execution_context(workers=2)
