@@ -35,6 +35,7 @@ PAGES = (
     "docs/observe.md",
     "docs/mistakes.md",
     "docs/workers.md",
+    "docs/engines.md",
     "docs/coordinator.md",
     "docs/cluster.md",
     "docs/rpc.md",
@@ -73,7 +74,7 @@ BLOCKS = {
 DRIVER = """
 import sys
 
-for path in sys.argv[1:]:
+for path in sys.argv[1:] if __name__ == "__main__" else ():  # processes of a pool may begin with this file, too
     with open(path, encoding="utf-8") as file:
         exec(compile(file.read(), path, "exec"))
     print("=== the end of a block", flush=True)
