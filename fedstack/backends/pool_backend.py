@@ -16,10 +16,10 @@ from fedstack.transport.wire.frames import Heartbeat
 
 MakesExecutor = Callable[[], Executor]
 _JOIN_SECONDS = 10.0
-_ENDED = "likely because of a client function (os._exit, a crash, too much memory)"
+_ENDED = "ended, likely because of a client function (os._exit, a crash, too much memory)"
 _NEVER_ANSWERED = (
-    "before it had answered anything: where it was started anew from a script, that needs "
-    "`if __name__ == '__main__':` around what starts it"
+    "ended before any had answered: a client function ended it (os._exit, a crash, too much memory), or the script "
+    "that it began with has no `if __name__ == '__main__':` around what only the first process is to do"
 )
 
 
@@ -100,7 +100,7 @@ class PoolBackend(Backend):
         found = f"{type(error).__name__}: {error}"
         if self._make is None:
             lost = NoWorkersError(
-                f"The pool is broken, and cannot be used again: a process of it ended, {why}; mend that and make a new "
+                f"The pool is broken, and cannot be used again: a process of it {why}; mend that, and make a new "
                 f"pool, and a context over it, or give a function that makes pools in place of one ({found})"
             )
             lost.is_final = True
@@ -108,7 +108,7 @@ class PoolBackend(Backend):
         if self._executor is executor:  # and nobody has made another since
             self._executor = None
             executor.shutdown(wait=False)
-        lost = WorkerUnavailableError(f"A process of the pool ended, {why} ({found})")
+        lost = WorkerUnavailableError(f"A process of the pool {why} ({found})")
         lost.causes = {place: found}
         return lost
 

@@ -1,0 +1,59 @@
+"""Functions of clients that do something to the process they run in; those at the top of a module go by reference."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import federated_language as fl
+import numpy as np
+
+import fedstack
+
+INT = fl.TensorType(np.int32)
+LIMIT = 20.0
+
+
+def total_of(function) -> object:
+    """Returns the computation that maps a function over clients, and adds up what they return."""
+    leaf = fedstack.python_computation(INT, INT)(function)
+
+    @fl.federated_computation(fl.FederatedType(INT, fl.CLIENTS))
+    def total(values):
+        return fl.federated_sum(fl.federated_map(leaf, values))
+
+    return total
+
+
+def doubled(value):
+    return 2 * value
+
+
+def ends_at_three(value):
+    if value == 3:
+        os._exit(7)
+    return value
+
+
+def raises_exit(value):
+    sys.exit(f"at {value}")
+
+
+def ending_once(flag: Path):
+    """Returns a computation whose client 3 ends its process the first time."""
+
+    def ends_once(value):
+        if value == 3 and not flag.exists():
+            flag.touch()
+            os._exit(7)
+        return value
+
+    return total_of(ends_once)
+
+
+def wait_for(file: Path) -> None:
+    """Waits until a file is there."""
+    until = time.monotonic() + LIMIT
+    while not file.exists():
+        assert time.monotonic() < until, f"{file} did not come"
+        time.sleep(0.01)

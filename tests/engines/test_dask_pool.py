@@ -1,0 +1,64 @@
+"""Dask's workers as a pool: as many as there are when a phase begins, and Dask runs again what was on a lost one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import distributed
+import pytest
+from pool_leaves import doubled, ending_once, ends_at_three, total_of
+
+import fedstack
+from fedstack.contexts import SyncExecutionContext
+from fedstack.errors import LeafError, NoWorkersError, RemoteError
+from fedstack.testing import stack_rows
+
+pytestmark = pytest.mark.fedstack_leak_check(False)  # the cluster is for all tests
+# What is special about Dask is how bytes travel and which thread runs a task.
+ROWS = stack_rows(without=["lazy arguments", "same process"], tags=["values"])
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[distributed.Client]:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
+    ) as cluster:
+        with distributed.Client(cluster) as made:
+            yield made
+
+
+def context_over(client: distributed.Client, **options) -> SyncExecutionContext:
+    return SyncExecutionContext(fedstack.pool_executor_factory(client.get_executor(), **options))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_stack_over_dask_keeps_promises_about_values(client: distributed.Client, row) -> None:
+    row.check(lambda: fedstack.pool_executor_factory(client.get_executor()))
+
+
+def test_an_error_of_a_client_comes_back_as_it_is(client: distributed.Client) -> None:
+    def picky(value):
+        raise ValueError(f"not {value}")
+
+    with context_over(client), pytest.raises(LeafError, match="'picky' raised ValueError: not 8; at client 0"):
+        total_of(picky)([8, 9])
+
+
+def test_dask_runs_again_what_was_on_a_worker_that_ended(client: distributed.Client, tmp_path: Path) -> None:
+    with context_over(client):
+        assert ending_once(tmp_path / "ended")(list(range(8))) == 28
+
+
+def test_a_client_that_ends_one_worker_after_the_other_is_among_those_named(client: distributed.Client) -> None:
+    with context_over(client), pytest.raises(RemoteError, match="Running clients .* raised KilledWorker"):
+        total_of(ends_at_three)(list(range(8)))
+
+
+def test_a_cluster_without_workers_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstack.backends.pool_backend._JOIN_SECONDS", 0.1)
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50) as cluster:
+        with distributed.Client(cluster) as client:
+            policy = fedstack.RetryPolicy.none()
+            factory = fedstack.pool_executor_factory(client.get_executor())
+            with SyncExecutionContext(factory, retry_policy=policy):
+                with pytest.raises(NoWorkersError, match="The Dask cluster had no worker within 0.1 s; start one"):
+                    total_of(doubled)([1])
