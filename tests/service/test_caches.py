@@ -177,8 +177,13 @@ _CACHED: type = type(functools.cache(len))
 _KEEPERS = (MutableMapping, MutableSequence, MutableSet, collections.deque, _CACHED)
 
 
-# The packages of the demo are not installed for every Python.
-NOT_SEARCHED = ("fedstack.proto", "fedstack.testing") + (("fedstack.demo",) if find_spec("matplotlib") is None else ())
+# These packages are not installed for every Python.
+OPTIONAL = {"fedstack.demo": "matplotlib", "fedstack.backends.ray_cluster": "ray"}
+NOT_SEARCHED = (
+    "fedstack.proto",
+    "fedstack.testing",
+    *(name for name, needs in OPTIONAL.items() if not find_spec(needs)),
+)
 
 
 def modules() -> Iterator[ModuleType]:
