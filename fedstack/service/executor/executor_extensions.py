@@ -290,12 +290,11 @@ class ExecutorExtensions:
         """Tells what this server holds and has done."""
         return self.status()
 
-    def status(self) -> messages.GetStatusResponse:
-        """Returns what this server holds and has done."""
-        response = messages.GetStatusResponse(version=__version__)
-        response.uptime_seconds = self._core.clock() - self._core.started
-        for session in self._core.sessions:
-            response.session.add(
+    @property
+    def sessions(self) -> list[messages.GetStatusResponse.Session]:
+        """The sessions as the status shows them, without what takes longer to find out."""
+        return [
+            messages.GetStatusResponse.Session(
                 id=session.id[:8],
                 clients=session.clients,
                 values=len(session),
@@ -306,6 +305,14 @@ class ExecutorExtensions:
                 started_failed=session.started.failed,
                 started_waiting=session.started.waiting if session.started.running else 0,
             )
+            for session in self._core.sessions
+        ]
+
+    def status(self) -> messages.GetStatusResponse:
+        """Returns what this server holds and has done."""
+        response = messages.GetStatusResponse(version=__version__, session=self.sessions)
+        response.uptime_seconds = self._core.clock() - self._core.started
+        for session in self._core.sessions:
             response.values += len(session)
             response.bytes += session.bytes
             response.running += session.running

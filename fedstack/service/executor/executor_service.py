@@ -88,7 +88,7 @@ class ExecutorService(Service):
 
     @property
     def sessions(self) -> Sequence[extensions_pb2.GetStatusResponse.Session]:
-        return self.status().session
+        return (self._extensions or ExecutorExtensions(self._core)).sessions
 
     def status(self) -> extensions_pb2.GetStatusResponse:
         """Returns what the service holds and has done."""
