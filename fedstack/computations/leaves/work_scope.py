@@ -10,6 +10,7 @@ here.
 import asyncio
 import contextlib
 import contextvars
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -129,6 +130,7 @@ class WorkScope:
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
       data_roots: The folders below which datasets may read files; `None` for all of them.
       loop: The event loop of executors of another origin that a thread waits for.
+      clock: Tells how long elements of datasets take to make, in seconds; a simulation has its own.
     """
 
     caller: str = ""
@@ -147,6 +149,7 @@ class WorkScope:
     reads: ReadsReferences | None = None
     data_roots: tuple[str, ...] | None = None
     loop: asyncio.AbstractEventLoop | None = None
+    clock: Callable[[], float] = time.perf_counter
 
     @property
     def owner(self) -> str:
@@ -173,6 +176,7 @@ class WorkScope:
             calls_with=self.calls_with,
             reads=self.reads,
             data_roots=self.data_roots,
+            clock=self.clock,
         )
 
     @contextlib.contextmanager

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
@@ -25,7 +28,9 @@ class SimulatedThreads(LeafThreads):
         self._free = 0.0
 
     def submit(self, work: Callable[[], _T]) -> Job[_T]:
-        job = Job(work)
+        # It takes as long as is drawn, however fast this machine is.
+        with attrs.evolve(current_scope(), clock=self._network.io.time).entered():
+            job = Job(work)
         self._free = max(self._free, self._network.io.time()) + self._draw()
         self._network.io.loop.call_at(self._free, job.run)
         return job

@@ -1,13 +1,13 @@
 """Cuts, picks and stacks elements as columns of some: blocks. Datasets handle their elements in these."""
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string
 from fedstack.computations.values.columns import (
@@ -203,14 +203,15 @@ def packed(elements: Iterable[Payload], element: Type) -> Blocks:
     failure: Exception | None = None
     while failure is None:
         some: list[Payload] = []
-        begun = time.perf_counter()
+        clock = current_scope().clock
+        begun = clock()
         try:
             some.extend(itertools.islice(rest, pace.rows))
         except Exception as error:
             failure = error
         if some:
             block = column_from_payloads(some, element, list_is_own=True)
-            pace.note(block, time.perf_counter() - begun)
+            pace.note(block, clock() - begun)
             yield block
         elif failure is None:
             return

@@ -1,9 +1,9 @@
 """Applies computations to the elements of datasets, a block at a time."""
 
-import time
 from collections.abc import Iterator
 
 from fedstack.computations.leaves.leaf_runtimes import leaf_name
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, run_columns
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import Program, closed_program
@@ -86,14 +86,15 @@ class ElementFunction:
             while first < len(block):
                 piece = block.slice(first, min(first + pace.rows, len(block)))
                 first += len(piece)
-                begun = time.perf_counter()
+                clock = current_scope().clock
+                begun = clock()
                 try:
                     (made,) = run_columns(program, [piece], 0, len(piece))
                 except FedstackError:
                     # Once more, so that those before the one that fails come out, and its error says which it is.
                     yield from self._one_by_one(piece, index, where)
                 else:
-                    pace.note(made, time.perf_counter() - begun)
+                    pace.note(made, clock() - begun)
                     yield piece, made
                 index += len(piece)
 

@@ -1,9 +1,9 @@
 """Cuts and joins blocks of elements to the size in which they travel."""
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, cast
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, RowsColumn, StructColumn, concatenate
@@ -31,7 +31,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
       most_bytes: How many bytes of elements a block has at most, unless one element has more.
     """
     held: list[Column] = []
-    held_bytes, begun = 0, time.perf_counter()
+    held_bytes, begun = 0, current_scope().clock()
     bound, most_bytes = most_bytes, min(most_bytes, _FIRST_BYTES)
     failure: Exception | None = None
     while True:
@@ -45,13 +45,13 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
         for piece, size in _cut(block, element, most_bytes):
             if held and (held_bytes + size > most_bytes or not _fits(held[0], piece)):
                 yield _together(held, element), False
-                held, held_bytes, begun = [], 0, time.perf_counter()
+                held, held_bytes, begun = [], 0, current_scope().clock()
                 most_bytes = min(bound, most_bytes * _GROWTH)
             held.append(piece)
             held_bytes += size
-            if held_bytes >= most_bytes or time.perf_counter() - begun > _SECONDS_TOGETHER:
+            if held_bytes >= most_bytes or current_scope().clock() - begun > _SECONDS_TOGETHER:
                 yield _together(held, element), False
-                held, held_bytes, begun = [], 0, time.perf_counter()
+                held, held_bytes, begun = [], 0, current_scope().clock()
                 most_bytes = min(bound, most_bytes * _GROWTH)
     if held:
         yield _together(held, element), failure is None
