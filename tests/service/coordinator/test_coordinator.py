@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import federated_language as fl
 import numpy as np
@@ -50,6 +52,13 @@ def sleep(x):
     return x
 
 
+@fedstack.python_computation([np.str_], np.float32)
+def held(gate):
+    while not os.path.exists(gate):
+        time.sleep(0.005)
+    return 1.0
+
+
 @fedstack.python_computation([(np.int32, [None])], (np.int32, [None]))
 def reverse(x):
     return x[::-1]
@@ -92,6 +101,23 @@ def workers(request: pytest.FixtureRequest, pool: object) -> Iterator[object]:
 def coordinator(workers: object) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(workers) as made:
         yield made
+
+
+class Gate:
+    """Holds up what calls `held` with its path until it is opened, at the latest when the test ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = os.fsencode(path)
+
+    def open(self) -> None:
+        Path(os.fsdecode(self.path)).touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path / "open")
+    yield made
+    made.open()
 
 
 def test_a_call_gives_a_value_that_is_fetched(coordinator: ClusterCoordinator) -> None:
@@ -175,20 +201,22 @@ def test_an_error_is_raised_once_and_the_rest_is_cancelled(coordinator: ClusterC
     assert coordinator.schedule(double, (1.0,)).get() == 2.0
 
 
-def test_what_is_queued_behind_an_error_is_cancelled(coordinator: ClusterCoordinator) -> None:
-    first = coordinator.schedule(sleep, (0.1,))
+def test_what_is_queued_behind_an_error_is_cancelled(coordinator: ClusterCoordinator, gate: Gate) -> None:
+    first = coordinator.schedule(held, (gate.path,))
     coordinator.schedule(fail, (first,))
     after = [coordinator.schedule(sleep, (0.1,)) for _ in range(1000)]
+    gate.open()
     with pytest.raises(LeafError):
         coordinator.join()
     with pytest.raises(ClosureCancelledError):
         after[-1].get()
 
 
-def test_errors_in_arguments_of_arguments_are_those_of_the_call(coordinator: ClusterCoordinator) -> None:
-    value = coordinator.schedule(sleep, (0.1,))
-    for _ in range(3):
-        value = coordinator.schedule(fail if value.closure.name == "sleep" else double, (value,))
+def test_errors_in_arguments_of_arguments_are_those_of_the_call(coordinator: ClusterCoordinator, gate: Gate) -> None:
+    value = coordinator.schedule(held, (gate.path,))
+    for function in (fail, double, double):
+        value = coordinator.schedule(function, (value,))
+    gate.open()
     with pytest.raises(LeafError, match="'fail' raised ValueError: no"):
         value.get()
     with pytest.raises(LeafError) as caught:
@@ -204,37 +232,41 @@ def test_others_go_on_after_an_error_if_they_are_to(workers: object) -> None:
         assert [value.get() for number, value in enumerate(values) if number != 3] == [2.0] * 9
 
 
-def test_one_call_can_be_cancelled(coordinator: ClusterCoordinator) -> None:
-    slow, other = coordinator.schedule(sleep, (2.0,)), coordinator.schedule(double, (1.0,))
+def test_one_call_can_be_cancelled(coordinator: ClusterCoordinator, gate: Gate) -> None:
+    slow, other = coordinator.schedule(held, (gate.path,)), coordinator.schedule(double, (1.0,))
     assert slow.cancel()
-    with pytest.raises(ClosureCancelledError, match="'sleep' was cancelled"):
+    with pytest.raises(ClosureCancelledError, match="'held' was cancelled"):
         slow.get()
     assert other.get() == 2.0
-    coordinator.join(timeout=10.0)
+    gate.open()
+    coordinator.join(timeout=WALL)
 
 
-def test_waiting_has_an_end_when_one_is_given(coordinator: ClusterCoordinator) -> None:
-    slow = coordinator.schedule(sleep, (2.0,))
+def test_waiting_has_an_end_when_one_is_given(coordinator: ClusterCoordinator, gate: Gate) -> None:
+    slow = coordinator.schedule(held, (gate.path,))
     for waits in (lambda: slow.get(0.05), lambda: coordinator.join(0.05), lambda: coordinator.fetch(slow, 0.05)):
         with pytest.raises(DeadlineExceededError):
             waits()
     assert not coordinator.done()
 
 
-def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator) -> None:
-    slow, quick = coordinator.schedule(sleep, (2.0,)), coordinator.schedule(double, (1.0,))
+def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator, gate: Gate) -> None:
+    slow, quick = coordinator.schedule(held, (gate.path,)), coordinator.schedule(double, (1.0,))
     assert wait([slow, quick]) == ([quick], [slow])
     assert wait([slow, quick], num_returns=2, timeout=0.05) == ([quick], [slow])
     with pytest.raises(InvalidValueError, match="num_returns from 1 to 1, found 2"):
         wait([slow], num_returns=2)
 
 
-def test_values_are_waited_for_as_in_concurrent_futures(coordinator: ClusterCoordinator) -> None:
-    slow, quick = coordinator.schedule(sleep, (0.2,)), coordinator.schedule(double, (1.0,))
-    assert list(as_completed([slow, quick])) == [quick, slow]
-    endless = coordinator.schedule(sleep, (2.0,))
+def test_values_are_waited_for_as_in_concurrent_futures(coordinator: ClusterCoordinator, gate: Gate) -> None:
+    slow, quick = coordinator.schedule(held, (gate.path,)), coordinator.schedule(double, (1.0,))
+    coordinator.fetch(quick)
     with pytest.raises(DeadlineExceededError, match="Expected all of 2 calls to end within 0.05 s, found 1 that did"):
-        list(as_completed([endless, quick], timeout=0.05))
+        list(as_completed([slow, quick], timeout=0.05))
+    ended = as_completed([slow, quick])
+    assert next(ended) is quick
+    gate.open()
+    assert list(ended) == [slow]
 
 
 def test_small_results_can_be_brought_home_as_they_come(coordinator: ClusterCoordinator) -> None:
@@ -266,7 +298,7 @@ def test_scheduling_waits_where_there_is_no_room(workers: object) -> None:
         assert all(value.done() for value in values)
 
 
-def test_everything_can_be_awaited(workers: object) -> None:
+def test_everything_can_be_awaited(workers: object, gate: Gate) -> None:
     async def use() -> None:
         async with AsyncClusterCoordinator(workers, max_queued=5) as coordinator:
             values = [await coordinator.schedule(double, (float(number),)) for number in range(20)]
@@ -275,11 +307,12 @@ def test_everything_can_be_awaited(workers: object) -> None:
             assert await coordinator.fetch({"last": values[-1]}) == {"last": 38.0}
             await coordinator.join()
             assert await coordinator.done()
-            slow = await coordinator.schedule(sleep, (2.0,))
+            slow = await coordinator.schedule(held, (gate.path,))
             with pytest.raises(DeadlineExceededError):
                 await coordinator.join(0.05)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(_of(slow), 0.05)
+            gate.open()
 
     asyncio.run(use())
 
