@@ -36,6 +36,7 @@ _SIZE = 6000
 
 def _megabytes(split: int) -> Iterator[Any]:
     element = np.ones(_ELEMENT_BYTES // 8)
+    element.flags.writeable = False  # else each would be copied, as the next turn may change it
     while True:
         yield element
 
@@ -55,7 +56,8 @@ def run(effort: Effort) -> Iterator[Measurement]:
     """Measures small and large elements, those of this process, the end of a pass, and deaths."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedstack-")))
-        echo = stack.enter_context(EchoServer(f"unix:{folder / 'echo'}"))
+        # Over the kind of connection that a data worker has.
+        echo = stack.enter_context(EchoServer("127.0.0.1:0"))
         dispatcher = stack.enter_context(_Server("dispatcher", "0", str(folder / "journal")))
         stack.enter_context(_Server("worker", dispatcher.target))
         for mode, rate in _RATES.items():

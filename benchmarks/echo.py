@@ -104,7 +104,7 @@ class EchoServer:
     gRPC is slower in a process in which it serves two loops, and the floors should not pay for that.
 
     Args:
-      target: Where it is to listen, as gRPC writes it.
+      target: Where it is to listen, as gRPC writes it; at any port if that is 0.
     """
 
     def __init__(self, target: str) -> None:
@@ -116,8 +116,11 @@ class EchoServer:
             start_new_session=True,  # as workers have it, see `BareProcess`
         )
         assert self._process.stdout is not None
-        if not self._process.stdout.readline():
+        port = self._process.stdout.readline().decode().strip()
+        if not port:
             raise RuntimeError(f"Expected a server at {target}, found that it ended; see what it wrote")
+        if target.endswith(":0"):
+            target = target[:-1] + port
         self._channel = io_loop.run_sync(self._open(target))
         self._methods = {
             "Unary": self._channel.unary_unary("/echo/Unary"),
@@ -223,9 +226,9 @@ async def _serve(target: str) -> None:
         "Sent": grpc.unary_stream_rpc_method_handler(cast("Any", _sent)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo", handlers),))
-    server.add_insecure_port(target)
+    port = server.add_insecure_port(target)
     await server.start()
-    print("ready", flush=True)
+    print(port, flush=True)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     # Its parent holds standard input open as long as it lives.

@@ -216,38 +216,34 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("digest", "stream", "splits", "client", "num_splits", "first_element", "block", "block_bytes", "ends")
+    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    STREAM_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NUM_SPLITS_FIELD_NUMBER: _ClassVar[int]
     FIRST_ELEMENT_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ENDS_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    stream: bytes
     splits: SplitRange
     client: _containers.RepeatedScalarFieldContainer[bytes]
     num_splits: int
     first_element: int
-    block: int
     block_bytes: int
-    ends: bool
-    def __init__(self, digest: _Optional[bytes] = ..., stream: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block: _Optional[int] = ..., block_bytes: _Optional[int] = ..., ends: bool = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("rows", "elements", "is_last", "client_rows")
+    __slots__ = ("rows", "elements", "is_last", "client_rows", "block")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     rows: int
     elements: _extensions_pb2.Packed
     is_last: bool
     client_rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    block: int
+    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ..., block: _Optional[int] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
     __slots__ = ("digest",)

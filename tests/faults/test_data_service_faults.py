@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from data_functions import fails_at_500, slowly
+from dispatching import Peer
 from fault_stacks import Background
-from processes import Fleet, Process, WorkerProcess
+from processes import Fleet, Process, WorkerProcess, command_line_worker
 
 from fedstack.errors import LeafError, StaleSessionError
 from fedstack.service.data import Dataset, distribute, register_dataset
 
+WALL = 60.0
 SIZE = 6000
 EVERYTHING = list(range(SIZE))
 GUARANTEES = ("at_most_once", "at_least_once", "exactly_once")
@@ -37,6 +39,13 @@ def read(dispatcher: WorkerProcess, at: int, then: Callable[[], None], **options
         return found, elements.missing
 
     return Background(run).result()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WALL
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def check(found: list[int], missing: int | None, guarantee: str) -> None:
@@ -71,6 +80,24 @@ def test_the_only_worker_is_killed_and_started_again_at_its_port(fleet: Fleet, g
 
     found, missing = read(dispatcher, SIZE // 3, restart, guarantee=guarantee)
     check(found, missing, guarantee)
+
+
+def test_a_worker_that_stops_in_good_order_sends_what_it_has_begun(fleet: Fleet) -> None:
+    dispatcher = fleet.start_dispatcher()
+    with command_line_worker("--data-worker", dispatcher.target, "--allow-python-code") as (process, _):
+        with Peer(dispatcher.target) as peer:
+            until(lambda: len(peer.workers()) == 1)
+            other: list[WorkerProcess] = []
+
+            def stop() -> None:
+                other.append(fleet.start_data_worker(dispatcher))
+                until(lambda: len(peer.workers()) == 2)
+                process.terminate()
+                until(lambda: len(peer.workers()) == 1)
+
+            found, missing = read(dispatcher, SIZE // 6, stop)
+        assert process.wait(WALL) == 0
+    assert (sorted(found), missing) == (EVERYTHING, 0)
 
 
 def test_a_worker_that_stands_still_is_left_out(fleet: Fleet) -> None:

@@ -116,10 +116,9 @@ class DataWorkerLimits:
     Attributes:
       max_streams: Streams of elements at the same time.
       max_block_bytes: Bytes of elements in a block, unless one element has more.
-      max_ahead_bytes: Bytes of elements that are made before anybody asks for them.
+      max_ahead_bytes: Bytes of elements that are made and not sent yet.
       max_definition_bytes: Bytes of the definition of a dataset, and of all that are kept.
       max_client_bytes: Bytes of elements of datasets that are read by client, which are held.
-      stream_lease_seconds: How long nobody may ask for the elements of a stream.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -130,7 +129,6 @@ class DataWorkerLimits:
     max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are made ahead")
     max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
     max_client_bytes: int = _count(4 << 30, "bytes of elements of datasets that are read by client")
-    stream_lease_seconds: float = _seconds(60.0, "nobody may ask for the elements of a stream")
 
 
 @attrs.frozen(kw_only=True)

@@ -19,6 +19,8 @@ from fedstack.transport.wire.parcels import Piece
 _T = TypeVar("_T")
 # After how long gRPC finds out that a connection leads nowhere.
 KEEPALIVE_SECONDS = 10.0
+# How much of an answer a worker sends before anybody takes it.
+_PIECES_ON_THE_WAY = 4
 
 
 class _Together(Service):
@@ -218,7 +220,7 @@ class SimulatedWorker:
         task: asyncio.Task[None] | None = None
         try:
             incarnation = await self._arrived(note)
-            pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+            pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_PIECES_ON_THE_WAY)
             task = incarnation.begin(self._pump(handle(incarnation.memory), pieces))
             if self._network.happens(self._network.faults.doubled_rate):
                 note.say("doubled")
@@ -273,10 +275,10 @@ class SimulatedWorker:
             async for piece in pieces:
                 await self._awake()
                 # The memory is the sender's again when it is asked for the next piece.
-                into.put_nowait(Data(memoryview(bytes(piece.data))) if isinstance(piece, Data) else piece)
-            into.put_nowait(None)
+                await into.put(Data(memoryview(bytes(piece.data))) if isinstance(piece, Data) else piece)
+            await into.put(None)
         except Exception as error:
-            into.put_nowait(error)
+            await into.put(error)
         finally:
             await pieces.aclose()
 

@@ -41,17 +41,14 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def download(self, path: str, request: bytes) -> AsyncGenerator[Piece, None]:
-        """Sends one message and yields the parcel that comes back: heartbeats, its header, its bytes.
+        """Sends one message and yields what comes back: heartbeats, and the header and the bytes of each parcel.
 
-        Closing the generator ends the call.
+        What nobody asks for the peer sends no more than a few pieces of. Closing the generator ends the call.
         """
 
     @abc.abstractmethod
     def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
-        """Sends a parcel and yields the one that comes back, which may begin while the first is on its way.
-
-        Closing the generator ends the call.
-        """
+        """Sends a parcel and yields what comes back, perhaps while the first is on its way; see `download`."""
 
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         """Sends a parcel, and returns the one that comes back; or where it will come from, as `exchange` does.

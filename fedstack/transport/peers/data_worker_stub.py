@@ -31,11 +31,11 @@ class DataWorkerStub(ServiceStub):
 
     @contextlib.asynccontextmanager
     async def read(self, request: ReadRequest, *, is_large: bool = False) -> AsyncGenerator[Incoming, None]:
-        """Reads a block of elements: a header of `ReadResponse`, then their bytes.
+        """Reads elements: for each block a header of `ReadResponse`, then their bytes.
 
         Args:
-          request: Which block.
-          is_large: Whether it is known that the answer fits into no message.
+          request: Which elements.
+          is_large: Whether it is known that they fit into no message.
 
         Raises:
           RemoteError: If the peer is no data worker, and likely another server than was meant.

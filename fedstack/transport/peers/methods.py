@@ -15,7 +15,7 @@ from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 Unary: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-# Heartbeats, and then one parcel; what is after that in the method runs when it has been sent.
+# Heartbeats, and then a parcel, or several; what is after one in the method runs when it has been sent.
 Answers: TypeAlias = AsyncIterator[Heartbeat | Parcel]
 Upload: TypeAlias = Callable[[Incoming], Awaitable[bytes]]
 Download: TypeAlias = Callable[[bytes], Answers]
@@ -39,14 +39,14 @@ class UploadMethod:
 
 @attrs.frozen
 class DownloadMethod:
-    """One message in, a parcel out."""
+    """One message in, parcels out: one, where its callers expect no more."""
 
     handle: Download
 
 
 @attrs.frozen
 class ExchangeMethod:
-    """A parcel in, a parcel out."""
+    """A parcel in, parcels out: one, where its callers expect no more."""
 
     handle: Exchange
 

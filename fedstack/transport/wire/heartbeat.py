@@ -1,11 +1,11 @@
 """Notices when a peer that should give signs of life has been silent for too long."""
 
 import asyncio
+import types
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.foundations.traceback_filter import consume_exception, drop_outcome
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -28,41 +28,48 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
     Raises:
       DeadlineExceededError: If it yielded nothing for that long.
     """
-    iterator, loop = aiter(stream), asyncio.get_running_loop()
-    while True:
-        # A task for each item, and not `asyncio.wait_for`: that cannot be told from a TimeoutError of the stream's own,
-        # and may lose a cancellation before Python 3.12.
-        task = asyncio.create_task(_next_of(iterator))
-        # Also of what the consumer does not come to ask for, since it is cancelled at that moment.
-        task.add_done_callback(consume_exception)
-        try:
-            while not task.done():
-                due = loop.time() + limit
-                await asyncio.wait([task], timeout=limit)
-                if not _held_up(loop.time() - due, limit):
+    iterator, silence = aiter(stream), _Silence(limit)
+    try:
+        while True:
+            try:
+                item = await _next_of(iterator, silence)
+            except BaseException:
+                if silence.ended_call:
                     break
-                # What came while this process was held up itself is still to be looked at.
-            is_silent = not task.done()
-        finally:
-            await _end(task)
-        if is_silent:
-            raise _silent(who, limit)
-        item = task.result()
-        if item is _END:
-            return
-        yield cast(_T, item)
+                raise
+            finally:
+                silence.pause()
+            if silence.ended_call or item is _END:
+                break
+            yield cast(_T, item)
+    finally:
+        silence.end()
+    if silence.ended_call:
+        raise _silent(who, limit)
 
 
-async def _next_of(iterator: AsyncIterator[_T]) -> _T | object:
-    return await anext(iterator, _END)
+@types.coroutine
+def _next_of(iterator: AsyncIterator[_T], silence: "_Silence") -> Generator[Any, Any, _T | object]:
+    """Awaits an item, and shows what is waited for at the bottom of that: so no item has to have a task of its own.
 
-
-async def _end(task: "asyncio.Task[object]") -> None:
-    """Cancels a task unless it is done, and returns when it is; what comes of it then is of no interest."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task])
-        drop_outcome(task)
+    `asyncio.wait_for` makes one too, cannot be told from a TimeoutError of the stream's own, and may lose a
+    cancellation before Python 3.12.
+    """
+    steps = iterator.__anext__().__await__()
+    try:
+        waits_for = steps.send(None)
+        while True:
+            silence.begin(waits_for)
+            try:
+                outcome = yield waits_for
+            except BaseException as error:
+                waits_for = steps.throw(error)
+            else:
+                waits_for = steps.send(outcome)
+    except StopIteration as end:
+        return end.value
+    except StopAsyncIteration:
+        return _END
 
 
 class Call(Protocol[_T_co]):
@@ -86,7 +93,8 @@ async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T
     Raises:
       DeadlineExceededError: If it took longer.
     """
-    silence = _Silence(call, limit)
+    silence = _Silence(limit)
+    silence.begin(call)
     try:
         return await call
     except asyncio.CancelledError:
@@ -98,27 +106,49 @@ async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T
 
 
 class _Silence:
-    """Ends a call that takes too long.
+    """Ends what is waited for when that takes too long.
+
+    Args:
+      limit: How long it may take, in seconds.
 
     Attributes:
       ended_call: Whether it has done so.
     """
 
-    def __init__(self, call: Call[object], limit: float) -> None:
+    def __init__(self, limit: float) -> None:
         self.ended_call = False
-        self._call = call
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(limit, self._due)
+        self._call: Call[object] | None = None
+        self._end = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
-    def _due(self) -> None:
-        if _held_up(self._loop.time() - self._timer.when(), self._limit):
-            self._timer = self._loop.call_later(self._limit, self._due)
-        else:
-            self.ended_call = self._call.cancel()
+    def begin(self, call: "Call[object] | None") -> None:
+        """Something is waited for from now on."""
+        self._call, self._end = call, self._loop.time() + self._limit
+        if self._timer is None:  # else that finds out when it is due
+            self._timer = self._loop.call_at(self._end, self._due, self._end)
+
+    def pause(self) -> None:
+        """Nothing is waited for."""
+        self._call = None
 
     def end(self) -> None:
-        self._timer.cancel()
+        self._call = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _due(self, when: float) -> None:
+        self._timer = None
+        if self._call is None:
+            return
+        now = self._loop.time()
+        if _held_up(now - when, self._limit):
+            self._end = now + self._limit
+        if now < self._end:
+            self._timer = self._loop.call_at(self._end, self._due, self._end)
+        else:
+            self.ended_call = self._call.cancel()
 
 
 def _held_up(late: float, limit: float) -> bool:

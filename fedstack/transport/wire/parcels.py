@@ -26,11 +26,13 @@ class Parcel:
       header: The message, serialized.
       segments: The memory, in the order in which the message tells of it.
       chunk_bytes: The most bytes of segments in a piece, where a transport cuts them.
+      is_last: Whether it is known that no other one comes after it in the same call.
     """
 
     header: bytes
     segments: Sequence[Segment] = ()
     chunk_bytes: int = CHUNK_BYTES
+    is_last: bool = True
 
 
 # What comes in of a parcel: its header, then the bytes of its segments, however they are cut, or all of it at once;
@@ -69,7 +71,7 @@ class Incoming:
     """A parcel that comes in: first its header, then, into memory of the receiver's, its segments.
 
     Nothing is taken from the connection before it is asked for, so that the receiver can refuse what a header announces
-    before there is memory for it.
+    before there is memory for it, and whoever sends several parcels waits for a slow receiver.
 
     Attributes:
       is_here: Whether all of it has come with the header.
@@ -93,10 +95,10 @@ class Incoming:
         self._left = memoryview(b"")
 
     async def header(self) -> bytes:
-        """Returns the header; called once, and first.
+        """Returns the header; called first, and where several parcels come again after the segments of each.
 
         Raises:
-          InvalidValueError: If the stream does not begin with one.
+          InvalidValueError: If there is none.
         """
         pieces = self._pieces
         if isinstance(pieces, Parcel):

@@ -115,19 +115,21 @@ async def test_a_stream_that_fails_when_it_is_cancelled_is_of_no_interest():
 async def test_an_error_that_comes_as_the_consumer_is_cancelled_is_not_reported_as_unexpected():
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
-    consumers = []
+    failure = asyncio.get_running_loop().create_future()
 
     async def fail():
-        consumers[0].cancel()
-        raise ValueError("at the same time")
+        await failure
 
     async def consume():
         async for _ in watch(items_of(1, then=fail), LONG):
             pass
 
-    consumers.append(asyncio.create_task(consume()))
-    await asyncio.wait(consumers)
-    assert consumers.pop().cancelled()
+    consumer = asyncio.create_task(consume())
+    await asyncio.sleep(0)
+    failure.set_exception(ValueError("at the same time"))
+    consumer.cancel()
+    await asyncio.wait([consumer])
+    assert consumer.cancelled()
     gc.collect()  # asyncio reports once nobody can ask any more
     assert reported == []
 

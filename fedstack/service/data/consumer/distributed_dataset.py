@@ -25,7 +25,7 @@ from fedstack.service.data.datasets.element_iterator import ElementIterator
 from fedstack.service.data.datasets.element_types import Shown
 from fedstack.service.data.datasets.sources import Source
 from fedstack.service.data.datasets.steps import Step
-from fedstack.service.data.worker.readers import ASKED_AHEAD
+from fedstack.service.data.worker.readers import AHEAD
 
 # How long the end of a pass waits until the dispatcher has heard of it.
 _END_SECONDS = 1.0
@@ -100,7 +100,7 @@ class DistributedSource(Source):
             incarnation=b"" if resumed is None else resumed.incarnation,
         )
         position = Position() if resumed is None else resumed.position
-        ahead = min(ASKED_AHEAD, terms.max_requests or ASKED_AHEAD)
+        ahead = min(AHEAD, terms.max_requests or AHEAD)
         opening = Opening(request, known.description.num_splits, self.element, position, terms.timeout, ahead)
         driver = PassDriver(plan, self._connections, opening, lambda: registered(known, self._connections.dispatcher))
         driver.begin()

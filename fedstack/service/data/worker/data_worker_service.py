@@ -1,9 +1,10 @@
 """Serves elements of datasets: whoever names a dataset by its digest reads ranges of its splits, block by block."""
 
 import asyncio
+import contextlib
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -18,6 +19,7 @@ from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.datasets.blocks import Blocks, block_bytes, without_first
@@ -25,9 +27,10 @@ from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
 from fedstack.service.data.worker.sized_blocks import sized_blocks
-from fedstack.service.data.worker.streams import AheadRoom, Block, Stream, StreamTable
+from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
 from fedstack.service.executor.requests import beats
 from fedstack.service.executor.sessions.service_core import ServiceCore
+from fedstack.service.limits.fair_shares import FairShares
 from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
@@ -36,7 +39,6 @@ from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMe
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
-_MOST_ID_BYTES = 64
 _BLOCK_BYTES = 1 << 20
 _PORT = "%port%"
 
@@ -100,11 +102,8 @@ class DataWorkerService(Service):
         )
         self._scope = attrs.evolve(core.scope, data_roots=tuple(map(_real_folder, data_roots)))
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
-        self._streams = StreamTable(
-            self._limits.max_streams,
-            self._limits.stream_lease_seconds,
-            lambda found: exceeded(self._limits, "max_streams", found, "read to their end those that are open"),
-        )
+        self._streams: dict[Stream, bytes] = {}  # and the id of each, for status
+        self._places = FairShares(self._limits.max_streams)
         self._room = AheadRoom(self._limits.max_ahead_bytes)
         self._clients = ClientGroups(self._limits)
         self._no_clients = ProgressCounts()
@@ -121,7 +120,7 @@ class DataWorkerService(Service):
 
     @property
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
-        return self._streams.sessions
+        return [GetStatusResponse.Session(id=id.hex()[:8]) for id in self._streams.values()]
 
     @property
     def runs_code(self) -> bool:
@@ -137,65 +136,51 @@ class DataWorkerService(Service):
         self.attending.start(target if self._worker_address is None else self._worker_address.replace(_PORT, port))
 
     async def read(self, incoming: Incoming) -> Answers:
-        """Reads a block of elements."""
+        """Reads elements, one block after the other; each is sent before the next but two is made."""
         received = await receive(incoming, ReadRequest)
         await received.end()
-        request = received.message
-        if not 0 < len(request.stream) <= _MOST_ID_BYTES:
-            raise InvalidValueError(
-                f"Expected 1 to {_MOST_ID_BYTES} bytes as the id of a stream, found {len(request.stream)}"
-            )
-        if request.ends:
-            self._streams.end(request.stream)
-            yield _NO_MORE
-            return
-        if request.block or request.stream in self._streams:
-            stream = self._streams.find(request.stream, _what(request))
-        else:
-            opening = asyncio.ensure_future(self.find(request))
-            async for beat in beats(opening, self._no_clients, self._rules):
-                yield beat
-            stream = self._open(request, opening.result())
-        if stream is None:
-            yield _NO_MORE
-            return
-        asked = stream.ask(request.block)
-        try:
-            async for beat in beats(asked, self._no_clients, self._rules):
-                yield beat
-            block = asked.result()
-        except BaseException:
-            self._streams.fail(request.stream, stream)
-            raise
-        if block is None or block.is_last:
-            self._streams.finish(request.stream, stream)
-        yield _NO_MORE if block is None else block.parcel
+        opening = asyncio.ensure_future(self.find(received.message))
+        async for beat in beats(opening, self._no_clients, self._rules):
+            yield beat
+        with self._open(received.message, opening.result()) as stream:
+            is_last = False
+            while not is_last:
+                coming = stream.next()
+                async for beat in beats(coming, self._no_clients, self._rules):
+                    yield beat
+                block = coming.result()
+                parcel = _NO_MORE if block is None else block.parcel
+                is_last = parcel.is_last
+                yield parcel
 
-    def _open(self, request: ReadRequest, found: Range) -> Stream:
-        limits = self._limits.max_block_bytes, self._rules.max_value_bytes
-        most = max(1, min(request.block_bytes or _BLOCK_BYTES, *limits))
-        blocks = self._sent(found, most)
-        return self._streams.open(
-            request.stream,
-            _what(request),
-            found.scope.caller,
-            lambda: Stream(blocks, self.threads, found.scope, self._room),
-        )
+    @contextlib.contextmanager
+    def _open(self, request: ReadRequest, found: Range) -> Generator[Stream, None, None]:
+        limits, caller = self._limits, found.scope.caller
+        if not self._places.take(caller):
+            raise exceeded(limits, "max_streams", self._places.refused, "read to their end those that are open")
+        most = max(1, min(request.block_bytes or _BLOCK_BYTES, limits.max_block_bytes, self._rules.max_value_bytes))
+        stream = Stream(self._sent(found, most), self.threads, found.scope, self._room)
+        self._streams[stream] = draw_id()
+        try:
+            yield stream
+        finally:
+            stream.end()
+            del self._streams[stream]
+            self._places.give_back(caller)
 
     def _sent(self, found: Range, most: int) -> Iterator[Block]:
         """Yields blocks as they travel."""
         chunking, element = self._rules.chunking, found.element
         client_rows = found.client_rows
-        for column, is_last in sized_blocks(found.blocks, element, most):
+        for number, (column, is_last) in enumerate(sized_blocks(found.blocks, element, most)):
             size = block_bytes(column, element)
             if size > self._rules.max_value_bytes:
                 raise exceeded(self._rules, "max_value_bytes", f"an element of about {size}")
             packer = Packer(chunking.large_bytes, elements=True)
-            response = ReadResponse(rows=len(column), is_last=is_last, client_rows=client_rows)
+            response = ReadResponse(rows=len(column), is_last=is_last, client_rows=client_rows, block=number)
             client_rows = ()
             packer.pack(response.elements, ColumnSequence(column), SequenceType(element), "elements")
-            parcel = Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes)
-            yield Block(parcel, is_last, size)
+            yield Block(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
 
     async def find(self, request: ReadRequest) -> Range:
         """Returns what a request asks for.
@@ -251,7 +236,8 @@ class DataWorkerService(Service):
         self._draining = True
         self._definitions.close()
         await self.attending.close()
-        self._streams.end_all()
+        for stream in tuple(self._streams):
+            stream.end()
         self._clients.clear()
         await self._core.close()
         self.threads.close()
@@ -272,13 +258,6 @@ def _real_folder(root: str) -> str:
 
 
 _NO_MORE = Parcel(ReadResponse(is_last=True).SerializeToString())
-
-
-def _what(request: ReadRequest) -> tuple[object, ...]:
-    """Returns what has to be the same in all requests of a stream."""
-    splits = request.splits
-    range_of = splits.first, splits.last, splits.whole
-    return request.digest, range_of, tuple(request.client), request.first_element
 
 
 def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:

@@ -2,36 +2,31 @@
 
 import abc
 import asyncio
-import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
-from fedstack.computations.values.columns import Column, ListColumn
+from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import sized
 from fedstack.executors.worker.received import receive
-from fedstack.foundations.drawn_ids import draw_id
-from fedstack.foundations.traceback_filter import consume_exception
+from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.service.data.datasets.blocks import Blocks
 from fedstack.service.data.serving.local_servers import connect, is_local, local_server
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
-from fedstack.transport.peers.io_loop import start_apart
+from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
-# How many blocks of one range are asked for at a time.
-ASKED_AHEAD = 2
+# How many blocks of one range are received before somebody asks for them.
+AHEAD = 2
 # About how large they are, after the first.
 BLOCK_BYTES = 8 << 20
-# Where one is as large as that, those after it will not fit into one message.
-_LARGE_BYTES = 512 << 10
 # What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
 _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.005
@@ -53,8 +48,6 @@ class Reading(abc.ABC):
         Raises:
           WorkerUnavailableError: If the worker is lost.
           DeadlineExceededError: If it says nothing any more.
-          StaleSessionError: If it has not kept what it read from, as after a long pause: to go on, read again from the
-            element after the last one.
           FedstackError: What is wrong with the data, or the functions that are applied to them.
         """
 
@@ -67,13 +60,13 @@ class Reader(abc.ABC):
     """Reads at one data worker."""
 
     @abc.abstractmethod
-    def open(self, what: ReadRequest, element: Type, ahead: int = ASKED_AHEAD) -> Reading:
+    def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
         """Returns a range that is read as it is asked for.
 
         Args:
           what: Which dataset, what of it, how many splits it has, from which element on, and how large blocks are.
           element: The type of its elements.
-          ahead: How many blocks are asked for at a time.
+          ahead: How many blocks are received before somebody asks for them.
         """
 
     @abc.abstractmethod
@@ -136,7 +129,7 @@ class RemoteReader(Reader):
     def __init__(self, stub: DataWorkerStub) -> None:
         self._stub = stub
 
-    def open(self, what: ReadRequest, element: Type, ahead: int = ASKED_AHEAD) -> Reading:
+    def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
         return _RemoteReading(self._stub, what, element, ahead)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
@@ -162,84 +155,71 @@ class RemoteReader(Reader):
 
 
 class _RemoteReading(Reading):
-    """A range of which a few blocks are asked for ahead."""
+    """A range that comes in one call, of which a few blocks are received ahead."""
 
     def __init__(self, stub: DataWorkerStub, what: ReadRequest, element: Type, ahead: int) -> None:
         self._stub = stub
-        self._ahead = ahead
         self._request = ReadRequest()
         self._request.CopyFrom(what)
         self._request.block_bytes = what.block_bytes or BLOCK_BYTES
-        self._request.stream = draw_id()
         self._element = element
-        self._asked: deque[asyncio.Task[tuple[Column, bool]]] = deque()
-        self._number = 0
+        self._room = asyncio.Semaphore(ahead)
+        self._arrived: asyncio.Queue[Column | Exception | None] = asyncio.Queue()
+        self._receiving: asyncio.Task[None] | None = None
         self._is_over = False
-        self._is_closed = False
-        self._is_large = (exact_bytes(element) or 0) > WHOLE_BYTES
 
     async def next(self) -> Sequence[Column]:
-        if self._is_over or self._is_closed:
+        if self._is_over:
             return ()
-        if not self._number:
-            self._ask(1)  # with small ranges it is the last one, too
-        column, is_last = await self._asked.popleft()
-        if is_last:
+        self._receiving = self._receiving or asyncio.ensure_future(self._receive())
+        found = await self._arrived.get()
+        self._room.release()
+        if isinstance(found, Exception):
             self._is_over = True
-            for task in self._asked:  # nothing will come of them
-                self._stub.before_closing(task)
-            self._asked.clear()
-        else:
-            self._ask(self._ahead)
-        return (column,) if len(column) else ()
+            raise found
+        self._is_over = found is None
+        return () if found is None else (found,)
 
-    def _ask(self, ahead: int) -> None:
-        while len(self._asked) < ahead:
-            task = asyncio.ensure_future(self._block(self._number))
-            task.add_done_callback(consume_exception)
-            self._asked.append(task)
-            self._number += 1
+    async def _receive(self) -> None:
+        is_large = (exact_bytes(self._element) or 0) > WHOLE_BYTES
+        try:
+            async with self._stub.read(self._request, is_large=is_large) as incoming:
+                is_last, number = False, 0
+                while not is_last:
+                    await self._room.acquire()
+                    column, is_last = await self._block(incoming, number)
+                    number += 1
+                    if column is not None:
+                        self._arrived.put_nowait(column)
+                await incoming.read_into(())
+            self._arrived.put_nowait(None)
+        except Exception as error:
+            self._arrived.put_nowait(without_own_frames(error))
 
-    async def _block(self, number: int) -> tuple[Column, bool]:
-        request = ReadRequest()
-        request.CopyFrom(self._request)
-        request.block = number
-        async with self._stub.read(request, is_large=self._is_large) as incoming:
-            received = await receive(incoming, ReadResponse)
-            response = received.message
-            self.client_rows = self.client_rows or response.client_rows
-            if not response.rows:
-                await received.end()
-                return ListColumn([]), True
-            unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES)
-            elements = await sized(
-                received.size, lambda: unpacker.unpack(response.elements, SequenceType(self._element), "elements")
-            )
-            self._is_large = sum(map(len, unpacker.buffers)) >= _LARGE_BYTES
-            await received.fill(unpacker)
-        if not isinstance(elements, ColumnSequence) or len(elements) != response.rows:
+    async def _block(self, incoming: Incoming, number: int) -> tuple[Column | None, bool]:
+        received = await receive(incoming, ReadResponse)
+        response = received.message
+        self.client_rows = self.client_rows or response.client_rows
+        if not response.rows and response.is_last:
+            return None, True
+        unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES)
+        elements = await sized(
+            received.size, lambda: unpacker.unpack(response.elements, SequenceType(self._element), "elements")
+        )
+        if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
-                f"Expected {response.rows} elements in a column, found another number; from {self._stub.address}"
+                f"Expected block {number} with {response.rows} elements in a column, found another one; from "
+                f"{self._stub.address}, which contradicts itself"
             )
+        await received.fill_next(unpacker)
         return elements.column, response.is_last
 
-    def _give_up(self) -> None:
-        for task in self._asked:
-            task.cancel()
-        self._asked.clear()
-
     async def close(self) -> None:
-        if not self._is_closed and self._number and not self._is_over:
-            self._give_up()
-            self._stub.before_closing(start_apart(self._end()))
-        self._is_closed = True
-
-    async def _end(self) -> None:
-        """Tells the worker that it need not keep anything."""
-        self._request.ends = True
-        with contextlib.suppress(FedstackError):
-            async with self._stub.read(self._request) as incoming:
-                await incoming.header()
+        self._is_over = True
+        self._arrived.put_nowait(None)
+        if self._receiving is not None and not self._receiving.done():
+            self._receiving.cancel()
+            self._stub.before_closing(self._receiving)
 
 
 class LocalReader(Reader):
@@ -255,7 +235,7 @@ class LocalReader(Reader):
     def __init__(self, find: Callable[[], DataWorkerService]) -> None:
         self._find = find
 
-    def open(self, what: ReadRequest, element: Type, ahead: int = ASKED_AHEAD) -> Reading:
+    def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
         return _LocalReading(self._find, what)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
@@ -281,11 +261,13 @@ class _LocalReading(Reading):
     def __init__(self, find: Callable[[], DataWorkerService], what: ReadRequest) -> None:
         self._find = find
         self._what = what
+        self._service: DataWorkerService | None = None
         self._range: Range | None = None
         self._failure: Exception | None = None
 
     async def next(self) -> Sequence[Column]:
-        service = self._find()
+        # One that stops lets those read on that have begun.
+        service = self._service = self._service or self._find()
         found = self._range = self._range or await service.find(self._what)
         if self._failure is not None:
             raise self._failure

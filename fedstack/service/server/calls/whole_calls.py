@@ -1,8 +1,8 @@
 """Answers exchanges that come in one message: in one message too, if the answer is soon there and small.
 
-What sends a heartbeat first takes long, and a large answer fits into no message. Such a call goes on without the stream
-that it came by: its client is given an id, and joins it by another. It is one call all the same, with one place among
-those that the server takes; when nobody joins for a while, it ends as if it had been cancelled.
+What sends a heartbeat first takes long; a large answer, or several, fit into no message. Such a call goes on without
+the stream that it came by: its client is given an id, and joins it by another. It is one call all the same, with one
+place among those that the server takes; when nobody joins for a while, it ends as if it had been cancelled.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class WholeCalls:
         del parcel
         try:
             first = await anext(answers)
-            if isinstance(first, Parcel) and fits_whole(first):
+            if isinstance(first, Parcel) and first.is_last and fits_whole(first):
                 content = write_whole(first)
                 del first
                 await anext(answers, None)  # what the method does at its end

@@ -15,7 +15,8 @@ from fedstack.computations.values.columns import Column, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
-from fedstack.service.data.worker.readers import ASKED_AHEAD, BLOCK_BYTES, reader_at
+from fedstack.service.data.worker.readers import AHEAD as RECEIVED_AHEAD
+from fedstack.service.data.worker.readers import BLOCK_BYTES, reader_at
 from fedstack.service.data.worker.streams import AHEAD
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -220,7 +221,7 @@ def test_what_a_slow_consumer_has_not_asked_for_is_not_made(
         assert await reading.next()
         await asyncio.sleep(0.3)
         per_block = BLOCK_BYTES >> 20
-        assert len(MADE) <= max(64, (1 + ASKED_AHEAD + AHEAD + 1) * per_block + 1) < 200
+        assert len(MADE) <= max(64, (1 + RECEIVED_AHEAD + AHEAD + 1) * per_block + 1) < 200
         await reading.close()
         await reader.close()
 
