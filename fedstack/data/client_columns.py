@@ -96,3 +96,15 @@ def _has_mask(value: object) -> bool:
     items = cast("Sequence[object]", value)
     suspect = any(issubclass(kind, (np.ma.MaskedArray, *_SEQUENCES)) for kind in set(map(type, items)))
     return suspect and any(map(_has_mask, items))
+
+
+def is_missing(value: Any) -> bool:
+    """Returns whether a value stands for none."""
+    if value is None:
+        return True
+    try:
+        # Not-a-number and not-a-time are the values that differ from themselves.
+        return bool(value != value)
+    except TypeError:
+        # pandas' NA refuses to be a condition.
+        return True

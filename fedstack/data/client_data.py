@@ -65,11 +65,25 @@ def batches(
       InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a nullable column
         has no value in a row, an argument is out of range, or there is no `shuffle_seed` for `round` or `reshuffle`.
     """
-    size = checked_positive("batch_size", batch_size)
-    orders = _orders(shuffle_seed, round, reshuffle)
-    batching = Batching(size, checked_flag("drop_remainder", drop_remainder), *orders)
+    batching = batching_of(
+        batch_size, shuffle_seed=shuffle_seed, round=round, reshuffle=reshuffle, drop_remainder=drop_remainder
+    )
     frozen, rows = frozen_arrays(arrays, "batches")
     return Batches(frozen, rows, batching)
+
+
+def batching_of(
+    batch_size: int,
+    *,
+    shuffle_seed: int | None = None,
+    round: int | None = None,
+    reshuffle: bool | None = None,
+    drop_remainder: bool = False,
+) -> Batching:
+    """Returns how rows make batches; the arguments are those of `batches`."""
+    size = checked_positive("batch_size", batch_size)
+    orders = _orders(shuffle_seed, round, reshuffle)
+    return Batching(size, checked_flag("drop_remainder", drop_remainder), *orders)
 
 
 def frozen_arrays(arrays: Arrays, where: str) -> tuple[Any, int]:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,22 @@ from fedstack.data.client_columns import (
     check_named_once,
     check_unmasked,
     column_array,
+    is_missing,
 )
+from fedstack.data.ray_tables import RayDataset, RayRows, rows_by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
 
 
+@overload
 def by_client(
     table: Mapping[str, Any] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
-) -> dict[Any, dict[str, NDArray[Any]]]:
+) -> dict[Any, dict[str, NDArray[Any]]]: ...
+@overload
+def by_client(table: RayDataset, client_id: str, columns: Sequence[str] | None = None) -> dict[Any, RayRows]: ...
+def by_client(
+    table: Mapping[str, Any] | DataFrameLike | RayDataset, client_id: str, columns: Sequence[str] | None = None
+) -> Mapping[Any, object]:
     """Splits a table into one table per client.
 
     Clients come in the order of their ids where these can be sorted, else (ids of several kinds) in the order of
@@ -30,12 +38,14 @@ def by_client(
 
     Args:
       table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`;
-        a nullable one (pandas' `Int64`) has the dtype of its values, all of which must be there.
+        a nullable one (pandas' `Int64`) has the dtype of its values, all of which must be there. Or a
+        `ray.data.Dataset`, which Ray sorts by client.
       client_id: The name of the column that tells whose row it is.
       columns: The names of the columns to keep, in this order; all but `client_id` if left out.
 
     Returns:
-      For each client id, as a Python value, the columns of its rows. The arrays are read-only.
+      For each client id, as a Python value, the columns of its rows. The arrays are read-only. Of a dataset of Ray's
+      what stands for them, to be given to a computation; they stay in Ray's object store.
 
     Raises:
       TypeMismatchError: If the table is neither, or a column is a masked array.
@@ -48,6 +58,8 @@ def by_client(
         if name not in names:
             raise InvalidValueError(f"Expected a column {name!r}, found {names}; at by_client; use one of these names")
     check_named_once(names, (client_id, *kept), "by_client")
+    if isinstance(table, RayDataset):
+        return rows_by_client(table, client_id, kept)
     ids = _id_array(table[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
@@ -73,6 +85,8 @@ def by_client(
 def _column_names(table: object) -> list[str]:
     if isinstance(table, Mapping):
         return list(cast("Mapping[str, object]", table))
+    if isinstance(table, RayDataset):
+        return list(table.columns() or ())
     if is_data_frame(table):
         return list(table.columns)
     raise TypeMismatchError(
@@ -124,7 +138,7 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
             "use text or integers"
         ) from error
     for value in numbers:
-        if _is_missing(value):
+        if is_missing(value):
             row = next(row for row, other in enumerate(values) if other is value)
             raise InvalidValueError(
                 f"Expected a client id in every row, found {value!r} in row {row}; at column {column!r}; "
@@ -140,14 +154,3 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
     except TypeError:
         clients = list(groups)
     return clients, [groups[client] for client in clients]
-
-
-def _is_missing(value: Any) -> bool:
-    if value is None:
-        return True
-    try:
-        # Not-a-number and not-a-time are the values that differ from themselves.
-        return bool(value != value)
-    except TypeError:
-        # pandas' NA refuses to be a condition.
-        return True

@@ -96,7 +96,7 @@ IN_ROOMS = {
 IN_FILES = {
     "cryptography": {"service/server/certificates.py", "transport/grpc/certificate_checks.py"},
     "federated_language": {"computations/types/language.py", "errors.py"},
-    "ray": {"backends/ray_cluster/ray_api.py"},
+    "ray": {"backends/ray_cluster/ray_api.py", "data/object_refs.py"},
     "tomli": {"transport/wire/cluster_documents.py"},
 }
 # Each in at most one file, wherever that is: what is optional, or can be replaced, has one door.

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from fedstack.backends.backend import Backend, Task
 from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray
 from fedstack.backends.ray_cluster.ray_workers import RayPlace, RayWorkers
+from fedstack.data.object_refs import RayObject
+from fedstack.data.ray_tables import RayRows
 from fedstack.errors import FedstackError, RemoteError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
 from fedstack.transport.peers.loop_calls import arrival
@@ -30,6 +32,7 @@ class RayBackend(Backend):
       workers: The actors. They are ended with this.
     """
 
+    reads = (RayObject, RayRows)
     keeps_content = True
 
     def __init__(self, workers: RayWorkers) -> None:

@@ -139,7 +139,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 def _client_hint(value: object) -> str:
     if isinstance(value, Mapping):
         return "give list(mapping.values()), in the order of clients that you want"
-    if is_data_frame(value):
+    if is_data_frame(value) or type(value).__module__.startswith("ray.data."):
         return "give list(fedstack.by_client(df, id).values()), with the column that says whose row it is"
     if hasattr(value, "__array__"):
         return "give list(array): one value per client"

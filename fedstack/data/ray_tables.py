@@ -1,0 +1,171 @@
+"""Splits a `ray.data.Dataset` whose rows are of many clients: what stands for each client's rows, which stay there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.column_sequence import HasBlocks
+from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.deferred_column import Elsewhere, Where
+from fedstack.computations.values.sequences import Batches, Batching
+from fedstack.computations.values.tensor_values import mismatch
+from fedstack.data.client_columns import is_missing
+from fedstack.data.client_data import batching_of
+from fedstack.data.object_refs import imported_ray, read_refs
+from fedstack.errors import InvalidValueError
+from fedstack.foundations.error_text import counted
+
+
+@runtime_checkable
+class RayDataset(Protocol):
+    """What is needed of a `ray.data.Dataset`."""
+
+    def columns(self) -> Any:
+        """Returns the names of its columns."""
+        ...
+
+    def select_columns(self, cols: Any) -> Any:
+        """Returns the dataset with some of its columns."""
+        ...
+
+    def to_numpy_refs(self) -> Any:
+        """Returns an `ObjectRef` for each block of rows, which are arrays by name there."""
+        ...
+
+
+# Consecutive rows: the `ray.ObjectRef` of a block of arrays by name, the first row, and the one after the last.
+Part: TypeAlias = tuple[Any, int, int]
+
+
+@attrs.frozen(repr=False)
+class RayRows(Elsewhere):
+    """The rows of a client in Ray's object store: a value for a computation.
+
+    It is a struct of arrays, one for each column, or a sequence of rows, as the computation wants it.
+    """
+
+    _names: tuple[str, ...]
+    _parts: tuple[Part, ...]
+    _batching: Batching | None = None
+
+    def batches(self, batch_size: int, **options: Any) -> "RayRows":
+        """Returns the rows as a sequence of batches.
+
+        Args:
+          batch_size: The number of rows of each.
+          **options: As of `fedstack.batches`.
+        """
+        return attrs.evolve(self, batching=batching_of(batch_size, **options))
+
+    @classmethod
+    def read(cls, found: "Sequence[RayRows]", member: Type, where: Where) -> Sequence[object]:
+        first: dict[Any, int] = {}
+        for index, rows in enumerate(found):
+            for block, _, _ in rows._parts:
+                first.setdefault(block, index)
+        places = list(first.values())
+        blocks = dict(zip(first, read_refs(list(first), lambda index: where(places[index]))))
+        return [rows._value(blocks, member, where(index)) for index, rows in enumerate(found)]
+
+    def _value(self, blocks: Mapping[Any, Mapping[str, NDArray[Any]]], member: Type, place: str) -> object:
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in self._names:
+            pieces = [blocks[block][name][start:stop] for block, start, stop in self._parts]
+            arrays[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            arrays[name].flags.writeable = False
+        if self._batching is not None:
+            return Batches(arrays, len(self), self._batching)
+        return _RowsInMemory(arrays, len(self), member.element, place) if isinstance(member, SequenceType) else arrays
+
+    def __len__(self) -> int:
+        return sum(stop - start for _, start, stop in self._parts)
+
+    def __repr__(self) -> str:
+        return f"<RayRows: {counted(len(self), 'row')} of {', '.join(self._names)}>"
+
+
+class _RowsInMemory(HasBlocks):
+    """The rows of a client as elements.
+
+    Args:
+      arrays: Their columns.
+      rows: How many there are.
+      element: The type that is wanted of them: a struct with these names in any order, or if there is but one column
+        a tensor.
+      place: Where they stand, for messages.
+    """
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: int, element: Type, place: str) -> None:
+        self._rows = rows
+        if not isinstance(element, StructType) and len(arrays) == 1:
+            ((self._type, self._column),) = map(_typed_column, arrays.values())
+            return
+        names = [name for name, _ in fields_of(element)] if isinstance(element, StructType) else []
+        if set(names) != set(arrays):
+            advice = "choose columns with fedstack.by_client(dataset, id, columns=[...]), and a type with their names"
+            mismatch(SequenceType(element), f"rows of {', '.join(arrays)}", place, advice)
+        columns = [(name, *_typed_column(arrays[name])) for name in names if name is not None]
+        self._type = StructType([(name, type_spec) for name, type_spec, _ in columns])
+        self._column = StructColumn(tuple(column for _, _, column in columns), rows)
+
+    @property
+    def element_type(self) -> Type:
+        return self._type
+
+    @property
+    def held(self) -> Column:
+        return self._column
+
+    def blocks(self) -> Iterator[Column]:
+        yield self._column
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __repr__(self) -> str:
+        return counted(self._rows, "row")
+
+
+def _typed_column(array: NDArray[Any]) -> tuple[Type, Column]:
+    if array.dtype.kind in "OSU":
+        texts = [item.encode() if isinstance(item, str) else item for item in array.tolist()]
+        return TensorType(np.str_), ListColumn(texts)
+    return TensorType(array.dtype.type, array.shape[1:]), (ScalarColumn if array.ndim == 1 else RowsColumn)(array)
+
+
+def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) -> dict[Any, RayRows]:
+    """Sorts the rows of a dataset by client, in Ray, and returns what stands for those of each.
+
+    Args:
+      dataset: A `ray.data.Dataset`.
+      client_id: The name of the column that tells whose row it is.
+      columns: The names of the columns to keep.
+
+    Raises:
+      InvalidValueError: If a row has no client id.
+    """
+    ray = imported_ray()
+    blocks = dataset.select_columns([client_id, *columns]).sort(client_id).to_numpy_refs()
+    index = ray.remote(_clients_of_block)
+    parts: dict[Any, list[Part]] = {}
+    for block, (clients, bounds) in zip(blocks, ray.get([index.remote(block, client_id) for block in blocks])):
+        for client, start, stop in zip(clients, bounds, bounds[1:]):
+            if is_missing(client):
+                raise InvalidValueError(
+                    f"Expected a client id in every row, found {client!r}; at column {client_id!r}; drop such rows or "
+                    "give them an id"
+                )
+            parts.setdefault(client, []).append((block, start, stop))
+    return {client: RayRows(tuple(columns), tuple(found)) for client, found in parts.items()}
+
+
+def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tuple[list[Any], list[int]]:
+    """Returns the clients of rows that are sorted by client, and where the rows of each begin and the last ones end."""
+    ids = block[client_id]
+    starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()] if len(ids) else []
+    return ids[starts].tolist(), [*starts, len(ids)]
