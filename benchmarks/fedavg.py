@@ -39,27 +39,16 @@ def train(model: Any, batches: Iterable[Any]) -> tuple[Model, Any]:
 
 def run(effort: Effort) -> Iterator[Measurement]:
     """Measures a round, with the clients' batches as lists and as `fedstack.batches`, on one thread and on two."""
-    clients = effort.pick(3, 100, 100)
-    features, classes, examples, size = effort.pick((4, 3, 6, 4), (784, 62, 100, 20), (784, 62, 100, 20))
-    name = f"FedAvg {features}→{classes}, {clients} clients × {examples}"
-    random = np.random.default_rng(7)
-    model: Model = {
-        "weights": 0.01 * random.standard_normal((features, classes), np.float32),
-        "bias": np.zeros(classes, np.float32),
-    }
-    data = [
-        {
-            "x": random.standard_normal((examples, features), np.float32),
-            "y": random.integers(0, classes, examples).astype(np.int32),
-        }
-        for _ in range(clients)
-    ]
+    model, data = make_clients(effort)
+    (features, classes), examples = model["weights"].shape, len(data[0]["y"])
+    size = effort.pick(4, 20, 20)
+    name = f"FedAvg {features}→{classes}, {len(data)} clients × {examples}"
     lists = [
         [{key: array[i : i + size] for key, array in client.items()} for i in range(0, examples, size)]
         for client in data
     ]
     streams = [fedstack.batches(client, size) for client in data]
-    average = _round(features, classes)
+    average = make_round(features, classes)
     with running(1):
         for found, expected in zip(average(model, streams).values(), _loop(model, lists).values(), strict=True):
             assert np.allclose(found, expected, atol=1e-6)
@@ -82,7 +71,27 @@ def run(effort: Effort) -> Iterator[Measurement]:
             )
 
 
-def _round(features: int, classes: int) -> Callable[[Model, Sequence[Any]], Model]:
+def make_clients(effort: Effort) -> tuple[Model, list[dict[str, NDArray[Any]]]]:
+    """Returns a model, and what clients have."""
+    clients = effort.pick(3, 100, 100)
+    features, classes, examples = effort.pick((4, 3, 6), (784, 62, 100), (784, 62, 100))
+    random = np.random.default_rng(7)
+    model: Model = {
+        "weights": 0.01 * random.standard_normal((features, classes), np.float32),
+        "bias": np.zeros(classes, np.float32),
+    }
+    data = [
+        {
+            "x": random.standard_normal((examples, features), np.float32),
+            "y": random.integers(0, classes, examples).astype(np.int32),
+        }
+        for _ in range(clients)
+    ]
+    return model, data
+
+
+def make_round(features: int, classes: int) -> Callable[[Model, Sequence[Any]], Model]:
+    """Returns a round of federated averaging."""
     model_type = fl.to_type({"weights": (np.float32, [features, classes]), "bias": (np.float32, [classes])})
     data_type = fl.SequenceType(fl.to_type({"x": (np.float32, [None, features]), "y": (np.int32, [None])}))
     leaf = fedstack.python_computation([model_type, data_type], (model_type, np.float32))(train)
