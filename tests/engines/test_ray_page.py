@@ -1,0 +1,26 @@
+"""What the page about engines says of Ray, run on a cluster."""
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+from pages import blocks_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own, which it uses
+def test_every_block_about_ray_prints_what_the_page_says(cluster, monkeypatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda: None)  # that is done
+    first, *others = blocks_of(PAGE.read_text(encoding="utf-8"))
+    of_ray = [block for block in others if block.imports("ray")]
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for block in (first, *of_ray):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block.source, "<block>", "exec"), namespace)
+        assert block.prints(printed.getvalue()), printed.getvalue()
+    assert of_ray
