@@ -44,6 +44,7 @@ CONSTANT = None
 # What keeps things, and the most of them. Where there is none, they end with what they are for.
 TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
+    "executors.fleet.fleet_driver.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),
     "backends.guest._guest": (4, "stacks, for numbers of functions at the same time that senders ask for"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import math
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -38,8 +39,8 @@ class Asker:
     Args:
       fleet: The workers. It hears what they answer.
       io: The transport's loop.
-      go_on: A method to call when it has heard something, or it is time to look or to ask again. Asking
-        ends once the object of that method is gone.
+      go_on: A method to call when it has heard something, or it is time to look or to ask again; it calls `step`.
+        Asking ends once the object of that method is gone.
     """
 
     def __init__(self, fleet: Fleet, io: IoLoop, go_on: Callable[[], None]) -> None:
@@ -47,6 +48,7 @@ class Asker:
         self._go_on = weakref.WeakMethod(go_on)
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._looked = -math.inf
         weakref.finalize(self, _abandon, self._tasks, io).atexit = False
 
     def step(self, *, watches: bool = False) -> None:
@@ -55,8 +57,11 @@ class Asker:
         Args:
           watches: Whether to look for losses now and then though no worker is to be asked.
         """
-        for worker in [worker for worker in self._tasks if not worker.asking]:
-            self._tasks.pop(worker).cancel()
+        if watches and self._seconds_to_look() <= 0:
+            self.look()
+        for worker in self._fleet.take_at_rest():
+            if (task := self._tasks.pop(worker, None)) is not None:
+                task.cancel()
         for worker in self._fleet.due():
             self._tasks[worker] = start_apart(_ask(worker, weakref.WeakMethod(self.heard)))
         if self._timer is not None:
@@ -64,13 +69,17 @@ class Asker:
             self._timer = None
         seconds = self._fleet.seconds_to_due()
         if watches:
-            seconds = _WATCH_SECONDS if seconds is None else min(seconds, _WATCH_SECONDS)
+            seconds = min(self._seconds_to_look(), math.inf if seconds is None else seconds)
         if seconds is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(seconds, _call, self._go_on, context=contextvars.Context())
 
+    def _seconds_to_look(self) -> float:
+        return self._looked + _WATCH_SECONDS - self._fleet.clock()
+
     def look(self) -> None:
-        """Finds out, without asking them, which workers are known to have ended."""
+        """Finds out, without asking them, which workers are known to have ended; this takes time for each of them."""
+        self._looked = self._fleet.clock()
         for worker in self._fleet.workers:
             loss = loss_of(worker)
             # Of one that was found again this may be old; its answer will tell.

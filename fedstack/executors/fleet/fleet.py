@@ -1,6 +1,9 @@
 """Decides which workers are ready, which are asked again and when: a state machine without sockets, tasks or logs."""
 
+import heapq
+import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -38,7 +41,8 @@ class Fleet:
     """The workers there are, and what is known of each.
 
     Events go in by methods: a worker is added, has answered, has failed, is lost. Decisions come out: which workers are
-    ready, which are `due` to be asked. A `Wait` decides for a caller that waits. Not safe for threads.
+    ready, which are `due` to be asked. A `Wait` decides for a caller that waits. What an event costs does not grow with
+    the number of workers. Not safe for threads.
 
     Args:
       connect_seconds: How long a caller waits for the first worker that is ready.
@@ -49,6 +53,11 @@ class Fleet:
         self.clock = clock
         self._connect_seconds = connect_seconds
         self._workers: tuple[Worker, ...] = ()
+        self._numbers: Counter[State] = Counter()
+        # When to ask whom; what does not agree with the worker any more does not count.
+        self._agenda: list[tuple[float, int, Worker]] = []
+        self._entries = itertools.count()
+        self._at_rest: list[Worker] = []
         self._changes: list[Change] = []
         self._gave_up: float | None = None
         self._closed = False
@@ -64,6 +73,16 @@ class Fleet:
         return [worker for worker in self._workers if worker.is_ready]
 
     @property
+    def number_ready(self) -> int:
+        """How many are ready."""
+        return self._numbers[State.READY]
+
+    @property
+    def states(self) -> set[State]:
+        """The states in which there are any."""
+        return {state for state, number in self._numbers.items() if number}
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed, and gives no workers any more."""
         return self._closed
@@ -73,6 +92,7 @@ class Fleet:
     def add(self, worker: Worker) -> None:
         """There is one more worker; nothing has been heard of it."""
         self._workers = (*self._workers, worker)
+        self._numbers[worker.state] += 1
         self._ask_soon(worker)
 
     def remove(self, worker: Worker) -> None:
@@ -80,6 +100,7 @@ class Fleet:
         self._workers = tuple(other for other in self._workers if other is not worker)
         self._rest(worker)
         self._becomes(worker, State.REMOVED, None)
+        self._numbers[State.REMOVED] = 0
 
     def answered(self, worker: Worker, features: Features) -> None:
         """A worker is there, and has said what it can do."""
@@ -94,7 +115,7 @@ class Fleet:
         if not worker.asking:
             return
         worker.asking = False
-        worker.ask_at = self.clock() + worker.pause
+        self._ask_at(worker, self.clock() + worker.pause)
         worker.pause = min(2 * worker.pause, LONGEST_PAUSE)
         self._becomes(worker, _state_after(error), error)
 
@@ -142,16 +163,26 @@ class Fleet:
 
     def due(self) -> list[Worker]:
         """Returns the workers that are to be asked now if they are there; they count as being asked from here on."""
-        now = self.clock()
-        due = [worker for worker in self._workers if worker.ask_at is not None and worker.ask_at <= now]
-        for worker in due:
+        due: list[Worker] = []
+        while self.seconds_to_due() == 0:
+            _, _, worker = heapq.heappop(self._agenda)
             worker.asking, worker.ask_at = True, None
+            due.append(worker)
         return due
+
+    def take_at_rest(self) -> list[Worker]:
+        """Returns those that were being asked and need not be any more, since the last call of this method."""
+        workers, self._at_rest = self._at_rest, []
+        return workers
 
     def seconds_to_due(self) -> float | None:
         """Returns how long it is until a worker is to be asked; `None` if none is."""
-        times = [worker.ask_at for worker in self._workers if worker.ask_at is not None]
-        return max(0.0, min(times) - self.clock()) if times else None
+        while self._agenda:
+            at, _, worker = self._agenda[0]
+            if worker.ask_at == at:
+                return max(0.0, at - self.clock())
+            heapq.heappop(self._agenda)
+        return None
 
     def take_changes(self) -> list[Change]:
         """Returns what has changed since the last call of this method, in order."""
@@ -179,15 +210,25 @@ class Fleet:
         self._gave_up = self.clock() if in_vain else None
 
     def _ask_soon(self, worker: Worker) -> None:
-        worker.pause, worker.ask_at = FIRST_PAUSE, None if self._closed else self.clock()
+        worker.pause = FIRST_PAUSE
+        if not self._closed:
+            self._ask_at(worker, self.clock())
+
+    def _ask_at(self, worker: Worker, at: float) -> None:
+        worker.ask_at = at
+        heapq.heappush(self._agenda, (at, next(self._entries), worker))
 
     def _rest(self, worker: Worker) -> None:
         """Makes an end of asking a worker; what it still answers does not count."""
+        if worker.asking:
+            self._at_rest.append(worker)
         worker.asking, worker.ask_at = False, None
 
     def _becomes(self, worker: Worker, state: State, cause: Exception | None) -> None:
         before, worker.state, worker.cause = worker.state, state, cause
         if before is not state:
+            self._numbers[before] -= 1
+            self._numbers[state] += 1
             self._changes.append(Change(worker, before, state, cause))
 
     def __repr__(self) -> str:

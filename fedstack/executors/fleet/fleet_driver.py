@@ -42,7 +42,7 @@ class FleetDriver:
         check_number("connect_seconds", connect_seconds, endless=True)
         self._io: IoLoop = stubs[0].io if stubs else io_loop
         self._fleet = Fleet(connect_seconds, clock or self._io.time)
-        self._asker = Asker(self._fleet, self._io, self._look)
+        self._asker = Asker(self._fleet, self._io, self._step)
         self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
         self._observers = FleetObservers()
         self._has_announced = False
@@ -73,8 +73,10 @@ class FleetDriver:
 
     def by_room(self, workers: Sequence[Worker]) -> tuple[list[Worker], list[Worker]]:
         """Returns those workers that may have room for a session, and those that lately had none."""
-        full = [worker for worker in workers if self._fleet.is_full(worker)]
-        return [worker for worker in workers if worker not in full], full
+        by_room: tuple[list[Worker], list[Worker]] = [], []
+        for worker in workers:
+            by_room[self._fleet.is_full(worker)].append(worker)
+        return by_room
 
     # What is learned of workers. From any thread; it holds for all calls that follow.
 
@@ -175,8 +177,11 @@ class FleetDriver:
         )
 
     async def _decided(self, wait: Wait) -> list[Worker]:
+        has_looked = True
         while True:
             match wait.decide():
+                case Use() | GiveUp() if not has_looked:
+                    has_looked = True
                 case Use(workers):
                     return workers
                 case GiveUp(error):
@@ -194,6 +199,11 @@ class FleetDriver:
                         await asyncio.wait([waiter], timeout=seconds)
                     finally:
                         del self._waiters[waiter]
+                    if waiter.done():
+                        # Workers that become ready one by one wake us as often as there are workers, so a look at all
+                        # of them has time until the pauses or the wait are over.
+                        has_looked = False
+                        continue
             self._look()
 
     def _look(self) -> None:

@@ -70,23 +70,25 @@ class Wait:
         """Returns what to do now; to be called again after a `Pause` or `LookFor`."""
         if self._fleet.closed:
             return GiveUp(closed_error())
-        workers, ready = self._fleet.workers, self._fleet.ready
-        if len(ready) == len(workers) > 0:
-            return self._over(ready)
-        states = {worker.state for worker in workers}
-        patience = min(_SETTLE_SECONDS, self._patience) if ready else self._patience
+        states, is_any_ready = self._fleet.states, self._fleet.number_ready > 0
+        if is_any_ready and len(states) == 1:
+            return self._over()
+        patience = min(_SETTLE_SECONDS, self._patience) if is_any_ready else self._patience
         left = patience - (self._fleet.clock() - self._begun)
         is_vain = State.BACK not in states if self._has_looked else states and states <= HOPELESS
-        if is_vain or (ready and (left <= 0 or State.NEW not in states)) or (left <= 0 and self._has_looked):
-            return self._over(ready)
+        if is_vain or (is_any_ready and (left <= 0 or State.NEW not in states)) or (left <= 0 and self._has_looked):
+            return self._over()
         if left > 0:
             # In between too: the end of a process need not be told.
             return Pause(min(left, AGAIN_SECONDS))
         # What is known may be seconds old, and a worker that is there by now is not to be called away.
         self._has_looked, self._begun, self._patience = True, self._fleet.clock(), _ANSWER_SECONDS
-        return LookFor([w for w in workers if w.state not in HOPELESS and not w.is_ready and not w.supervised])
+        return LookFor(
+            [w for w in self._fleet.workers if w.state not in HOPELESS and not w.is_ready and not w.supervised]
+        )
 
-    def _over(self, ready: list[Worker]) -> Decision:
+    def _over(self) -> Decision:
+        ready = self._fleet.ready
         self._fleet.waited(in_vain=not ready)
         return Use(ready) if ready else GiveUp(none_ready(self._fleet.workers, self._seconds))
 

@@ -36,13 +36,23 @@ def leaf_columns(column: Column, member: Type) -> list[Column]:
 
 
 class LeafFold:
-    """The tree fold of one tensor, in the dtype that the aggregation computes in."""
+    """The tree fold of one tensor, in the dtype that the aggregation computes in.
+
+    Attributes:
+      tree: Has the partial folds.
+      tensor: The type of what clients yield.
+      path: Where in that of the aggregation it is.
+      dtype: What is computed in.
+      partial_type: The type of partial folds.
+      open_shape: Whether the type leaves open how long the tensor is.
+    """
 
     def __init__(self, operation: np.ufunc, tensor: TensorType, path: str, dtype: np.dtype | None = None) -> None:
         self.tree = TreeFold(operation)
         self.tensor = tensor
         self.path = path
         self.dtype = tensor.dtype if dtype is None else dtype
+        self.partial_type = tensor if self.dtype == tensor.dtype else TensorType(self.dtype, tensor.shape)
         self.open_shape = tensor.shape is None or None in tensor.shape
         self._shape: tuple[int, ...] | None = None
 

@@ -25,6 +25,40 @@ _T = TypeVar("_T")
 
 THREAD_NAME = "fedstack-transport"
 _CANCEL_SECONDS = 1.0
+_TICK_SECONDS = 0.25
+
+
+class Ticks:
+    """Calls functions on a loop, at each of its ticks; all of it happens there.
+
+    They share one timer: a thousand sessions with one each would keep the loop at work though none of them needs
+    anything.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Callable[[], object], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: Callable[[], object]) -> None:
+        """Calls a function from now on. It must be quick and not raise."""
+        self._calls[call] = None
+        if self._timer is None:
+            self._wait()
+
+    def discard(self, call: Callable[[], object]) -> None:
+        """Calls a function no more."""
+        self._calls.pop(call, None)
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_TICK_SECONDS, self._tick, context=contextvars.Context())
+
+    def _tick(self) -> None:
+        self._timer = None
+        for call in list(self._calls):
+            call()
+        if self._calls and self._timer is None:
+            self._wait()
 
 
 class IoLoop:
@@ -32,6 +66,9 @@ class IoLoop:
 
     Args:
       loop: A loop that somebody else runs; by default one that is made, with its thread, when it is first needed.
+
+    Attributes:
+      ticks: Calls functions there several times a second.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -43,6 +80,7 @@ class IoLoop:
         """Begins without a loop: in a forked child the thread of its parent's is not there."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.ticks = Ticks()
 
     def time(self) -> float:
         """Returns the time in seconds, as the loop counts it. Safe in finalizers: it takes no lock."""

@@ -34,6 +34,11 @@ class DisposalQueue(Generic[_T]):
         """Takes note of an id. Safe in finalizers."""
         self._added.append((item, self._clock()))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything for `take` to return."""
+        return len(self._added) >= self._batch_size or self._wait_of_oldest() <= 0
+
     def take(self, force: bool = False) -> list[list[_T]]:
         """Removes and returns what is due: full batches, and all there is if the oldest has waited for long enough.
 

@@ -40,7 +40,7 @@ def test_before_a_wait_ends_in_vain_workers_are_looked_for_once_more(fleet: Fake
     assert wait.decide() == LookFor([away, other])
     fleet.returned(other)
     assert wait.decide() == Pause(AGAIN_SECONDS)
-    assert fleet.due() == [away, other, wrong]
+    assert fleet.due() == [away, wrong, other]
     fleet.failed(other, AWAY)
     decision = wait.decide()
     assert isinstance(decision, GiveUp)

@@ -9,7 +9,8 @@ import pytest
 
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.transport.peers.io_loop import IoLoop, io_loop
+from fedstack.testing.simulation.virtual_loop import VirtualLoop
+from fedstack.transport.peers.io_loop import IoLoop, Ticks, io_loop
 
 LIMIT_SECONDS = 20
 
@@ -140,3 +141,33 @@ def test_a_loop_whose_thread_cannot_be_started_says_so_and_works_when_there_is_r
     while served.is_running():
         threading.Event().wait(0.001)
     served.close()
+
+
+def test_what_is_called_at_ticks_shares_one_timer_until_nothing_is_left():
+    ticks, called = Ticks(), []
+    calls = [lambda index=index: called.append(index) for index in range(3)]
+
+    async def work():
+        for call in calls:
+            ticks.add(call)
+        await asyncio.sleep(0.3)
+        assert called == [0, 1, 2]
+        ticks.discard(calls[1])
+        ticks.discard(calls[1])
+        await asyncio.sleep(0.25)
+        assert called == [0, 1, 2, 0, 2]
+        for call in calls:
+            ticks.discard(call)
+        ticks.add(calls[1])  # while the timer runs
+        await asyncio.sleep(0.5)
+        assert called == [0, 1, 2, 0, 2, 1, 1]
+        ticks.discard(calls[1])
+        await asyncio.sleep(0.5)
+        assert not loop._scheduled
+        assert len(called) == 7
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(work())
+    finally:
+        loop.close()

@@ -47,6 +47,21 @@ def test_all_there_is_goes_when_the_oldest_has_waited_for_long_enough():
     assert queue.take() == []
 
 
+def test_it_says_whether_there_is_anything_to_take():
+    queue, clock = new_queue(batch_size=2)
+    assert not queue.is_due
+    queue.add("a")
+    assert not queue.is_due
+    queue.add("b")
+    assert queue.is_due
+    assert queue.take() == [["a", "b"]]
+    queue.add("c")
+    clock.now += 10.0
+    assert queue.is_due
+    assert queue.take() == [["c"]]
+    assert not queue.is_due
+
+
 def test_all_there_is_goes_when_forced():
     queue, _ = new_queue()
     for item in "abcd":

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from fedstack.computations.plan.tasks import Fold, Phase
-from fedstack.computations.types.language import CLIENTS, FederatedType, TensorType, Type
+from fedstack.computations.types.language import CLIENTS, FederatedType, Type
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
@@ -63,10 +63,9 @@ def _write_trees(
 
 
 def _write_tree(message: PhaseResponse.Tree, tree: list[Partial], leaf: LeafFold, packer: Packer) -> None:
-    type_spec = TensorType(leaf.dtype, leaf.tensor.shape)
     for partial in tree:
         written = message.partial.add(level=partial.level, position=partial.position)
-        packer.pack(written.value, partial.value, type_spec)
+        packer.pack(written.value, partial.value, leaf.partial_type)
 
 
 def read_result(
@@ -143,14 +142,13 @@ def _owned(partial: Partial) -> Partial:
 
 
 def _read_tree(tree: PhaseResponse.Tree, leaf: LeafFold, clients: range, unpacker: Unpacker) -> list[Partial]:
-    type_spec = TensorType(leaf.dtype, leaf.tensor.shape)
     partials: list[Partial] = []
     expected = clients.start
     for message in tree.partial:
         if message.level > _MAX_LEVEL or message.position << message.level != expected:
             raise _wrong_clients(clients, f"block {message.position} of 2^{message.level}")
         expected += 1 << message.level
-        value = cast(np.ndarray, unpacker.unpack(message.value, type_spec, f"the fold of value{leaf.path}"))
+        value = cast(np.ndarray, unpacker.unpack(message.value, leaf.partial_type, f"the fold of value{leaf.path}"))
         partials.append(Partial(message.level, message.position, value, False))
     if expected != clients.stop:
         raise _wrong_clients(clients, f"{expected - clients.start} of them")

@@ -18,7 +18,6 @@ from fedstack.transport.wire.disposal import DisposalQueue
 _logger = logging.getLogger(__name__)
 # How long a value that nobody refers to may wait for its batch to fill.
 _DISPOSAL_SECONDS = 1.0
-_LOOK_SECONDS = 0.25
 # Less than whoever closes something waits for it, so that a peer that is silent is known to be.
 _END_SECONDS = 1.5
 _END_SECONDS_IN_VAIN = 0.5
@@ -46,7 +45,7 @@ class SessionKeeper:
 
     def start(self) -> None:
         """Begins to look after the session; called on the transport's loop."""
-        self._task = start_apart(self._run())
+        self.session.stub.io.ticks.add(self._look)
 
     def forget(self, value: str) -> None:
         """Takes note that nobody refers to a value any more. Does nothing but enqueue: finalizers call it."""
@@ -59,6 +58,7 @@ class SessionKeeper:
     async def end(self) -> None:
         """Disposes of what is left, and ends the session at the peer. Never raises."""
         self._ending = True
+        self.session.stub.io.ticks.discard(self._look)
         current = cast("asyncio.Task[None]", asyncio.current_task())
         self.session.stub.before_closing(current)
         if self._task is not None and not self._task.done() and self._task is not current:
@@ -85,18 +85,27 @@ class SessionKeeper:
         if not self.session.lost:
             await self.session.end()
 
-    async def _run(self) -> None:
-        while not self.session.lost and not self._ending:
-            await asyncio.sleep(_LOOK_SECONDS)
-            await self._dispose(self._queue.take())
+    def _look(self) -> None:
+        """Begins what is to be done, if anything is: there may be thousands of sessions, of which few need anything."""
+        if self._task is not None and not self._task.done():
+            return
+        if self._ending or (not self.session.lost and (self._queue.is_due or self._is_renewal_due())):
+            self._task = start_apart(self._tend())
+        elif self.session.lost:
+            self.session.stub.io.ticks.discard(self._look)
+
+    async def _tend(self) -> None:
+        await self._dispose(self._queue.take())
+        if not self.session.lost and self._is_renewal_due():
             await self._renew()
         if self._ending:
             await self.end()
 
-    async def _renew(self) -> None:
+    def _is_renewal_due(self) -> bool:
         lease = self.session.lease_seconds
-        if lease is None or self._clock() - self._renewed < lease / 3:
-            return
+        return lease is not None and self._clock() - self._renewed >= lease / 3
+
+    async def _renew(self) -> None:
         try:
             if not await self.session.renew():
                 self.session.lost = "its lease ran out, or the worker was started anew"
