@@ -29,7 +29,7 @@ class PoolBackend(Backend):
     Args:
       executor: The pool, or what makes one: at first, and again after one has broken. What it has made is shut down
         with this; a pool that was given is its user's.
-      num_workers: How many tasks it runs at the same time; by default as many as the pool says.
+      num_workers: How many parts to cut a phase into; by default as many as the pool says that it has workers.
 
     Raises:
       InvalidValueError: If it does not say.

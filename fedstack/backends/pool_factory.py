@@ -26,7 +26,7 @@ def pool_executor_factory(
       executor: The pool: a `ProcessPoolExecutor`, Dask's `client.get_executor()`, an `MPIPoolExecutor`, any executor of
         `concurrent.futures`. It stays its user's. Or a function that makes one: it is called for the first phase, and
         again after a pool has broken; such pools are shut down with the factory.
-      num_workers: How many tasks it runs at the same time; by default as many as it says itself.
+      num_workers: How many parts to cut a phase into; by default as many as the pool says that it has workers.
       default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of one composing executor.
       max_concurrent_clients: The most functions that run at the same time in a process; by default as in a local stack.
