@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from pool_leaves import total_of, wait_for
+from pool_leaves import total_of, wait_for, wait_until
 
 import fedstack
 from fedstack.contexts import SyncExecutionContext
@@ -36,6 +36,7 @@ if __name__ == "__main__":
             try:
                 total_of(waits)(list(range(8)))
             except KeyboardInterrupt:
+                wait_until(lambda: "cancelled" in repr(factory))  # which the event loop is told
                 print("interrupted", factory)
             (SIGNS / "may-end").touch()
             print("then", total_of(lambda value: 3 * value)([1, 2]))

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import federated_language as fl
@@ -11,7 +12,7 @@ import numpy as np
 import fedstack
 
 INT = fl.TensorType(np.int32)
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 def total_of(function) -> object:
@@ -51,9 +52,14 @@ def ending_once(flag: Path):
     return total_of(ends_once)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits until something is true."""
+    until = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < until, "it never became true"
+        time.sleep(0.01)
+
+
 def wait_for(file: Path) -> None:
     """Waits until a file is there."""
-    until = time.monotonic() + LIMIT
-    while not file.exists():
-        assert time.monotonic() < until, f"{file} did not come"
-        time.sleep(0.01)
+    wait_until(file.exists)

@@ -17,7 +17,7 @@ import fedstack
 from fedstack.contexts import SyncExecutionContext
 from fedstack.errors import LeafError, LostWorkersError, NoWorkersError
 
-LIMIT = 60.0
+LIMIT = 100.0
 pytestmark = pytest.mark.fedstack_leak_check(False)  # the pool is for all tests
 
 
