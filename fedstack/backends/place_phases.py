@@ -108,7 +108,7 @@ class PlacePhases(PhaseRunner):
         try:
             said, content = cast("tuple[guest.Note, object]", await self.backend.run(self.place, task, report.heard))
         except WorkerUnavailableError as error:
-            error.advice = "the engine may know why"
+            vars(error).setdefault("advice", "the engine may know why")
             losses = current_scope().losses
             if losses is not None and clients:
                 losses.add(phase, clients, report.running)

@@ -110,6 +110,7 @@ class PoolBackend(Backend):
             executor.shutdown(wait=False)
         lost = WorkerUnavailableError(f"A process of the pool {why} ({found})")
         lost.causes = {place: found}
+        lost.advice = "mend the client function that ends them, if one does"
         return lost
 
     def close(self) -> None:
@@ -139,8 +140,8 @@ def _workers_of(executor: Executor) -> int | Callable[[], int]:
         found = getattr(executor, name, None)
         if isinstance(found, int) and found > 0:
             return found
-    client = getattr(executor, "_client", None)  # of Dask
-    if callable(getattr(client, "nthreads", None)):
+    client: Any = getattr(executor, "_client", None)  # of Dask
+    if callable(getattr(client, "nthreads", None)) and not client.asynchronous:  # else it answers on its own loop only
         return lambda: _workers_of_dask(client)
     raise InvalidValueError(
         f"Expected num_workers for a {type(executor).__name__}, which does not say how many workers it has; give how "

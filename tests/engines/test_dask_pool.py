@@ -8,8 +8,8 @@ import pytest
 from pool_leaves import doubled, ending_once, ends_at_three, total_of
 
 import fedstack
-from fedstack.contexts import SyncExecutionContext
-from fedstack.errors import LeafError, NoWorkersError, RemoteError
+from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
+from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, RemoteError
 from fedstack.testing import stack_rows
 
 pytestmark = pytest.mark.fedstack_leak_check(False)  # the cluster is for all tests
@@ -51,6 +51,16 @@ def test_dask_runs_again_what_was_on_a_worker_that_ended(client: distributed.Cli
 def test_a_client_that_ends_one_worker_after_the_other_is_among_those_named(client: distributed.Client) -> None:
     with context_over(client), pytest.raises(RemoteError, match="Running clients .* raised KilledWorker"):
         total_of(ends_at_three)(list(range(8)))
+
+
+async def test_a_client_with_an_event_loop_of_its_own_needs_a_number() -> None:
+    with_loop = {"asynchronous": True, "dashboard_address": ":0", "silence_logs": 50}
+    async with distributed.LocalCluster(n_workers=1, processes=False, **with_loop) as cluster:
+        async with distributed.Client(cluster, asynchronous=True) as client:
+            with pytest.raises(InvalidValueError, match="Expected num_workers for a ClientExecutor"):
+                fedstack.pool_executor_factory(client.get_executor())
+            async with AsyncExecutionContext(fedstack.pool_executor_factory(client.get_executor(), 1)):
+                assert await total_of(doubled)([1, 2]) == 6
 
 
 def test_a_cluster_without_workers_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
