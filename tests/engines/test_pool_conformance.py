@@ -7,9 +7,11 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 import pytest
 
 import fedstack
-from fedstack.testing import StackRow, stack_rows
+from fedstack.computations.types.language import CLIENTS
+from fedstack.computations.types.language import Executor as LanguageExecutor
+from fedstack.testing import ExecutorRow, StackRow, executor_rows, stack_rows
 
-ROWS = stack_rows(without=["lazy arguments", "same process"])
+LACKS = ["lazy arguments", "same process"]
 pytestmark = pytest.mark.fedstack_leak_check(False)  # the pool is every row's
 
 
@@ -19,6 +21,14 @@ def pool() -> Iterator[Executor]:
         yield made
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", executor_rows(without=LACKS), ids=lambda row: row.name)
+def test_an_executor_over_a_pool_keeps_every_promise(pool: Executor, row: ExecutorRow) -> None:
+    def make(clients: int) -> LanguageExecutor:
+        return fedstack.pool_executor_factory(pool).create_executor({CLIENTS: clients})
+
+    row.check(make)
+
+
+@pytest.mark.parametrize("row", stack_rows(without=LACKS), ids=lambda row: row.name)
 def test_a_stack_over_a_pool_keeps_every_promise(pool: Executor, row: StackRow) -> None:
     row.check(lambda: fedstack.pool_executor_factory(pool))
