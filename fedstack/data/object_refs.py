@@ -70,11 +70,17 @@ def _unreadable(error: Any, place: str, kinds: Any) -> FedstackError:
             f"A Ray task raised {type(cause).__name__}: {text_of(cause)}; it should have made the value at {place}"
             + (lines and f"\n{lines}")
         )
-    found = f"{type(error).__name__}: {text_of(error).partition(chr(10))[0]}"
     if isinstance(error, kinds.RayError):
         return RemoteError(
-            f"Ray has lost a value: {found}; at {place}; make it anew, in a task (which Ray can run again) or in a "
-            "process that stays: what ray.put made ends with the process that called it",
+            f"Ray has lost a value: {_said(error)}; at {place}; make it anew, in a task, which Ray can run again, "
+            "or in a process that stays: what ray.put made ends with the process that called it",
             code="DATA_LOSS",
         )
-    return InvalidValueError(f"Reading an ObjectRef raised {found}; at {place}; make the value anew")
+    return InvalidValueError(f"Reading an ObjectRef raised {_said(error)}; at {place}; make the value anew")
+
+
+def _said(error: Exception) -> str:
+    """Returns the first sentence of an error of Ray's that says something; of settings and log files others tell."""
+    paragraphs = text_of(error).split("\n\n")
+    said = next((one for one in paragraphs if not one.startswith("Failed to retrieve object")), paragraphs[0])
+    return f"{type(error).__name__}: {said.partition('. ')[0].rstrip('.')}"

@@ -146,8 +146,18 @@ class TestObjectRefs:
         (lost,) = ray.get(owner.put.remote(np.zeros(50_000, np.float32)))
         ray.kill(owner)
         wait_until(lambda: is_lost(lost), "the loss of what the actor had put")
-        with pytest.raises(RemoteError, match=r"Ray has lost a value: OwnerDiedError.*; at arg\[client 5\]; make it"):
+        with pytest.raises(RemoteError, match=r"OwnerDiedError: The object's owner has exited; at arg\[client 5\]"):
             mean_total([*map(ray.put, given(5)), lost])
+
+    def test_of_a_ray_that_was_shut_down_start_no_other(self, monkeypatch):
+        ref = ray.put(given(1)[0])
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setattr(ray, "get", None)
+        with (
+            local(),
+            pytest.raises(InvalidValueError, match=r"a Ray that has been shut down; at arg\[client 0\]"),
+        ):
+            mean_total([ref])
 
     def test_to_values_of_another_type_say_what_those_values_would(self, context):
         values = [*given(4), np.zeros(3, np.int64)]
