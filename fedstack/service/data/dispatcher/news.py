@@ -12,18 +12,18 @@ class News:
     """Those who wait, by the pass that they wait for."""
 
     def __init__(self) -> None:
-        self._waiting: dict[bytes, set[Waiter]] = {}
+        self._waiting: dict[bytes, dict[Waiter, None]] = {}  # in order, and not as a set has them
 
     @contextlib.contextmanager
     def waiter(self, pass_id: bytes) -> Generator[Waiter, None, None]:
         """Gives what is done when there may be something new, from now on."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(pass_id, set())
-        waiting.add(waiter)
+        waiting = self._waiting.setdefault(pass_id, {})
+        waiting[waiter] = None
         try:
             yield waiter
         finally:
-            waiting.discard(waiter)
+            del waiting[waiter]
             if not waiting and self._waiting.get(pass_id) is waiting:
                 del self._waiting[pass_id]
 
