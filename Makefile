@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 PYENV_ROOT ?= $(HOME)/.pyenv
-# The oldest and the newest Pythons that we support; .venv has what PYTHON is.
-MATRIX ?= 3.10 3.12 3.13
+# The newest and the oldest Pythons that we support, and one between, the longest first; .venv has what PYTHON is.
+MATRIX ?= 3.13 3.10 3.12
 
 BIN := .venv/bin
 # Twice quiet: errors only.
@@ -18,7 +18,9 @@ ENGINES := tests/engines
 # tests need the packages of `dev`, the others only those of `test`.
 NOT_CORE := tests/benchmarks tests/demo tests/project $(ENGINES)
 # What waits for processes, connections and time limits more than it computes.
-WAITING := tests/command_line tests/faults tests/service
+SERVING := tests/command_line tests/service
+FAULTS := tests/faults
+WAITING := $(FAULTS) $(SERVING)
 # What a Python changes in how they go, the next one has too: the newest does for those between, and for the oldest but
 # for what servers do.
 matrix-3.11 matrix-3.12: NOT_CORE += $(WAITING)
@@ -28,7 +30,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-waiting test-others test-engines check lint bench soak simulate protos matrix clean
+.PHONY: help demo test test-faults test-serving test-others test-engines check lint bench soak simulate protos matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -41,9 +43,12 @@ demo: .venv/.installed-demo ## run the demo
 test: .venv/.installed-dev ## run the tests, all but the soak tests
 	$(BIN)/python -m pytest
 
-# The same in three runs, which .ci/run has side by side.
-test-waiting: .venv/.installed-dev
-	$(BIN)/python -m pytest -q $(WAITING)
+# The same in four runs, which .ci/run has side by side.
+test-faults: .venv/.installed-dev
+	$(BIN)/python -m pytest -q $(FAULTS)
+
+test-serving: .venv/.installed-dev
+	$(BIN)/python -m pytest -q $(SERVING)
 
 test-others: .venv/.installed-dev
 	$(BIN)/python -m pytest -q $(addprefix --ignore=,$(WAITING) $(ENGINES))

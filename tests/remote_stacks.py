@@ -89,7 +89,7 @@ def wait_for_no_sessions(seconds: float) -> None:
       AssertionError: If one still does after so many seconds.
     """
     deadline = time.monotonic() + seconds
-    while left := [service for service in _services if service.status().session]:
+    while left := [service for service in _services if service.sessions]:
         assert time.monotonic() < deadline, f"{left} still hold sessions after {seconds} s"
         threading.Event().wait(0.01)
 

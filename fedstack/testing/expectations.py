@@ -15,7 +15,12 @@ _MAX_SHOWN = 400
 def expect(condition: bool, expected: object, found: object) -> None:
     """Raises `AssertionError` with what was expected and what was found, unless the condition holds."""
     if not condition:
-        raise AssertionError(f"Expected {_shorten(str(expected))}, found {_shorten(str(found))}")
+        raise _difference(expected, found)
+
+
+# What is shown is made only where something differs: to print an array takes longer than to compare it.
+def _difference(expected: object, found: object) -> AssertionError:
+    return AssertionError(f"Expected {_shorten(str(expected))}, found {_shorten(str(found))}")
 
 
 def expect_same(found: object, expected: object, where: str = "the result") -> None:
@@ -28,23 +33,24 @@ def expect_same(found: object, expected: object, where: str = "the result") -> N
         _expect_members(found, cast("dict[str, object]", expected), where)
     elif isinstance(expected, (list, tuple)):
         parts = cast("Sequence[object]", expected)
-        others = cast("Sequence[object]", found) if isinstance(found, (list, tuple)) else None
-        expect(others is not None and len(others) == len(parts), f"{parts!r} as {where}", _show(cast(object, found)))
-        for index, (other, part) in enumerate(zip(others or (), parts)):
+        others = cast("Sequence[object]", found) if isinstance(found, (list, tuple)) else ()
+        if not isinstance(found, (list, tuple)) or len(others) != len(parts):
+            raise _difference(f"{parts!r} as {where}", _show(cast(object, found)))
+        for index, (other, part) in enumerate(zip(others, parts)):
             expect_same(other, part, f"{where}[{index}]")
     elif isinstance(expected, (np.generic, np.ndarray)):
         array = cast("np.ndarray[Any, Any]", expected)
-        expect(_equal_arrays(found, array), _show(array, where), _show(found))
-    else:
-        equal = type(found) is type(expected) and found == expected
-        expect(equal, _show(expected, where), _show(found))
+        if not _equal_arrays(found, array):
+            raise _difference(_show(array, where), _show(found))
+    elif type(found) is not type(expected) or found != expected:
+        raise _difference(_show(expected, where), _show(found))
 
 
 def expect_same_bits(found: object, expected: object, where: str = "the result") -> None:
     """Expects equal values down to the last bit of every number."""
     expect_same(found, expected, where)
-    left, right = _bytes_of(plain(found)), _bytes_of(plain(expected))
-    expect(left == right, f"the bits {_show(expected, where)}", _show(found))
+    if _bytes_of(plain(found)) != _bytes_of(plain(expected)):
+        raise _difference(f"the bits {_show(expected, where)}", _show(found))
 
 
 async def expect_error(awaitable: Awaitable[object], error_class: type[_E], *fragments: str) -> _E:

@@ -164,10 +164,8 @@ async def long_chains_of_locals_run(runner: Runner) -> None:
     """A block of hundreds of locals, each using the one before, runs."""
     length = 300
     names = ["start"] + [f"step{k}" for k in range(length)]
-    chain = [
-        (name, _add(reference(before, np.int32), literal(np.int32(1), np.int32)))
-        for before, name in itertools.pairwise(names)
-    ]
+    adding, one = as_expression(add), literal(np.int32(1), np.int32)
+    chain = [(name, adding(reference(before, np.int32), one)) for before, name in itertools.pairwise(names)]
     counted = computation(lambda x: block([("start", x), *chain], reference(names[-1], np.int32)), np.int32)
     expect_same(await runner.run(counted, 5), np.int32(5 + length))
 

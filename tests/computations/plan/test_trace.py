@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 import fedstack
 from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
@@ -439,10 +440,11 @@ def functions(count, calls):
     return body
 
 
-@pytest.mark.slow
 def test_functions_that_unfold_into_too_much_are_refused(fedstack_context):
-    with pytest.raises(ResourceLimitError, match="at most 1000000 steps once its calls are unfolded"):
-        computation(functions(40, calls=2), INT)(0)
+    assert WorkScope().max_steps == 1_000_000
+    with WorkScope(max_steps=20_000).entered():
+        with pytest.raises(ResourceLimitError, match="at most 20000 steps once its calls are unfolded"):
+            computation(functions(40, calls=2), INT)(0)
 
 
 def test_structs_that_unfold_into_too_much_are_refused():

@@ -36,6 +36,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tens", range(len(SEEDS) // 10))
 def test_each_guarantee_is_held_whatever_happens(tens: int) -> None:
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
