@@ -31,7 +31,7 @@ def test_many_rounds_over_one_channel_run_side_by_side(fleet: Fleet, door: Door)
         with fedstack.use_context(context):
             running = [Background(lambda: mean_visit([(door.port, 1.0)])) for _ in range(many)]
             eventually(lambda: len(door.visitors) == many or any(work.ended for work in running))
-            assert Background(lambda: doubled_sum([1])).result(10) == 2
+            assert Background(lambda: doubled_sum([1])).result() == 2
             door.open()
             expected = locally(mean_visit, [(door.port, 1.0)])
             assert [work.result() for work in running] == [expected] * many
@@ -42,14 +42,14 @@ def test_a_worker_behind_a_channel_that_dies_is_an_error_in_time(fleet: Fleet, d
     worker = fleet.start()
     with grpc.insecure_channel(worker.target) as channel:
         context = fedstack.create_sync_remote_execution_context(
-            channel, retry_policy=fedstack.RetryPolicy(attempts=2, first_pause=0.01), connect_seconds=0.5
+            channel, retry_policy=fedstack.RetryPolicy(attempts=2, first_pause=0.01), connect_seconds=2.0
         )
         with fedstack.use_context(context):
             running = Background(lambda: mean_visit([(door.port, 1.0)]))
             door.wait_for(running, worker.pid)
             worker.kill()
             with pytest.raises(NoWorkersError, match="the peer of a channel"):
-                running.result(10)
+                running.result()
         context.close()
 
 
@@ -63,7 +63,7 @@ def test_a_stream_over_a_channel_that_stalls_is_given_up(fleet: Fleet, proxies: 
             running = Background(lambda: models([0.1, 0.2]))
             assert is_receiving.wait(20)
             with pytest.raises(RetryLimitError, match="no sign of life"):
-                running.result(10)
+                running.result()
             proxy.release()
             assert len(Background(lambda: models([0.1, 0.2])).result()) == 2
         context.close()

@@ -179,7 +179,7 @@ def test_a_worker_joins_in_the_middle(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_consumer_of_a_job_is_killed(fleet: Fleet, guarantee: str) -> None:
-    dispatcher = fleet.start_dispatcher(consumer_timeout_ms=1500)
+    dispatcher = fleet.start_dispatcher(consumer_timeout_ms=3000)
     for _ in range(2):
         fleet.start_data_worker(dispatcher)
     options = {"target": dispatcher.target, "job_name": "shared", "guarantee": guarantee}
@@ -225,9 +225,9 @@ def test_another_process_reads_what_is_registered(fleet: Fleet) -> None:
 
 
 def test_a_slow_consumer_keeps_its_lease(fleet: Fleet) -> None:
-    dispatcher = fleet.start_dispatcher(consumer_timeout_ms=600)
+    dispatcher = fleet.start_dispatcher(consumer_timeout_ms=2000)
     fleet.start_data_worker(dispatcher)
-    found, _ = read(dispatcher, 10, lambda: time.sleep(2.0))
+    found, _ = read(dispatcher, 10, lambda: time.sleep(5.0))
     assert found == EVERYTHING
 
 

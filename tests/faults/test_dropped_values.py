@@ -205,7 +205,7 @@ async def test_values_that_are_dropped_while_the_loop_is_busy_are_only_noted(fle
 
 async def test_values_whose_disposal_did_not_get_through_are_disposed_of_later(fleet: Fleet) -> None:
     worker = fleet.start()
-    stub = stub_to(worker.target, control_seconds=0.5)
+    stub = stub_to(worker.target, control_seconds=1.0)
     executor = RemoteExecutor(stub, dispose_batch_size=1)
     executor.set_cardinalities({})
     values = await values_there(executor, 5)
@@ -214,7 +214,7 @@ async def test_values_whose_disposal_did_not_get_through_are_disposed_of_later(f
     worker.stop()
     values.clear()
     keeper_has_tried = threading.Event()
-    io_loop.loop.call_soon_threadsafe(lambda: io_loop.loop.call_later(1.5, keeper_has_tried.set))
+    io_loop.loop.call_soon_threadsafe(lambda: io_loop.loop.call_later(2.5, keeper_has_tried.set))
     assert await asyncio.to_thread(keeper_has_tried.wait, WALL)
     worker.wake()
     await until(lambda: status_of(worker.target).values == 0)

@@ -120,11 +120,11 @@ def _creations(target: str) -> int:
 
 async def test_executors_find_out_by_themselves_that_a_session_is_lost(fleet: Fleet) -> None:
     """The renewal of the lease tells, without a call."""
-    worker = fleet.start(lease_seconds=0.6)
+    worker = fleet.start(lease_seconds=2.0)
     with executor_at(worker.target) as executor:
         value = await executor.create_value(np.int32(1), np.int32)
         await value.compute()
-        fleet.restart(worker, lease_seconds=0.6)
+        fleet.restart(worker, lease_seconds=2.0)
         await asyncio.to_thread(eventually, lambda: value.session.lost)
         assert "started anew" in value.session.lost
         assert io_loop.run_sync(executor.stub.handshake(), WALL) is not None

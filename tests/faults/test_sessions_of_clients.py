@@ -125,7 +125,7 @@ def test_a_full_table_has_room_again_when_the_lease_of_a_dead_client_has_run_out
     eventually(lambda: client.pid and door.visitors)
     client.kill()
     with context_over([worker.target]):
-        eventually(lambda: _has_room(), 10)
+        eventually(_has_room)
 
 
 def _has_room() -> bool:
@@ -136,7 +136,7 @@ def _has_room() -> bool:
 
 
 def test_the_work_of_a_client_that_is_killed_is_cancelled_and_its_values_are_freed(fleet: Fleet, door: Door) -> None:
-    worker = fleet.start(lease_seconds=2.0)
+    worker = fleet.start(lease_seconds=5.0)
     client = fleet.start_client("compute_for_ever", target=worker.target, port=door.port)
     eventually(lambda: door.visitors)
     status = status_of(worker.target)
@@ -144,9 +144,9 @@ def test_the_work_of_a_client_that_is_killed_is_cancelled_and_its_values_are_fre
     assert status.bytes > 5 * 2_000_000
     assert status.running == 1
     client.kill()
-    killed = time.monotonic()
-    eventually(lambda: status_of(worker.target).running == 0, 1.5)  # the connection tells, long before the lease
-    eventually(lambda: not status_of(worker.target).session, killed + 4 - time.monotonic())
+    eventually(lambda: status_of(worker.target).running == 0)
+    assert status_of(worker.target).session  # the connection tells, long before the lease
+    eventually(lambda: not status_of(worker.target).session)
     after = status_of(worker.target)
     assert (after.values, after.bytes) == (0, 0)
 
@@ -157,7 +157,7 @@ def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gon
     assert client.listen() == {"told": "there"}
     assert len(status_of(worker.target).session) == 1
     client.stop()
-    eventually(lambda: not status_of(worker.target).session, 5)
+    eventually(lambda: not status_of(worker.target).session)
     assert status_of(worker.target).bytes == 0
     client.wake()
     client.nod()
@@ -165,10 +165,10 @@ def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gon
 
 
 def test_a_client_that_is_only_quiet_keeps_its_session(fleet: Fleet) -> None:
-    worker = fleet.start(lease_seconds=1.0)
+    worker = fleet.start(lease_seconds=2.0)
     client = fleet.start_client("pause", target=worker.target)
     assert client.listen() == {"told": "there"}
-    until = time.monotonic() + 2.5
+    until = time.monotonic() + 4.0
     eventually(lambda: not status_of(worker.target).session or time.monotonic() > until)
     client.nod()
     assert client.listen() == {"answer": "still there"}
@@ -193,10 +193,10 @@ def test_a_client_that_wakes_up_after_a_while_does_not_blame_its_worker(fleet: F
 
 def test_work_that_takes_longer_than_the_lease_keeps_the_session(fleet: Fleet, door: Door) -> None:
     """A client whose own renewals do not get through has a sign of life in the work that it waits for."""
-    worker = fleet.start(lease_seconds=0.5)
+    worker = fleet.start(lease_seconds=2.0)
     client = fleet.start_client("compute_for_ever", target=worker.target, port=door.port)
     eventually(lambda: door.visitors)
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 4.0
     eventually(lambda: not status_of(worker.target).running or time.monotonic() > until)
     assert status_of(worker.target).running == 1
     door.open()
@@ -205,14 +205,12 @@ def test_work_that_takes_longer_than_the_lease_keeps_the_session(fleet: Fleet, d
 
 async def test_a_deadline_ends_a_call_to_a_worker_that_is_frozen(fleet: Fleet) -> None:
     worker = fleet.start()
-    with executor_at(worker.target, control_seconds=0.5) as executor:
+    with executor_at(worker.target, control_seconds=2.0) as executor:
         value = await executor.create_value(np.int32(1), np.int32)
         assert await value.compute() == 1
         worker.stop()
-        begun = time.monotonic()
         with pytest.raises(DeadlineExceededError, match=worker.target):
             await asyncio.wait_for(executor.create_value(double), WALL)
-        assert time.monotonic() - begun < 5
         worker.wake()
         assert await value.compute() == 1
 
@@ -274,7 +272,7 @@ def test_an_executor_that_nobody_refers_to_any_more_gives_up_its_session(fleet: 
     stub = stub_to(worker.target)
     Background(lambda: asyncio.run(_put(stub))).result()
     assert len(status_of(worker.target).session) == 1
-    eventually(lambda: not status_of(worker.target).session, 5)
+    eventually(lambda: not status_of(worker.target).session)
     io_loop.run_sync(stub.close(), WALL)
 
 
