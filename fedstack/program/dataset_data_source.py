@@ -1,6 +1,6 @@
 """Selects clients of a dataset for the rounds of a program."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from google.protobuf.message import DecodeError
@@ -174,8 +174,16 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
         """Returns what stands for clients in computations.
 
         Args:
-          client_ids: Their ids. Whether there are such clients shows when their elements are read.
+          client_ids: Their ids, in a list or a tuple. Whether there are such clients shows when their elements are
+            read.
+
+        Raises:
+          TypeMismatchError: If they are no list.
         """
+        if isinstance(client_ids, (str, bytes, Mapping)) or not isinstance(cast(object, client_ids), Iterable):
+            raise TypeMismatchError(
+                f"Expected a list of ids of clients, found {describe(client_ids)}; at select; put one into a list"
+            )
         return self._clients.values(list(client_ids))
 
     def iterator(self) -> "DatasetDataSourceIterator":
@@ -260,9 +268,13 @@ class DatasetDataSourceIterator(FederatedDataSourceIterator):
           InvalidValueError: If it is something else, or another dataset is registered under the id now.
         """
         try:
-            message = ClientSelections.FromString(buffer)
-        except DecodeError as error:
-            raise InvalidValueError(f"Expected the bytes of an iterator, found others: {error}") from error
+            message = ClientSelections.FromString(bytes(buffer))
+            if not (message.HasField("definition") or message.HasField("registered")):
+                raise DecodeError("they name no dataset")
+        except (DecodeError, TypeError) as error:
+            raise InvalidValueError(
+                f"Expected the bytes that an iterator gave with to_bytes(), found {describe(buffer)}: {error}"
+            ) from error
         seed = int.from_bytes(message.seed, "big")
         if message.HasField("definition"):
             clients = read_definition(message.definition).by_client(message.definition.client_column)

@@ -57,9 +57,16 @@ def test_an_iterator_goes_on_from_its_bytes() -> None:
     assert [values(back.select(4)) for _ in range(2)] == [values(iterator.select(4)) for _ in range(2)]
 
 
-def test_other_bytes_are_refused() -> None:
-    with pytest.raises(InvalidValueError, match="Expected the bytes of an iterator"):
-        DatasetDataSourceIterator.from_bytes(b"\xff\xff")
+@pytest.mark.parametrize("content", [b"", b"\xff\xff", "abc", None])
+def test_bytes_of_no_iterator_are_refused(content) -> None:
+    with pytest.raises(InvalidValueError, match=r"Expected the bytes that an iterator gave with to_bytes\(\), found "):
+        DatasetDataSourceIterator.from_bytes(content)
+
+
+@pytest.mark.parametrize("ids", ["a", b"ab", 5, {"a": 1}])
+def test_one_client_is_no_list_of_clients(ids) -> None:
+    with pytest.raises(TypeMismatchError, match="Expected a list of ids of clients, found .*; put one into a list"):
+        DatasetDataSource(LOCAL).select(ids)
 
 
 def test_what_is_missing_or_too_much_is_refused() -> None:

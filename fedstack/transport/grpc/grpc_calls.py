@@ -14,7 +14,7 @@ from fedstack.errors import (
 )
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
-from fedstack.transport.wire.connection_errors import NO_ANSWER
+from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words
 from fedstack.transport.wire.frames import parse_frame
 from fedstack.transport.wire.parcels import Parcel, Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
@@ -151,11 +151,11 @@ async def ask_whole(
     return connection.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(whole))
 
 
-def error_of_call(failure: grpc.RpcError, address: str) -> Exception:
+def error_of_call(failure: grpc.RpcError, address: str, words: Words = ARGUMENTS) -> Exception:
     """Returns the error that a failed call stands for; its cause is the peer's traceback, if there is one."""
     call = cast("grpc.aio.AioRpcError", failure)
     details = None
     for key, value in call.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             details = value
-    return error_from_status(int(call.code().value[0]), call.details() or "", details, address)
+    return error_from_status(int(call.code().value[0]), call.details() or "", details, address, words)

@@ -223,10 +223,10 @@ class GrpcConnection(Connection):
             return False
         if self._redialling is None or self._redialling.done():
             self._redialling = asyncio.ensure_future(self._redial())
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._redialling), seconds)
-        except asyncio.TimeoutError:
-            return False
+        redialling = self._redialling
+        # Not `wait_for`, which may lose a cancellation before Python 3.12: those who look do so in loops.
+        await asyncio.wait([redialling], timeout=seconds)
+        return redialling.done() and not redialling.cancelled() and redialling.result()
 
     async def _redial(self) -> bool:
         """Dials apart from the channel: that waits for seconds after failures before it dials, and fails until then."""
@@ -284,7 +284,7 @@ class GrpcConnection(Connection):
                 self._turns.answered()
             if failure.code() is grpc.StatusCode.UNAUTHENTICATED and failure.details() == TOKEN_REFUSED:
                 raise self._token_refused from None
-            error = error_of_call(failure, self.address)
+            error = error_of_call(failure, self.address, self._words)
             try:
                 raise error from error.__cause__  # the peer's traceback, and not ours
             finally:

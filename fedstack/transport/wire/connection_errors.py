@@ -10,13 +10,14 @@ from fedstack.errors import AuthenticationError, FedstackError, WorkerUnavailabl
 
 @attrs.frozen
 class Words:
-    """What the parts of the credentials are called where they are given."""
+    """What the parts of the credentials are called where they are given, and how the peer is started."""
 
     authority: str
     certificate: str
     server_name: str
     token: str
     no_tls: str
+    serve: str = "fedstack serve"
 
 
 ARGUMENTS = Words(
@@ -73,10 +74,8 @@ class Reason:
         return error
 
 
-NOT_LISTENING = Reason(
-    "nothing listens there (connection refused)", "start one with `fedstack serve`, or correct the address"
-)
-NO_SOCKET = Reason("there is no such socket", "start one with `fedstack serve --unix-socket`, or correct the path")
+NOT_LISTENING = Reason("nothing listens there (connection refused)", "start one with `{serve}`, or correct the address")
+NO_SOCKET = Reason("there is no such socket", "start one with `{serve} --unix-socket`, or correct the path")
 NOT_A_SOCKET = Reason("it is not a socket", "give the path that the server was given as --unix-socket")
 LEFT_BEHIND = Reason("nothing listens there: its server left the socket behind", "start it again")
 NO_HOST = Reason("there is no host of that name", "correct the name")

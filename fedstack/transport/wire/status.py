@@ -32,7 +32,7 @@ from fedstack.computations.types.language import RetryableError
 from fedstack.foundations.error_text import shortened
 from fedstack.foundations.traceback_filter import cut_own_frames
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
-from fedstack.transport.wire.connection_errors import NO_ANSWER, reason_of
+from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words, reason_of
 
 # What a gRPC peer takes of all the metadata of a call is 8 KiB by default. This and the message leave some to spare.
 MAX_DETAILS_BYTES = 6 * 1024
@@ -210,7 +210,9 @@ def details_of(error: Exception, path: Sequence[str] = ()) -> bytes:
     return status.SerializeToString()
 
 
-def error_from_status(code: int, message: str, details: bytes | None, address: str) -> Exception:
+def error_from_status(
+    code: int, message: str, details: bytes | None, address: str, words: Words = ARGUMENTS
+) -> Exception:
     """Returns the error that a status stands for.
 
     Args:
@@ -219,6 +221,7 @@ def error_from_status(code: int, message: str, details: bytes | None, address: s
       details: What `grpc-status-details-bin` carried, if anything. It is not trusted: what is no error of fedstack's is
         left out of account.
       address: Who sent it, for messages.
+      words: What these call what the caller gave.
 
     Returns:
       An error of the class, and with the message, that the peer raised, if the details say so; else one that fits the
@@ -227,10 +230,10 @@ def error_from_status(code: int, message: str, details: bytes | None, address: s
     known = Code(code) if code in Code.__members__.values() else Code.UNKNOWN
     detail = _read(details)
     if detail is None:
-        return _plain_error(known, message, address)
+        return _plain_error(known, message, address, words)
     error = _named_error(detail, known)
     if error is None:
-        error = _plain_error(known, f"{detail.error}: {detail.message}", address)
+        error = _plain_error(known, f"{detail.error}: {detail.message}", address, words)
     if isinstance(error, errors.FedstackError):
         error.executor_path = tuple(detail.path)
         error.computation_name = detail.computation_name
@@ -249,12 +252,12 @@ def _named_error(detail: ErrorDetail, code: Code) -> Exception | None:
     return None if found is None else found(detail.message)
 
 
-def _plain_error(code: Code, message: str, address: str) -> Exception:
+def _plain_error(code: Code, message: str, address: str, words: Words) -> Exception:
     """Returns the error for a status of which nothing more is known."""
     meaning = _MEANINGS.get(code)
     reason = reason_of(message) if code == Code.UNAVAILABLE else None
     if reason is not None:
-        return reason.error_at(address)
+        return reason.error_at(address, words=words)
     text = f"The call to {address} failed with {code.name}: {message}".removesuffix(": ")
     if code == Code.RESOURCE_EXHAUSTED and _GRPCS_SIZE in message:
         return errors.ResourceLimitError(f"{text}; send less at a time, or {_LARGER_MESSAGES}")

@@ -1,5 +1,7 @@
 """What datasets yield, step by step."""
 
+import asyncio
+import contextlib
 import itertools
 import math
 import threading
@@ -273,3 +275,77 @@ def test_apply_gives_the_dataset_to_a_function() -> None:
 
 def test_a_dataset_says_what_it_does() -> None:
     assert repr(Dataset.range(3).map(double).batch(2)) == "<Dataset range(0, 3) → map(double) → batch(2): int64[?]*>"
+
+
+def test_what_comes_from_other_libraries_is_refused_with_what_to_write_here() -> None:
+    numbers = Dataset.range(3)
+    for wrong in (lambda: Dataset.zip((numbers, numbers)), lambda: numbers.zip([numbers])):  # type: ignore[arg-type]
+        with pytest.raises(TypeMismatchError, match=r"at zip; give datasets one by one, as in a\.zip\(b\)"):
+            wrong()
+    with pytest.raises(TypeMismatchError, match=r"at concatenate; give datasets one by one, as in a\.concatenate\(b\)"):
+        numbers.concatenate((numbers,))  # type: ignore[arg-type]
+    for arguments, found in (((), "nothing"), (([1, 2],), r"list \[1, 2\]")):
+        with pytest.raises(
+            TypeMismatchError, match=f"Expected a source of elements, found {found}; make datasets with"
+        ):
+            Dataset(*arguments)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match=r"Expected a seed, found none; at shuffle; .* shuffle\(5, seed=1\)"):
+        numbers.shuffle(5)
+
+
+def test_enumerate_does_not_number_beyond_int64() -> None:
+    last = 2**63 - 1
+    numbered = iter(Dataset.range(5).enumerate(last - 1))
+    assert [int(number) for number, _ in itertools.islice(numbered, 2)] == [last - 1, last]
+    with pytest.raises(
+        InvalidValueError, match=f"Expected at most 2 elements to number .* at enumerate\\({last - 1}\\)"
+    ):
+        next(numbered)
+    assert [int(number) for number, _ in Dataset.range(2).enumerate(last - 1)] == [last - 1, last]
+    assert list(Dataset.range(0).enumerate(last)) == []
+
+
+@pytest.mark.parametrize("iterate", [iter, aiter])
+def test_an_iterator_that_another_thread_waits_with_says_so_and_goes_on(iterate: Any) -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def numbers(_: int) -> Any:
+        yield np.int64(0)
+        waits.set()
+        assert go_on.wait(20)
+        yield np.int64(1)
+
+    elements = iterate(Dataset.from_generator(numbers, np.int64))
+    assert next(elements) == 0
+    found: list[Any] = []
+    other = threading.Thread(target=lambda: found.extend(itertools.islice(elements, 1)))
+    other.start()
+    assert waits.wait(20)
+    with pytest.raises(
+        InvalidValueError, match="Expected one thread or task at a time to ask an iterator for elements"
+    ):
+        next(elements)
+    go_on.set()
+    other.join()
+    assert found == [1]
+    assert list(elements) == []
+
+
+async def test_of_tasks_that_share_an_iterator_one_waits_at_a_time_and_aclose_ends_it() -> None:
+    waits, go_on = threading.Event(), threading.Event()
+
+    def numbers(_: int) -> Any:
+        waits.set()
+        assert go_on.wait(20)
+        yield from map(np.int64, range(1000))
+
+    async with contextlib.aclosing(aiter(Dataset.from_generator(numbers, np.int64))) as elements:
+        first = asyncio.ensure_future(anext(elements))
+        assert await asyncio.to_thread(waits.wait, 20)
+        with pytest.raises(InvalidValueError, match="Expected one thread or task at a time"):
+            await anext(elements)
+        go_on.set()
+        assert await first == 0
+        assert [int(await anext(elements)) for _ in range(500)] == list(range(1, 501))
+    with pytest.raises(StopAsyncIteration):
+        await anext(elements)

@@ -24,7 +24,7 @@ from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_iterator import ElementIterator
 from fedstack.service.data.datasets.element_types import Shown
 from fedstack.service.data.datasets.sources import Source
-from fedstack.service.data.datasets.steps import Step
+from fedstack.service.data.datasets.steps import Step, Upstream
 from fedstack.service.data.worker.readers import AHEAD
 
 # How long the end of a pass waits until the dispatcher has heard of it.
@@ -224,7 +224,7 @@ class DistributedDataset(Dataset):
 
     def _over(self, passes: Passes) -> Blocks:
         try:
-            for block in self._run(lambda _: passes.next()):
+            for block in self._run(Upstream(lambda _: passes.next())):
                 passes.made += len(block)
                 yield block
                 passes.acknowledge()

@@ -1,5 +1,6 @@
 """Splits a dataset whose elements are of many clients into one dataset per client."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -37,11 +38,21 @@ def drawn(n: object, seed: object, key: tuple[int, ...], clients: int) -> list[i
 
 
 def key_of(client: object, id_type: TensorType) -> bytes:
-    """Returns an id as it travels: text as UTF-8, a number as its bytes, little-endian."""
-    if is_string(id_type):
-        return client.encode() if isinstance(client, str) else cast(bytes, client)
-    dtype = id_type.dtype.newbyteorder("<")
-    return np.array(client, dtype).tobytes()
+    """Returns an id as it travels: text as UTF-8, a number as its bytes, little-endian.
+
+    Raises:
+      InvalidValueError: If it is none of that type.
+    """
+    if is_string(id_type) and isinstance(client, (str, bytes)):
+        return client.encode() if isinstance(client, str) else client
+    if not is_string(id_type) and isinstance(client, (bool, int, float, np.generic)):
+        with contextlib.suppress(OverflowError, ValueError, TypeError):
+            number = np.array(client).astype(id_type.dtype.newbyteorder("<"))
+            if number == client:
+                return number.tobytes()
+    raise InvalidValueError(
+        f"Expected the id of a client, {id_type}, found {describe(cast(object, client))}; see client_ids"
+    )
 
 
 def id_of(key: bytes, id_type: TensorType) -> Any:

@@ -85,15 +85,23 @@ class Dataset(Pipeline):
         flag = checked_flag("drop_remainder", drop_remainder)
         return self._with(BatchStep(min(checked_positive("batch_size", batch_size), _MOST), flag))
 
-    def shuffle(self, buffer_size: int, seed: int) -> "Dataset":
+    def shuffle(self, buffer_size: int, seed: int | None = None) -> "Dataset":
         """Shuffles the elements: they are drawn from a buffer, half of which is filled up again when it is drawn.
 
         Each repetition of a `repeat` after it has another order; all follow from the seed.
 
         Args:
           buffer_size: How many elements the buffer has. If the dataset has no more, every order is as likely.
-          seed: A non-negative integer.
+          seed: A non-negative integer; there has to be one.
+
+        Raises:
+          InvalidValueError: If a number is out of its range, or there is no seed.
         """
+        if seed is None:
+            raise InvalidValueError(
+                f"Expected a seed, found none; at shuffle; give one, as in shuffle({buffer_size!r}, seed=1), so that "
+                "each pass has the same order"
+            )
         size = min(checked_positive("buffer_size", buffer_size), _MOST)
         return self._with(ShuffleStep(size, checked_seed("seed", seed, MAX_SEED)))
 
@@ -122,7 +130,7 @@ class Dataset(Pipeline):
 
     def zip(self, *others: "Dataset") -> "Dataset":
         """Makes tuples of an element of this and of each other dataset, as many as the shortest has elements."""
-        return Dataset(ZippedSource((self, *_datasets(others, "zip"))))
+        return Dataset(ZippedSource(_datasets((self, *others), "zip")))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
         """Appends other datasets, of elements of the same type.
@@ -130,10 +138,11 @@ class Dataset(Pipeline):
         Raises:
           TypeMismatchError: If they are of another type.
         """
-        for other in _datasets(others, "concatenate"):
-            if not self._element.is_equivalent_to(other.element_type):
-                raise TypeMismatchError(f"Expected {self._element}, found {other.element_type}; at concatenate")
-        return Dataset(ConcatenatedSource((self, *others)))
+        first, *rest = datasets = _datasets((self, *others), "concatenate")
+        for other in rest:
+            if not first.element_type.is_equivalent_to(other.element_type):
+                raise TypeMismatchError(f"Expected {first.element_type}, found {other.element_type}; at concatenate")
+        return Dataset(ConcatenatedSource(datasets))
 
     def by_client(self, column: str) -> "ClientDatasets[Dataset]":
         """Returns a dataset per client, of the elements that are the client's, without the column that says whose.
@@ -273,10 +282,11 @@ class Dataset(Pipeline):
         return Dataset(ComputationSource(ElementFunction(computation, "Dataset.from_computation"), splits))
 
 
-def _datasets(others: Sequence[object], where: str) -> "tuple[Dataset, ...]":
-    for other in others:
-        if not isinstance(other, Dataset):
-            raise TypeMismatchError(
-                f"Expected datasets, found {describe(other)}; at {where}; make one of it, as Dataset.from_arrays does"
-            )
-    return cast("tuple[Dataset, ...]", tuple(others))
+def _datasets(found: Sequence[object], where: str) -> "tuple[Dataset, ...]":
+    for one in found:
+        if not isinstance(one, Dataset):
+            advice = "make one of it, as Dataset.from_arrays does"
+            if isinstance(one, (tuple, list)):
+                advice = f"give datasets one by one, as in a.{where}(b)"
+            raise TypeMismatchError(f"Expected datasets, found {describe(cast(object, one))}; at {where}; {advice}")
+    return cast("tuple[Dataset, ...]", tuple(found))

@@ -1,6 +1,6 @@
 """Applies computations to the elements of datasets, a block at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fedstack.computations.leaves.leaf_runtimes import leaf_name
 from fedstack.computations.leaves.work_scope import current_scope
@@ -67,14 +67,14 @@ class ElementFunction:
                 self._program = engine.link(closed_program(plans.plan(self.computation)))
         return self._program
 
-    def applied(self, blocks: Blocks, where: str) -> Iterator[tuple[Column, Column]]:
+    def applied(self, blocks: Blocks, place: Callable[[int], str]) -> Iterator[tuple[Column, Column]]:
         """Yields pieces of blocks, and what the function makes of each element of them.
 
         A piece is small at first, and never so large that its first element waits long for its last one.
 
         Args:
           blocks: The elements.
-          where: What applies the function, for messages.
+          place: Names one by its number among them, for messages.
 
         Raises:
           FedstackError: What the function raised, after all elements before that one; the message says which it is.
@@ -92,20 +92,20 @@ class ElementFunction:
                     (made,) = run_columns(program, [piece], 0, len(piece))
                 except FedstackError:
                     # Once more, so that those before the one that fails come out, and its error says which it is.
-                    yield from self._one_by_one(piece, index, where)
+                    yield from self._one_by_one(piece, index, place)
                 else:
                     pace.note(made, clock() - begun)
                     yield piece, made
                 index += len(piece)
 
-    def _one_by_one(self, piece: Column, index: int, where: str) -> Iterator[tuple[Column, Column]]:
+    def _one_by_one(self, piece: Column, first: int, place: Callable[[int], str]) -> Iterator[tuple[Column, Column]]:
         run = ProgramRunner(self.program).run
-        for place, payload in enumerate(piece.items()):
+        for index, payload in enumerate(piece.items()):
             try:
                 made = run([payload], None)
             except FedstackError as error:
-                raise with_place(error, f"at element {index + place} of {where}") from error.__cause__
-            yield piece.slice(place, place + 1), column_from_payloads(made, self.type.result)
+                raise with_place(error, place(first + index)) from error.__cause__
+            yield piece.slice(index, index + 1), column_from_payloads(made, self.type.result)
 
     def check_takes(self, element: Type, where: str) -> None:
         """Checks that elements of a type fit its parameter.

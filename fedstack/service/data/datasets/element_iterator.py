@@ -2,13 +2,57 @@
 
 import contextlib
 import operator
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
 from fedstack.computations.values.column_sequence import lists_of
+from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.service.data.datasets.blocks import Blocks
 from fedstack.service.data.datasets.element_types import Shown
+
+
+class Lists(Iterator[Sequence[object]]):
+    """The elements of blocks in lists, for one thread or task at a time.
+
+    Args:
+      blocks: The elements.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._lists = lists_of(blocks)
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None, None, None]:
+        """A block in which nobody else reads.
+
+        Raises:
+          InvalidValueError: If somebody does.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise InvalidValueError(
+                "Expected one thread or task at a time to ask an iterator for elements, found another one that waits "
+                "for some; give each an iterator of its own, or let one read for all"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def __next__(self) -> Sequence[object]:
+        with self.alone():
+            return next(self._lists)
+
+    def take(self) -> Sequence[object] | None:
+        """Returns the next list in a block of `alone`; `None` after the last."""
+        return next(self._lists, None)
+
+    def close(self) -> None:
+        """Reads no more. Idempotent."""
+        with contextlib.suppress(ValueError):  # a thread is at it, and nobody wants what it gets
+            cast("Generator[Sequence[object], None, None]", self._lists).close()
 
 
 class ElementIterator(Iterator[Any]):
@@ -20,7 +64,7 @@ class ElementIterator(Iterator[Any]):
     """
 
     def __init__(self, blocks: Blocks, shown: Shown | None) -> None:
-        self._lists = lists_of(blocks)
+        self._lists = Lists(blocks)
         self._shown = shown
         self._threads: LeafThreads | None = None
         self._go_on(())
@@ -41,7 +85,12 @@ class ElementIterator(Iterator[Any]):
         while True:
             for element in self._elements:
                 return element
-            self._go_on(next(self._lists))
+            with self._lists.alone():
+                if not self._left:  # else another thread has gone on since
+                    some = self._lists.take()
+                    if some is None:
+                        raise StopIteration
+                    self._go_on(some)
 
     def __aiter__(self) -> "ElementIterator":
         return self
@@ -51,13 +100,17 @@ class ElementIterator(Iterator[Any]):
             for element in self._elements:
                 return element
             threads = self._threads = self._threads or LeafThreads(1)
-            some = await threads.run(lambda: next(self._lists, None), cancel=self.close)
-            if some is None:
-                raise StopAsyncIteration
-            self._go_on(some)
+            with self._lists.alone():
+                some = await threads.run(self._lists.take, cancel=self.close)
+                if some is None:
+                    raise StopAsyncIteration
+                self._go_on(some)
 
     def close(self) -> None:
         """Reads no more. Idempotent."""
         self._go_on(())
-        with contextlib.suppress(ValueError):  # a thread is at it, and nobody wants what it gets
-            cast("Generator[Sequence[object], None, None]", self._lists).close()
+        self._lists.close()
+
+    async def aclose(self) -> None:
+        """Does what `close` does, for `contextlib.aclosing`."""
+        self.close()

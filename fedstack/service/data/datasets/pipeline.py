@@ -2,20 +2,20 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
 from fedstack.computations.types.language import Type
-from fedstack.computations.values.column_sequence import BlockSequence
 from fedstack.computations.values.columns import Column
-from fedstack.errors import InvalidValueError
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import Blocks, without_first
-from fedstack.service.data.datasets.element_iterator import ElementIterator
+from fedstack.service.data.datasets.element_iterator import ElementIterator, Lists
 from fedstack.service.data.datasets.element_types import checked_element, shower
 from fedstack.service.data.datasets.sources import Elements, Source
-from fedstack.service.data.datasets.steps import Asks, Step
+from fedstack.service.data.datasets.steps import Asks, Step, Upstream
 
 
 @attrs.frozen
@@ -40,7 +40,13 @@ class Pipeline(Elements):
       element: The type of what comes out; by default that of the source.
     """
 
-    def __init__(self, source: Source, steps: tuple[Step, ...] = (), element: Type | None = None) -> None:
+    def __init__(self, source: Source | None = None, steps: tuple[Step, ...] = (), element: Type | None = None) -> None:
+        if not isinstance(source, Source):
+            found = "nothing" if source is None else describe(source)
+            raise TypeMismatchError(
+                f"Expected a source of elements, found {found}; make datasets with Dataset.range, from_arrays, "
+                "from_generator, from_npy, …"
+            )
         self._source = source
         self._steps = steps
         self._element = checked_element(source.element if element is None else element)
@@ -89,7 +95,7 @@ class Pipeline(Elements):
         return None if self._steps else self._source.held
 
     def __iter__(self) -> Iterator[Any]:
-        lists = BlockSequence(self).lists()
+        lists = Lists(self.blocks())
         if self._shown is None:
             return itertools.chain.from_iterable(lists)
         return itertools.chain.from_iterable(map(self._shown, some) for some in lists)
@@ -105,7 +111,7 @@ class Pipeline(Elements):
         return " → ".join(map(repr, (self._source, *self._steps))).join(("<Dataset ", f": {self._element}*>"))
 
     def blocks(self) -> Blocks:
-        return self._run(lambda _: self._source.blocks())
+        return self._run(Upstream(lambda _: self._source.blocks()))
 
     @property
     def num_splits(self) -> int:
@@ -118,9 +124,13 @@ class Pipeline(Elements):
             return iter(())
         if self._asks_for_more:
             return without_first(self.blocks(), start)
+        source, skipped = self._source, 0
         if all(step.keeps_count for step in self._steps):
-            return self._run(lambda _: self._source.read(first, last, start))
-        return without_first(self._run(lambda _: self._source.read(first, last)), start)
+            skipped, start = start, 0
+        # Of sources with an element in each split it is known which one of all an element is.
+        place = (first + skipped, 0) if source.size == source.num_splits else (skipped, first)
+        blocks = self._run(Upstream(lambda _: source.read(first, last, skipped), first, *place))
+        return without_first(blocks, start) if start else blocks
 
     def divided(self) -> Division:
         """Returns how the work on it is divided among those who read splits, and whoever gets all their elements.
@@ -141,13 +151,9 @@ class Pipeline(Elements):
     def _asks_for_more(self) -> bool:
         return any(step.asks is not Asks.NOTHING for step in self._steps)
 
-    def _run(self, start: Callable[[int], Blocks]) -> Blocks:
+    def _run(self, upstream: Upstream) -> Blocks:
         element = self._source.element
         for step in self._steps:
-            start = _started(step, start, element)
+            upstream = upstream.through(step, element)
             element = step.element(element)
-        return start(0)
-
-
-def _started(step: Step, start: Callable[[int], Blocks], element: Type) -> Callable[[int], Blocks]:
-    return lambda epoch: step.run(start, element, epoch)
+        return upstream(0)

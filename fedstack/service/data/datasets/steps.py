@@ -11,11 +11,12 @@ What has to run after splits come together again, and what keeps a dataset from 
 
 import abc
 import enum
+import functools
 import itertools
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar, TypeAlias, cast
+from typing import ClassVar, cast
 
 import attrs
 import numpy as np
@@ -24,7 +25,7 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ScalarColumn, StructColumn, concatenate
 from fedstack.computations.values.sequences import drawn_order
-from fedstack.errors import InvalidComputationError
+from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.service.data.datasets.blocks import (
@@ -38,11 +39,40 @@ from fedstack.service.data.datasets.blocks import (
 )
 from fedstack.service.data.datasets.element_functions import ElementFunction
 
-# Starts what comes before a step, for the number of an epoch, which is new in each repetition.
-Upstream: TypeAlias = Callable[[int], Blocks]
 _BOOL = TensorType(np.bool_)
+_END_INT64 = 1 << 63
 # How many blocks are made ahead at most: more would take memory, and make nothing faster.
 _MOST_AHEAD = 256
+
+
+@attrs.frozen
+class Upstream:
+    """Starts what comes before a step.
+
+    Attributes:
+      start: Does so, for the number of an epoch, which is new in each repetition.
+      split: The split that it begins with.
+      number: The number of its first element.
+      counts_from: The split from whose beginning on that number counts.
+    """
+
+    start: Callable[[int], Blocks]
+    split: int = 0
+    number: int = 0
+    counts_from: int = 0
+
+    def __call__(self, epoch: int) -> Blocks:
+        return self.start(epoch)
+
+    def through(self, step: "Step", element: Type) -> "Upstream":
+        """Returns what starts a step after it, on elements of a type."""
+        start = functools.partial(step.run, self, element)
+        return Upstream(start, self.split, *((self.number, self.counts_from) if step.keeps_count else (0, self.split)))
+
+    def place(self, where: str) -> Callable[[int], str]:
+        """Returns what names an element of a step by its number among those that come."""
+        since = f", counted from split {self.counts_from}" if self.counts_from else ""
+        return lambda index: f"at element {self.number + index} of {where}{since}"
 
 
 class Asks(enum.Enum):
@@ -103,7 +133,7 @@ class MapStep(Step):
         return made
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        return (made for _, made in self.function.applied(upstream(epoch), repr(self)))
+        return (made for _, made in self.function.applied(upstream(epoch), upstream.place(repr(self))))
 
     def __repr__(self) -> str:
         return f"map({self.function!r})"
@@ -128,7 +158,7 @@ class FilterStep(Step):
         return 0 if before == 0 else None
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        for piece, made in self.function.applied(upstream(epoch), repr(self)):
+        for piece, made in self.function.applied(upstream(epoch), upstream.place(repr(self))):
             rows = np.flatnonzero(np.fromiter(made.items(), np.bool_, len(made)))
             if len(rows):
                 yield piece if len(rows) == len(piece) else picked(piece, rows)
@@ -335,10 +365,17 @@ class EnumerateStep(Step):
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         number = self.start
         for block in upstream(epoch):
-            numbers = np.arange(number, number + len(block), dtype=np.int64)
-            numbers.flags.writeable = False
-            yield StructColumn((ScalarColumn(numbers), block), len(block))
-            number += len(block)
+            fits = min(len(block), _END_INT64 - number)
+            if fits:
+                numbers = np.arange(fits, dtype=np.int64) + np.int64(number)
+                numbers.flags.writeable = False
+                yield StructColumn((ScalarColumn(numbers), block if fits == len(block) else block.slice(0, fits)), fits)
+            if fits < len(block):
+                raise InvalidValueError(
+                    f"Expected at most {_END_INT64 - self.start} elements to number with int64, found more; at "
+                    f"{self!r}; start with a smaller number"
+                )
+            number += fits
 
     def __repr__(self) -> str:
         return f"enumerate({self.start or ''})"

@@ -4,6 +4,8 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
+import attrs
+
 from fedstack.errors import AddressError, ClosedError, WorkerUnavailableError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.service.server.server_facts import ServerFacts
@@ -13,6 +15,7 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.local_connection import LocalConnection, methods_by_path
 from fedstack.transport.peers.methods import Service
 from fedstack.transport.wire.addresses import Target
+from fedstack.transport.wire.connection_errors import ARGUMENTS
 
 GRPC, LOCAL = "grpc", "grpc+local"
 _SCHEME = f"{LOCAL}://"
@@ -144,8 +147,15 @@ def local_server(target: str) -> LocalServer:
     return _servers.find(target)
 
 
-def connect(target: str | Target, credentials: ClientCredentials | None = None) -> Connection:
+def connect(
+    target: str | Target, credentials: ClientCredentials | None = None, role: str = "--data-dispatcher"
+) -> Connection:
     """Returns the way to a server, in this process or elsewhere.
+
+    Args:
+      target: Its address.
+      credentials: Certificates and the token.
+      role: What makes a server such a one: an option of `fedstack serve`.
 
     Raises:
       InvalidValueError: If the target is no address.
@@ -155,4 +165,4 @@ def connect(target: str | Target, credentials: ClientCredentials | None = None) 
     from fedstack.transport.grpc.grpc_connection import GrpcConnection  # gRPC is imported by those only who use it
 
     (resolved,) = resolve_targets(target)
-    return GrpcConnection(resolved, credentials)
+    return GrpcConnection(resolved, credentials, words=attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}"))

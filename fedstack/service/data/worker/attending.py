@@ -104,7 +104,9 @@ class Attending:
             self._leaving = start_apart(self._leave(self._task))
 
     async def _leave(self, attending: "asyncio.Task[None]") -> None:
-        attending.cancel()
+        while not attending.done():  # a cancellation may get lost, see `GrpcConnection.look`
+            attending.cancel()
+            await asyncio.wait([attending], timeout=_LEAVE_SECONDS)
         await asyncio.gather(attending, return_exceptions=True)
         with contextlib.suppress(FedstackError, asyncio.TimeoutError):
             request = AttendRequest(worker=self._worker, leaves=True)

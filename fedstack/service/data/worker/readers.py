@@ -97,7 +97,7 @@ def reader_at(address: str, credentials: ClientCredentials | None = None, worker
         return LocalReader(lambda: _service_here(worker, address))
     if is_local(address):
         return LocalReader(lambda: _service_at(address))
-    return RemoteReader(DataWorkerStub(connect(address, credentials)))
+    return RemoteReader(DataWorkerStub(connect(address, credentials, "--data-worker DISPATCHER")))
 
 
 def is_here(address: str, worker: bytes) -> bool:

@@ -45,6 +45,11 @@ def is_odd(x):
     return x % 2 == 1
 
 
+@fedstack.python_computation([np.int64], np.bool_)
+def is_even(x):
+    return x % 2 == 0
+
+
 TEXTS = {"name": np.array(["ä" * (k % 5) for k in range(3000)]), "n": np.arange(3000, dtype=np.int32)}
 DATASETS = {
     "mapped": Dataset.range(20_000).map(square),
@@ -128,6 +133,22 @@ def test_elements_before_one_that_fails_come_first_and_the_error_says_where_it_w
     assert "raised ValueError: no 500; at element 500 of map(fails_at_500); in splits 0 to 1000 of dataset" in message
     assert digest.hex()[:16] in message
     assert f"read by the data worker at {worker.target.removeprefix('grpc://')}" in message
+
+
+@PROTOCOLS
+def test_an_error_names_the_element_within_the_whole_dataset_where_that_is_known(
+    protocol: str, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    worker = start_worker(protocol)
+    mapped = Dataset.range(1000).map(fails_at_500)
+    for start in (0, 30):
+        what = some(catalogue.register(mapped), 1000, 450, 600, start)
+        with pytest.raises(LeafError, match=r"at element 500 of map\(fails_at_500\); in splits 450 to 600"):
+            read(worker.target, what, mapped.element_type)
+    filtered = Dataset.range(1001).filter(is_even).map(fails_at_500)
+    what = some(catalogue.register(filtered), 1001, 450, 600)
+    with pytest.raises(LeafError, match=r"at element 25 of map\(fails_at_500\), counted from split 450; in splits 450"):
+        read(worker.target, what, filtered.element_type)
 
 
 @PROTOCOLS
