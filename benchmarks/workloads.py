@@ -11,6 +11,7 @@ from benchmarks import (
     data_service,
     datasets,
     fedavg,
+    growth,
     methods,
     pools,
     programs,
@@ -60,6 +61,7 @@ WORKLOADS = (
     Workload("coordinator", "calls scheduled over two workers; floor: gRPC with plain bytes", coordinator.run),
     Workload("pools", "rounds over a pool of processes; floor: its bare tasks, a pool of workers", pools.run),
     Workload("data-service", "elements from data workers; floor: gRPC that streams bytes", data_service.run),
+    Workload("growth", "phases over workers that only sleep: the driver's time", growth.run),
     Workload("bystanders", "waits of one client beside another that keeps the worker busy", bystanders.run),
     Workload("rounds", "rounds with varying numbers of clients", rounds.run),
 )

@@ -1,7 +1,6 @@
 """Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
@@ -60,19 +59,33 @@ class ComposedPhases(PhaseEngine):
         if len(ranges) > 1 and runs_inline():
             await need_event_loop()
 
-        def call(child: PhaseRunner, part: range) -> Coroutine[Any, Any, PhaseResult]:
+        states = {
+            index: await self.new_state(fold, argument, clients.start)
+            for index, (fold, argument) in enumerate(zip(phase.folds, arguments))
+            if not fold.functions
+        }
+        # What all parts contribute might not fit in memory together, so it is merged as it comes where it can be.
+        at_once = {index: state for index, state in states.items() if state.merges_in_any_order}
+
+        async def call(child: PhaseRunner, part: range) -> PhaseResult:
             offset = part.start - clients.start
-            return child.run_phase(phase, slice_inputs(inputs, offset, offset + len(part)), arguments, part)
+            result = await child.run_phase(phase, slice_inputs(inputs, offset, offset + len(part)), arguments, part)
+            for index, state in at_once.items():
+                state.merge(result.partials[index])
+                result.partials[index] = None
+            return result
 
         if runs_inline():
             results = [await call(child, part) for child, part in ranges]
         else:
             results = await all_in_order([call(child, part) for child, part in ranges], LOSSES)
-        states: list[FoldState] = []
         for index, (fold, argument) in enumerate(zip(phase.folds, arguments)):
-            state = await self.new_state(fold, argument, clients.start)
+            if index in at_once:
+                continue
+            if fold.functions:
+                states[index] = await self.new_state(fold, argument, clients.start)
 
-            def merge(index: int = index, state: FoldState = state) -> None:
+            def merge(index: int = index, state: FoldState = states[index]) -> None:
                 for result in results:
                     state.merge(result.partials[index])
 
@@ -80,12 +93,11 @@ class ComposedPhases(PhaseEngine):
                 await _threads.run(merge)  # by a function of the user's
             else:
                 merge()
-            states.append(state)
         columns = [
             concatenate([result.columns[index] for result in results], member) if results else empty_column(member)
             for index, (_, member) in enumerate(phase.held)
         ]
-        return FoldedPhase(states, columns)
+        return FoldedPhase([states[index] for index in range(len(phase.folds))], columns)
 
 
 def even_counts(clients: int, parts: int) -> list[int]:

@@ -26,6 +26,11 @@ from fedstack.executors.folds.tree_fold import Partial
 class FoldState(abc.ABC):
     """The state of one aggregation over a range of clients."""
 
+    @property
+    def merges_in_any_order(self) -> bool:
+        """Whether `merge` may take ranges in any order, and not only in that of their clients."""
+        return False
+
     @abc.abstractmethod
     def feed(self, start: int, columns: Sequence[Column]) -> None:
         """Takes in what the clients from `start` on yielded: one column per operand of the aggregation."""
@@ -36,7 +41,7 @@ class FoldState(abc.ABC):
 
     @abc.abstractmethod
     def merge(self, partials: object) -> None:
-        """Takes in the partials of another range of clients; ranges are merged in client order."""
+        """Takes in the partials of another range of clients; ranges are merged in client order if that matters."""
 
     @abc.abstractmethod
     def result(self) -> object:
@@ -90,6 +95,11 @@ class TreeState(FoldState):
             LeafFold(operation, tensor, path, self._dtype(tensor)) for path, tensor in tensor_leaves(fold.member)
         ]
         self._empty = empty
+
+    @property
+    def merges_in_any_order(self) -> bool:
+        # Else the first client with another shape than those before is blamed.
+        return not any(leaf.open_shape for leaf in self.leaves)
 
     def _dtype(self, tensor: TensorType) -> np.dtype:
         """Returns the dtype to compute in."""
