@@ -12,7 +12,7 @@ import numpy as np
 import fedstack
 
 INT = fl.TensorType(np.int32)
-LIMIT = 60.0
+LIMIT = 90.0
 
 
 def total_of(function) -> object:

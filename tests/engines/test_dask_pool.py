@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import distributed
 import pytest
 from pool_leaves import doubled, ending_once, ends_at_three, total_of
@@ -19,11 +20,13 @@ ROWS = stack_rows(without=["lazy arguments", "same process"], tags=["values"])
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[distributed.Client]:
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
-    ) as cluster:
-        with distributed.Client(cluster) as made:
-            yield made
+    # What has ended two workers is not tried again: of two there is one left for the second try.
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
+        with distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50
+        ) as cluster:
+            with distributed.Client(cluster) as made:
+                yield made
 
 
 def context_over(client: distributed.Client, **options) -> SyncExecutionContext:
