@@ -36,7 +36,7 @@ class _Clients(Protocol):
     @property
     def client_ids(self) -> Sequence[Any]: ...
 
-    def values(self, client_ids: Sequence[Any]) -> list[Any]:
+    def references(self, client_ids: Sequence[Any]) -> Sequence[Any]:
         """Returns what stands for the elements of clients in computations."""
         ...
 
@@ -46,34 +46,6 @@ class _Clients(Protocol):
 
     def close(self) -> None:
         """Ends connections, where there are some."""
-
-
-class _Registered(_Clients):
-    """Clients of a dataset that is registered at a data service."""
-
-    def __init__(self, clients: RegisteredClients) -> None:
-        self._clients = clients
-
-    @property
-    def element_type(self) -> Type:
-        return self._clients.element_type
-
-    @property
-    def client_ids(self) -> Sequence[Any]:
-        return self._clients.client_ids
-
-    def values(self, client_ids: Sequence[Any]) -> list[Any]:
-        return self._clients.references(client_ids)
-
-    def write(self, message: ClientSelections) -> None:
-        message.registered.CopyFrom(self._clients.registered)
-        message.dataset_id = self._clients.dataset_id
-
-    def close(self) -> None:
-        self._clients.close()
-
-    def __repr__(self) -> str:
-        return repr(self._clients)
 
 
 class _Local(_Clients):
@@ -90,7 +62,7 @@ class _Local(_Clients):
     def client_ids(self) -> Sequence[Any]:
         return self._clients.client_ids
 
-    def values(self, client_ids: Sequence[Any]) -> list[Any]:
+    def references(self, client_ids: Sequence[Any]) -> Sequence[Any]:
         return [self._clients[client] for client in client_ids]
 
     def write(self, message: ClientSelections) -> None:
@@ -144,7 +116,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
                 f"Expected the id of a dataset, found {describe(dataset_id)}; give what it is registered under"
             )
         else:
-            self._clients = _Registered(RegisteredClients(service, dataset_id, credentials))
+            self._clients = RegisteredClients(service, dataset_id, credentials)
         self._seed = checked_seed("seed", seed, MAX_SEED)
         self._type = FederatedType(SequenceType(self._clients.element_type), CLIENTS)
 
@@ -184,7 +156,7 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
             raise TypeMismatchError(
                 f"Expected a list of ids of clients, found {describe(client_ids)}; at select; put one into a list"
             )
-        return self._clients.values(list(client_ids))
+        return list(self._clients.references(list(client_ids)))
 
     def iterator(self) -> "DatasetDataSourceIterator":
         """Returns an iterator that draws clients for one round after the other."""
@@ -197,12 +169,12 @@ class DatasetDataSource(ClosesOnExit, FederatedDataSource):
 
     def _drawn(self, n: int, seed: int, key: tuple[int, ...]) -> list[Any]:
         ids = self._clients.client_ids
-        return self._clients.values([ids[place] for place in drawn(n, seed, key, len(ids))])
+        return list(self._clients.references([ids[place] for place in drawn(n, seed, key, len(ids))]))
 
     def _selected(self, k: int | None, number: int) -> list[Any]:
         """Returns the selection of a number; all clients in order without `k`."""
         if k is None:
-            return self._clients.values(self._clients.client_ids)
+            return list(self._clients.references(self._clients.client_ids))
         return self._drawn(checked_positive("k", k), self._seed, (number,))
 
     def _written(self, selections: int) -> bytes:

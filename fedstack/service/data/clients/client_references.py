@@ -12,7 +12,7 @@ from fedstack.computations.types.language import StructType, TensorType, computa
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.column_sequence import BlockSequence
 from fedstack.errors import InvalidValueError
-from fedstack.proto.client_references_pb2 import ClientDataset
+from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, ListClientsRequest
 from fedstack.service.data.clients.data_workers import LOSSES
 from fedstack.service.data.clients.reference_reader import ReferenceReader
@@ -102,9 +102,13 @@ class RegisteredClients:
         self.registered = ClientDataset(dispatcher=service, digest=found.digest)
         self.id_type, self.element_type = _types_of(found, dataset_id)
 
-    @functools.cached_property
+    @property
     def client_ids(self) -> Sequence[Any]:
         """The ids, in order."""
+        return self._client_ids
+
+    @functools.cached_property
+    def _client_ids(self) -> Sequence[Any]:
         keys = self._workers.io.run_sync(self._keys())
         return [id_of(key, self.id_type) for key in keys]
 
@@ -125,6 +129,11 @@ class RegisteredClients:
         keys = [key_of(client, self.id_type) for client in client_ids]
         group = ReferenceGroup(source, keys, self.element_type, self._reader)
         return [ClientReference(group, place, client) for place, client in enumerate(client_ids)]
+
+    def write(self, message: ClientSelections) -> None:
+        """Writes which clients they are."""
+        message.registered.CopyFrom(self.registered)
+        message.dataset_id = self.dataset_id
 
     def close(self) -> None:
         """Ends the connections. Idempotent."""

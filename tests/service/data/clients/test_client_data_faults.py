@@ -96,7 +96,7 @@ def test_the_elements_of_one_client_go_on_at_another_worker(service: DataService
         (reference,) = source.select([0])
         elements = iter(reference)
         found = [next(elements)]
-        (reader,) = source._clients._clients._workers._readers.values()
+        (reader,) = source._clients._workers._readers.values()
         (read_from,) = (worker for worker in service.workers if reader._stub.address in worker.target)
         read_from.stop(0)
         found += elements
