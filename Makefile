@@ -30,7 +30,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-serving test-others test-engines check lint bench soak simulate protos matrix clean
+.PHONY: help demo test test-faults test-serving test-others test-engines check lint bench soak simulate protos environments matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -85,6 +85,8 @@ protos: .venv/.installed-dev ## compile the .proto files and the stubs
 find_python = $(or $(lastword $(sort $(wildcard $(PYENV_ROOT)/versions/$(1).*/bin/python))),$(shell \
 	python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null))
 FOUND := $(strip $(foreach version,$(MATRIX),$(if $(call find_python,$(version)),$(version))))
+
+environments: .venv/.installed-dev $(FOUND:%=.venv-%/.installed-test)
 
 matrix: $(FOUND:%=matrix-%) ## run the core tests on every supported Python found here
 	@echo "matrix: found $(or $(FOUND),none) of $(MATRIX)"

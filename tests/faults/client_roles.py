@@ -135,7 +135,7 @@ def consume(
     size: int = 6000,
     **options: Any,
 ) -> dict[str, Any]:
-    """Reads a dataset; says when it has had some elements, and waits for a nod then. Ctrl-C ends it."""
+    """Reads a dataset; says when it has had some elements, as with 0 before the first. Ctrl-C ends it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if dataset_id:
         dataset = from_dataset_id("distributed_epoch", target, dataset_id, **options)
@@ -145,6 +145,8 @@ def consume(
     found: list[int] = []
     cursor = b""
     try:
+        if stop_at == 0:
+            tell(lifeline, "it begins")
         for element in elements:
             found.append(int(element))
             if len(found) == cursor_at:

@@ -233,7 +233,8 @@ def test_a_slow_consumer_keeps_its_lease(fleet: Fleet) -> None:
 
 def test_ctrl_c_ends_a_wait_for_elements(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
-    waiting: Process = fleet.start_client("consume", target=dispatcher.target)
-    time.sleep(0.5)
+    waiting: Process = fleet.start_client("consume", target=dispatcher.target, stop_at=0)
+    assert waiting.listen() == {"told": "it begins"}
+    time.sleep(0.5)  # by then it waits; if not, it is interrupted a bit earlier
     os.kill(waiting.pid, signal.SIGINT)
     assert Background(waiting.listen).result()["answer"] == {"interrupted": True}

@@ -160,13 +160,13 @@ def test_a_stream_that_has_begun_may_pause() -> None:
         async with grpc.aio.insecure_channel(server.target) as channel:
             stream = channel.stream_stream(path_of("Stream"))(timeout=WALL)
             found = []
-            for message in (b"a", b"b"):
+            for message, pause in ((b"a", 1.5), (b"b", 0.0)):
                 await stream.write(message)
                 found.append(await stream.read())
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(pause)
             return found
 
-    with serving(EchoService(), header_seconds=0.05) as server:
+    with serving(EchoService(), header_seconds=1.0) as server:
         assert on_loop(work) == [b"a", b"b"]
 
 
@@ -177,13 +177,13 @@ def test_a_call_whose_message_does_not_come_counts_and_gives_way_to_others() -> 
                 await until(lambda: "2 calls running" in repr(server))
                 with pytest.raises(errors.ResourceLimitError, match=r"Expected at most 2 calls .* --max-calls"):
                     await connection.unary(path_of("Unary"), b"x", WALL)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(2.0)
                 assert await connection.unary(path_of("Unary"), b"x", WALL) == b"x"
                 await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 [(code, _)] = [task.result() for task in asked if task.done()]
                 assert code == "DEADLINE_EXCEEDED"
 
-    with serving(EchoService(), max_calls=2, header_seconds=0.2) as server:
+    with serving(EchoService(), max_calls=2, header_seconds=2.0) as server:
         on_loop(work)
 
 

@@ -211,7 +211,7 @@ def test_what_a_consumer_gives_back_goes_to_others(peer: Peer) -> None:
 @pytest.fixture
 def hasty() -> Iterator[Peer]:
     """Calls a dispatcher that soon takes everyone for lost."""
-    config = DispatcherConfig(worker_timeout_ms=100, consumer_timeout_ms=100)
+    config = DispatcherConfig(worker_timeout_ms=1500, consumer_timeout_ms=1500)
     with DispatchServer(config) as server, Peer(server.target) as peer:
         yield peer
 
