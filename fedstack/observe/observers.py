@@ -67,15 +67,17 @@ class Subscription:
 
     def tell(self, event: Event) -> None:
         """Tells the observer of an event."""
+        if self._is_over:
+            return
         try:
             self._observer.observe(event)
         except BaseException as error:
             if self._is_direct and interrupts(error):
                 raise
-            self._among.drop(self)
             if not self._is_over:
                 self._is_over = True
                 log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "it is told nothing more")
+            self._among.drop(self)  # last: `flush` waits for those that are there, and so for the warning
 
     def remove(self, seconds: float = 5.0) -> None:
         """Tells the observer what has happened so far, and nothing more. Idempotent; never raises.

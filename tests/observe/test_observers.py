@@ -96,6 +96,32 @@ class Kept:
     """What a frame of an observer has."""
 
 
+def test_the_end_of_a_process_waits_for_the_warning_of_an_observer_that_raises() -> None:
+    class Raises(Observer):
+        def observe(self, event: Event) -> None:
+            raise ValueError("no")
+
+    begun, said = threading.Event(), []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            begun.set()
+            threading.Event().wait(0.2)
+            said.append(record.getMessage())
+
+    handler = Slow()
+    module._logger.addHandler(handler)
+    try:
+        add_observer(Raises())
+        happens("a")
+        assert begun.wait(LIMIT)
+        observers.flush()
+    finally:
+        module._logger.removeHandler(handler)
+    (message,) = said
+    assert message.startswith("The observer Raises raised ValueError: no")
+
+
 @pytest.mark.parametrize("direct", [False, True], ids=["apart", "direct"])
 def test_an_observer_that_raises_is_told_of_once_and_hears_nothing_more(
     direct: bool, caplog: pytest.LogCaptureFixture
