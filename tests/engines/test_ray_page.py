@@ -1,4 +1,4 @@
-"""What the page about engines says of Ray, run on a cluster."""
+"""What is written about Ray runs: the page about engines, and the benchmark in its smallest size."""
 
 import contextlib
 import io
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from pages import blocks_of
+
+from benchmarks import ray_rounds
+from benchmarks.harness import TINY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
 
@@ -24,3 +27,9 @@ def test_every_block_about_ray_prints_what_the_page_says(cluster, monkeypatch) -
             exec(compile(block.source, "<block>", "exec"), namespace)
         assert block.prints(printed.getvalue()), printed.getvalue()
     assert of_ray
+
+
+def test_the_benchmark_yields_measurements(cluster) -> None:
+    sent, stored = ray_rounds.run(TINY)
+    assert "data sent" in sent.name
+    assert "ObjectRefs" in stored.name
