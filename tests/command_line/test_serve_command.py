@@ -475,8 +475,8 @@ def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
     def total(values: Any) -> Any:
         return fl.federated_sum(values)
 
-    def compute(*targets: str) -> object:
-        context = fedstack.create_sync_remote_execution_context(list(targets), connect_seconds=1)
+    def compute(*targets: str, seconds: float) -> object:
+        context = fedstack.create_sync_remote_execution_context(list(targets), connect_seconds=seconds)
         try:
             with fedstack.use_context(context):
                 return total([1, 2, 3])
@@ -491,10 +491,10 @@ def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
         server.process.terminate()
         wait_until_it_is_draining(server.target)
         with pytest.raises(errors.NoWorkersError, match="takes new sessions, found one that is stopping"):
-            compute(server.target)
+            compute(server.target, seconds=2)
         assert main(["check", server.target]) == 1
         assert "found one that is stopping and lets only those that it has" in capsys.readouterr().err
-        assert compute(server.target, other.target) == 6
+        assert compute(server.target, other.target, seconds=20) == 6
         with fedstack.use_context(before):
             assert total([4, 5, 6]) == 15
         before.close()

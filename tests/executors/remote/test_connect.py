@@ -104,9 +104,9 @@ async def test_a_dead_address_is_an_error_when_it_is_entered_or_used_and_not_bef
     with dead_address() as target:
         for _ in range(2):
             with pytest.raises(WorkerUnavailableError, match=f"{target}.*nothing listens there"):
-                async with RemoteExecutor.connect(target, connect_seconds=0.2):
+                async with RemoteExecutor.connect(target, connect_seconds=0.5):
                     raise AssertionError("Expected nobody there, found somebody")
-        executor = RemoteExecutor.connect(target, connect_seconds=0.2)
+        executor = RemoteExecutor.connect(target, connect_seconds=0.5)
         for _ in range(2):
             with pytest.raises(WorkerUnavailableError, match=f"{target}.*nothing listens there"):
                 await called(executor)
