@@ -124,7 +124,9 @@ class _Silence:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, call: "Call[object] | None") -> None:
-        """Something is waited for from now on."""
+        """Something is waited for from now on; once a call has been ended, it may take its time for that."""
+        if self.ended_call:
+            return
         self._call, self._end = call, self._loop.time() + self._limit
         if self._timer is None:  # else that finds out when it is due
             self._timer = self._loop.call_at(self._end, self._due, self._end)
@@ -148,7 +150,7 @@ class _Silence:
         if now < self._end:
             self._timer = self._loop.call_at(self._end, self._due, self._end)
         else:
-            self.ended_call = self._call.cancel()
+            self.ended_call, self._call = self._call.cancel(), None
 
 
 def _held_up(late: float, limit: float) -> bool:

@@ -59,6 +59,22 @@ async def test_a_silent_stream_is_ended():
     assert not others()
 
 
+async def test_a_silent_stream_may_take_its_time_to_end():
+    ended = asyncio.Event()
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(3 * SHORT)
+            ended.set()
+
+    with pytest.raises(DeadlineExceededError):
+        async for _ in watch(items_of(then=hang), SHORT):
+            pass
+    assert ended.is_set()
+
+
 async def test_the_time_that_the_consumer_takes_does_not_count():
     reached = asyncio.Event()
     async for _ in watch(items_of(1, 2), SHORT):
