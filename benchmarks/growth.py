@@ -78,9 +78,8 @@ def _measured(
         begin = time.process_time()
         call()
         best = min(best, time.process_time() - begin)
+    limit = limit if workers >= 1000 else None  # with few workers it is the clients that count
     reach = "" if limit is None else f"≤ {limit * 1e3:g} ms"
-    # With few workers it is the clients that count.
-    limit = limit if workers >= 1000 else None
     details = {"workers": workers, "seconds": best}
     return Measurement(f"{what}, {workers:,} workers, each", best / workers, None, limit, reach, details=details)
 

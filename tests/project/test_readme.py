@@ -35,6 +35,7 @@ PAGES = (
     "docs/mistakes.md",
     "docs/workers.md",
     "docs/engines.md",
+    "docs/scaling.md",
     "docs/coordinator.md",
     "docs/cluster.md",
     "docs/rpc.md",
