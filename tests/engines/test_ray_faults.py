@@ -1,0 +1,182 @@
+"""What ends actors, nodes and drivers, and what Ray cannot start."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray_calls import (
+    average,
+    checked,
+    ends_always,
+    held_up,
+    inputs,
+    is_running,
+    numbers,
+    processes,
+    survives,
+    wait_until,
+)
+
+import fedstack
+from fedstack.backends.ray_cluster.ray_backend import RayBackend
+from fedstack.contexts import ProgressCounts
+from fedstack.errors import LostWorkersError, NoWorkersError
+
+HALF = {"CPU": 0.5}
+QUICK = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
+
+
+def over_ray(**options):
+    return fedstack.create_sync_ray_execution_context(**{"resources_per_worker": HALF, **options})
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_a_killed_actor_had_is_run_again(tmp_path) -> None:
+    with over_ray(num_workers=2):
+        assert survives(str(tmp_path), numbers(10)) == 45
+        assert (tmp_path / "ended").exists()
+        assert checked(numbers(5)) == 10
+
+
+@pytest.mark.usefixtures("cluster")
+def test_clients_that_end_actors_again_and_again_are_named() -> None:
+    with over_ray(num_workers=2, retry_policy=QUICK):
+        with pytest.raises(LostWorkersError) as caught:
+            ends_always(numbers(10))
+        assert "its process or its node has ended" in str(caught.value)
+        assert "these ran where two workers ended: clients " in str(caught.value)
+        assert checked(numbers(5)) == 10
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    def put(self, arrays):
+        return [ray.put(arrays)]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_is_gone_from_the_object_store_with_its_owner_is_sent_again(monkeypatch) -> None:
+    share, lost = RayBackend.share, []
+
+    async def losing(self, arrays):
+        if lost:
+            return await share(self, arrays)
+        owner = Owner.remote()
+        lost.extend(ray.get(owner.put.remote(arrays)))
+        ray.kill(owner)
+        return lost[0]
+
+    with fedstack.create_sync_local_execution_context():
+        expected = average(*inputs(20))
+    monkeypatch.setattr(RayBackend, "share", losing)
+    with over_ray(num_workers=2):
+        assert average(*inputs(20)).tobytes() == expected.tobytes()
+    assert lost
+
+
+@pytest.mark.usefixtures("cluster")
+def test_too_few_resources_are_an_error_that_says_which() -> None:
+    with over_ray(num_workers=2, resources_per_worker={"CPU": 1, "GPU": 1}, start_seconds=0.5):
+        with pytest.raises(NoWorkersError) as caught:
+            checked(numbers(3))
+    assert "No Ray worker was there within 0.5 s: each needs 1 CPU (the cluster has 4" in str(caught.value)
+    assert "1 GPU (the cluster has 0, 0 of them free); ask for less in resources_per_worker" in str(caught.value)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_fewer_workers_than_asked_for_do_the_work(caplog) -> None:
+    with over_ray(num_workers=3, resources_per_worker={"CPU": 2}):
+        assert len(set(processes(numbers(6)))) == 2
+    assert "Going on with 2 of 3 Ray workers; others join when they are there: each needs 2 CPU" in caplog.text
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_run_in_a_placement_group_that_is_ready() -> None:
+    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    with over_ray(placement=group):
+        assert len(set(processes(numbers(6)))) == 4
+    remove_placement_group(group)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_placement_group_that_is_never_ready_is_an_error() -> None:
+    group = placement_group([{"CPU": 100}])
+    with over_ray(placement=group, start_seconds=0.5), pytest.raises(NoWorkersError) as caught:
+        checked(numbers(3))
+    remove_placement_group(group)
+    assert "the placement group reserves" in str(caught.value)
+    assert "see whether it is ready" in str(caught.value)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
+    with over_ray(num_workers=1, runtime_env={"pip": ["no-such-package-of-fedstack"]}):
+        with pytest.raises(NoWorkersError, match="Ray cannot start a worker: its runtime_env cannot be built; mend it"):
+            checked(numbers(3))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ctrl_c_ends_the_clients_that_have_not_begun(tmp_path) -> None:
+    main = threading.main_thread().ident
+
+    def interrupt() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("here-*"))) == 2, "both actors are at work")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with over_ray(num_workers=2, max_concurrent_clients=1):
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            held_up(str(tmp_path), numbers(1000))
+        thread.join()
+        (tmp_path / "go").touch()
+        assert checked(numbers(5)) == 10
+
+
+@pytest.mark.usefixtures("cluster")
+def test_progress_is_heard_while_clients_run(tmp_path) -> None:
+    running = []
+
+    class Listener:
+        def changed(self, counts) -> None:
+            running.append(counts.running)
+
+    def progress(_):
+        return contextlib.nullcontext(ProgressCounts(Listener()))
+
+    def let_go() -> None:
+        wait_until(lambda: any(running), "clients are said to run")
+        (tmp_path / "go").touch()
+
+    with over_ray(num_workers=1, progress=progress):
+        thread = threading.Thread(target=let_go)
+        thread.start()
+        assert held_up(str(tmp_path), numbers(4)) == 6
+        thread.join()
+
+
+def driver(cluster, *arguments: str) -> subprocess.Popen:
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    script = str(Path(__file__).parent / "ray_driver.py")
+    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_a_killed_driver_leaves_no_actor_behind(cluster, tmp_path) -> None:
+    with driver(cluster, "wait", str(tmp_path)) as process:
+        found = list(map(int, process.stdout.readline().split()))
+        assert len(found) == 2
+        assert all(map(is_running, found))
+        process.kill()
+    wait_until(lambda: not any(map(is_running, found)), "the actors have ended")
+
+
+def test_ray_is_initialised_where_nobody_has_and_may_be_shut_down_in_between(cluster) -> None:
+    with driver(cluster, "again") as process:
+        assert process.stdout.read().split() == ["1", "1", "True"]
