@@ -9,7 +9,7 @@ import click
 from fedstack.command_line.command import SUCCESS, option, subcommand, whole_number
 
 
-def run(clients: int, rounds: int, seed: int, workers: int, out: Path) -> int:
+def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Path) -> int:
     """Runs the demo: the table goes to standard output, the rest to standard error and into files."""
     begin = time.perf_counter()
     # Imported here because they are slow to import and need an extra.
@@ -29,7 +29,7 @@ def run(clients: int, rounds: int, seed: int, workers: int, out: Path) -> int:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     print(f"{describe_clients(training)}.", file=sys.stderr)
-    trained = run_rounds(example, training, evaluation, rounds, seed, workers)
+    trained = run_rounds(example, training, evaluation, rounds, seed, workers, engine)
     csv_file, picture = out / "federated_averaging.csv", out / "federated_averaging.png"
     write_csv(trained, csv_file)
     draw_curve(trained, clients, picture)
@@ -51,6 +51,13 @@ COMMAND = subcommand(
         option("--rounds", "N", "number of rounds", type=whole_number(1), default=100),
         option("--seed", "N", "same seed, same accuracies, to the bit", type=whole_number(0), default=0),
         option("--workers", "N", "worker processes for the clients; 0 for none", type=whole_number(0), default=0),
+        click.Option(
+            ["--engine"],
+            type=click.Choice(["fedstack", "ray"]),
+            help="whose workers these are; Ray has as many as there is room for, unless --workers says how many",
+            default="fedstack",
+            show_default=True,
+        ),
         option("--out", "FOLDER", "where the picture and the CSV file go", type=Path, default=Path("demo-out")),
     ],
 )

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.backends.ray_cluster.ray_contexts import create_sync_ray_execution_context
 from fedstack.contexts.local_contexts import create_sync_local_execution_context
 from fedstack.contexts.progress_display import ProgressSnapshot, display
 from fedstack.contexts.remote_contexts import create_sync_remote_execution_context
@@ -94,8 +95,15 @@ def describe_clients(training: Sequence[Images]) -> str:
 
 
 @contextlib.contextmanager
-def _context(num_workers: int) -> Generator[None, None, None]:
+def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
     """Puts a context in this process, or over new workers, in force for the block."""
+    if engine == "ray":
+        from fedstack.backends.ray_cluster.ray_api import ray  # needs an extra
+
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        with create_sync_ray_execution_context(num_workers=num_workers or None):
+            yield
+        return
     if not num_workers:
         with create_sync_local_execution_context():
             yield
@@ -113,8 +121,9 @@ def run_rounds(
     num_rounds: int,
     seed: int,
     num_workers: int = 0,
+    engine: str = "fedstack",
 ) -> list[Round]:
-    """Trains and evaluates for some rounds, with a progress bar: in this process, or in worker processes.
+    """Trains and evaluates for some rounds, with a progress bar: in this process, in worker processes, or on Ray.
 
     The same arguments give the same accuracies and losses, to the bit, whatever the number of workers.
     """
@@ -123,7 +132,7 @@ def run_rounds(
     def snapshot() -> ProgressSnapshot:
         return ProgressSnapshot(len(rounds), num_rounds, f"accuracy {rounds[-1].accuracy:.4f}" if rounds else "")
 
-    with _context(num_workers), display("Training", "rounds", snapshot):
+    with _context(num_workers, engine), display("Training", "rounds", snapshot):
         begin = time.perf_counter()
         for metrics in example.train(training, evaluation, num_rounds, seed):
             end = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What is written about Ray runs: the page about engines, and the benchmark in its smallest size."""
+"""What is written about Ray runs: pages, and the benchmark in its smallest size."""
 
 import contextlib
 import io
@@ -10,15 +10,16 @@ from pages import blocks_of
 from benchmarks import ray_rounds
 from benchmarks.harness import TINY
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "engines.md"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own, which it uses
-def test_every_block_about_ray_prints_what_the_page_says(cluster, monkeypatch) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/engines.md"])
+def test_every_block_about_ray_prints_what_the_page_says(page, cluster, monkeypatch) -> None:
     import ray
 
     monkeypatch.setattr(ray, "init", lambda: None)  # that is done
-    first, *others = blocks_of(PAGE.read_text(encoding="utf-8"))
+    first, *others = blocks_of((ROOT / page).read_text(encoding="utf-8"))
     of_ray = [block for block in others if block.imports("ray")]
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in (first, *of_ray):
