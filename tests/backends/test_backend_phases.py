@@ -7,6 +7,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 from engines import ThreadBackend, context_over
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from watching import Diary
@@ -73,7 +74,7 @@ def bits(result) -> list[bytes]:
     return [np.asarray(array).tobytes() for array in (mean, total, *mapped)]
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(2, 4))
 def test_results_are_those_of_the_local_stack_to_the_bit(clients: int, workers: int, fanout: int) -> None:
     values, model = vectors(clients), np.linspace(-1, 1, 8192, dtype=np.float32)

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from federated_language.proto import computation_pb2
 from hypothesis import given, settings
 from random_computations import SLOW_IS_FINE, programs
@@ -165,7 +166,7 @@ def test_a_computation_that_passes_its_argument_on_runs_nothing():
     assert "Nothing runs" in fedstack.explain(broadcast)._repr_html_()
 
 
-@settings(max_examples=60, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(60), suppress_health_check=SLOW_IS_FINE)
 @given(programs())
 def test_every_computation_that_runs_can_be_explained(program):
     computation, *_ = program

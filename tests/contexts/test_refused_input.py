@@ -7,6 +7,7 @@ import traceback
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from federated_language.proto import computation_pb2
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -353,7 +354,7 @@ def test_functions_that_unfold_exponentially_meet_a_limit(levels):
 VALID = [total.to_proto().SerializeToString(), pair.to_proto().SerializeToString()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_mutated_computations_give_a_typed_error_or_a_result(data):
     valid = bytearray(data.draw(st.sampled_from(VALID)))
@@ -362,7 +363,7 @@ def test_mutated_computations_give_a_typed_error_or_a_result(data):
     run_bytes(bytes(valid))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_give_a_typed_error_or_a_result(content):
     run_bytes(content)

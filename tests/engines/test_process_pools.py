@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_leaves import doubled, ending_once, ends_at_three, raises_exit, total_of
@@ -36,7 +37,9 @@ def context_over(*args, **options) -> SyncExecutionContext:
     return SyncExecutionContext(fedstack.pool_executor_factory(*args, **options), retry_policy=policy)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[*SLOW_IS_FINE, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[*SLOW_IS_FINE, HealthCheck.function_scoped_fixture]
+)
 @given(program=programs(), workers=st.integers(1, 7))
 def test_random_computations_have_the_bits_of_the_local_stack(pool: Executor, program, workers: int) -> None:
     computation, value, *_ = program

@@ -6,6 +6,7 @@ import random
 
 import federated_language as fl
 import pytest
+from example_counts import examples
 from federated_language.proto import computation_pb2
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
@@ -131,7 +132,7 @@ def check(seed, mutations, program, other):
         assert_same(bare(found), bare(Reference(LEAVES, clients).run(proto, meaning)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(seed=st.integers(0, 2**32), mutations=st.integers(1, 3), program=programs(), other=programs())
 def test_a_mutated_computation_gives_a_typed_error_or_the_right_result(seed, mutations, program, other):
     check(seed, mutations, program, other)
@@ -139,7 +140,7 @@ def test_a_mutated_computation_gives_a_typed_error_or_the_right_result(seed, mut
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=20_000, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(20_000), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(seed=st.integers(0, 2**32), mutations=st.integers(1, 5), program=programs(), other=programs())
 def test_many_mutated_computations_give_a_typed_error_or_the_right_result(seed, mutations, program, other):
     check(seed, mutations, program, other)

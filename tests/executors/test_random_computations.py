@@ -5,6 +5,7 @@ import asyncio
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from random_computations import (
@@ -96,7 +97,7 @@ def check(contexts, program):
         assert_same(bare(asyncio.run(part_by_part(make, computation, value, clients))), expected)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(program=programs())
 def test_a_random_computation_means_the_same_in_every_stack(contexts, program):
     check(contexts, program)
@@ -104,7 +105,7 @@ def test_a_random_computation_means_the_same_in_every_stack(contexts, program):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=20_000, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(20_000), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(program=programs() | programs(fuel=8))
 def test_many_random_computations_mean_the_same_in_every_stack(contexts, program):
     check(contexts, program)
@@ -166,7 +167,7 @@ STEPS = {
 }
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(
     steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=8),
     clients=st.lists(st.integers(0, 999), max_size=9),

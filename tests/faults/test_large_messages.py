@@ -10,6 +10,7 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from federated_language.proto import computation_pb2 as pb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -323,7 +324,7 @@ STEPS = st.tuples(st.sampled_from(["struct", "struct", "select", "call"]), st.in
 MOST_COMPARED = 2000
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=100))
 def test_any_chain_of_structs_selections_and_calls_is_computed_or_refused_soon(pool, steps):
     client = Client(pool)

@@ -152,7 +152,7 @@ def test_the_work_of_a_client_that_is_killed_is_cancelled_and_its_values_are_fre
 
 
 def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gone(fleet: Fleet) -> None:
-    worker = fleet.start(lease_seconds=1.0)
+    worker = fleet.start(lease_seconds=2.0)
     client = fleet.start_client("pause", target=worker.target)
     assert client.listen() == {"told": "there"}
     assert len(status_of(worker.target).session) == 1

@@ -5,6 +5,7 @@ import itertools
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from random_computations import SLOW_IS_FINE, programs
@@ -270,7 +271,7 @@ def check_phases(program, more):
         assert outcome(sent, payloads) == outcome(found, payloads)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(programs(), st.data())
 def test_what_clients_do_in_a_random_computation_means_the_same_elsewhere(program, more):
     check_phases(program, more)
@@ -278,7 +279,7 @@ def test_what_clients_do_in_a_random_computation_means_the_same_elsewhere(progra
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=2000, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(2000), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(programs() | programs(fuel=8), st.data())
 def test_what_clients_do_in_many_random_computations_means_the_same_elsewhere(program, more):
     check_phases(program, more)

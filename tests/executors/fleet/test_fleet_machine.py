@@ -1,5 +1,6 @@
 """Whatever happens to workers and callers in whatever order, a fleet keeps its promises."""
 
+from example_counts import examples
 from fake_fleet import ABLE, AWAY, WRONG, FakeFleet
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -177,4 +178,4 @@ class FleetPromises(RuleBasedStateMachine):
 
 
 TestFleetPromises = FleetPromises.TestCase
-TestFleetPromises.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFleetPromises.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

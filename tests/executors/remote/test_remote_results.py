@@ -7,6 +7,7 @@ import threading
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, bare, programs
@@ -108,7 +109,7 @@ def check(contexts, services, program):
         assert result == found["local"], name
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(program=programs())
 def test_a_random_computation_gives_the_same_bits_wherever_it_runs(contexts, services, program):
     check(contexts, services, program)
@@ -116,7 +117,7 @@ def test_a_random_computation_gives_the_same_bits_wherever_it_runs(contexts, ser
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=3000, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(3000), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(program=programs() | programs(fuel=8))
 def test_many_random_computations_give_the_same_bits_wherever_they_run(contexts, services, program):
     check(contexts, services, program)
@@ -141,7 +142,7 @@ def all_folds(weights, vectors):
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(clients=st.integers(0, 40), seed=st.integers(0, 2**32))
 def test_floats_are_folded_along_the_same_tree_wherever_they_are(contexts, clients, seed):
     generator = np.random.default_rng(seed)

@@ -1,5 +1,6 @@
 """Whatever happens in whatever order, a scheduler keeps its promises."""
 
+from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -129,4 +130,4 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduling.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

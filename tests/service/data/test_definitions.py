@@ -7,6 +7,7 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ STEPS: st.SearchStrategy[Callable[[Dataset], Dataset]] = st.one_of(
 
 
 @pytest.mark.usefixtures("anything")
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SOURCES, st.lists(STEPS, max_size=4))
 def test_a_dataset_comes_back_as_it_was(dataset: Dataset, steps: list[Callable[[Dataset], Dataset]]) -> None:
     for step in steps:

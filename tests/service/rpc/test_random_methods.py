@@ -1,6 +1,7 @@
 """Random computations give as methods what they give when they are called."""
 
 import numpy as np
+from example_counts import examples
 from hypothesis import given, settings
 from random_computations import DEFAULT_CLIENTS, SLOW_IS_FINE, assert_same, bare, programs
 from served_methods import WALL
@@ -22,7 +23,7 @@ def outcome(call):
         return type(error)
 
 
-@settings(max_examples=60, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(60), suppress_health_check=SLOW_IS_FINE)
 @given(programs())
 def test_a_method_gives_what_a_local_call_gives(program):
     computation, value, _, _ = program

@@ -1,6 +1,7 @@
 """Leases last as long as they are renewed or held, and no longer."""
 
 import pytest
+from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -212,5 +213,5 @@ class LeasesAgainstAModel(RuleBasedStateMachine):
         assert self.leases.next_expiry() == expected
 
 
-LeasesAgainstAModel.TestCase.settings = settings(stateful_step_count=30, max_examples=50)
+LeasesAgainstAModel.TestCase.settings = settings(stateful_step_count=30, max_examples=examples(50))
 test_leases_do_as_the_model_does = LeasesAgainstAModel.TestCase

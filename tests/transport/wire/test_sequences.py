@@ -5,6 +5,7 @@ import tracemalloc
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from federated_language.proto import array_pb2, data_type_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,7 +80,7 @@ def clients(draw):
     return sequence, draw(st.lists(kinds, min_size=1, max_size=4))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(clients(), st.sampled_from([OLDEST, OLDER, NEWEST]))
 def test_sequences_of_clients_arrive_as_they_were_whatever_they_are_made_of(drawn, form):
     sequence, values = drawn

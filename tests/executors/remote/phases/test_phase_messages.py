@@ -5,6 +5,7 @@ import asyncio
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, note, settings
 from random_computations import SLOW_IS_FINE, bare, programs
 
@@ -146,7 +147,7 @@ def check(program):
     assert bits(bare(found)) == bits(bare(expected))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(programs())
 def test_the_phases_of_a_random_computation_mean_the_same_elsewhere(program):
     check(program)
@@ -154,7 +155,7 @@ def test_the_phases_of_a_random_computation_mean_the_same_elsewhere(program):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=4000, deadline=None, suppress_health_check=SLOW_IS_FINE)
+@settings(max_examples=examples(4000), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(programs() | programs(fuel=8))
 def test_the_phases_of_many_random_computations_mean_the_same_elsewhere(program):
     check(program)

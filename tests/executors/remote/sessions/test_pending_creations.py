@@ -8,6 +8,7 @@ import threading
 import federated_language as fl
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,7 +138,7 @@ def test_what_two_calls_bring_along_waits_for_both():
     assert made.drop(["a"]) == (["a"], [])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32))
 def test_in_any_order_of_events_each_value_is_created_after_what_it_needs_and_ends_as_it_should(seed):
     choose = random.Random(seed)

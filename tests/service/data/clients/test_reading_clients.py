@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from client_service import DataService, as_if_elsewhere, data_service, points
+from example_counts import examples
 from google.protobuf.any_pb2 import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +53,7 @@ def test_ids_come_back_as_they_went(given) -> None:
     assert (type(back), back) == (type(client), client)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=20))
 def test_bytes_that_are_no_id_are_refused(key: bytes) -> None:
     for dtype in (np.int64, np.str_):

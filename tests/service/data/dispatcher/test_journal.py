@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dispatching import AT_LEAST_ONCE, Consumer, Peer, description, splits
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,7 +206,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 
 
 @given(share=st.floats(0, 1), is_garbage=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_of_a_torn_log_everything_is_kept_that_was_written_before(
     written: tuple[Path, list[int]], share: float, is_garbage: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

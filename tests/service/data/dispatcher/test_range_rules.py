@@ -6,6 +6,7 @@ from pathlib import Path
 
 import attrs
 from dispatching import AT_LEAST_ONCE, AT_MOST_ONCE, DYNAMIC, EXACTLY_ONCE, description
+from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -233,6 +234,6 @@ class RangeRulesAcrossCrashes(RangeRules):
 
 
 TestRangeRules = RangeRules.TestCase
-TestRangeRules.settings = settings(max_examples=100, stateful_step_count=30)
+TestRangeRules.settings = settings(max_examples=examples(100), stateful_step_count=30)
 TestRangeRulesAcrossCrashes = RangeRulesAcrossCrashes.TestCase
-TestRangeRulesAcrossCrashes.settings = settings(max_examples=15, stateful_step_count=30)
+TestRangeRulesAcrossCrashes.settings = settings(max_examples=examples(15), stateful_step_count=30)
