@@ -2,9 +2,9 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -37,22 +37,28 @@ def sum_of(vectors: Sequence[Vector]) -> Vector:
     return total
 
 
-def _measure_mean(pool: ProcessPoolExecutor, effort: Effort) -> Iterator[Measurement]:
+def make_mean(effort: Effort, workers: int) -> tuple[Callable[[Sequence[Vector]], Vector], list[Vector], int]:
+    """Returns the mean of vectors, the vectors, and how many of them each of so many workers has."""
     clients = effort.pick(4, 1000, 1000)
     random = np.random.default_rng(7)
     vectors = [random.standard_normal(_VECTOR, np.float32) for _ in range(clients)]
-    share = clients // _WORKERS
 
     @fl.federated_computation(fl.FederatedType(fl.TensorType(np.float32, [_VECTOR]), fl.CLIENTS))
     def mean(values: Any) -> Any:
         return fl.federated_mean(values)
 
+    return cast("Callable[[Sequence[Vector]], Vector]", mean), vectors, clients // workers
+
+
+def _measure_mean(pool: ProcessPoolExecutor, effort: Effort) -> Iterator[Measurement]:
+    mean, vectors, share = make_mean(effort, _WORKERS)
+
     def bare() -> Vector:
         tasks = [pool.submit(sum_of, vectors[i * share : (i + 1) * share]) for i in range(_WORKERS)]
-        return sum_of([task.result() for task in tasks]) / np.float32(clients)
+        return sum_of([task.result() for task in tasks]) / np.float32(len(vectors))
 
     assert np.allclose(mean(vectors), bare(), atol=1e-6)
-    name = f"mean of {clients:,} × {4 * _VECTOR // 1000} kB over a pool of {_WORKERS} processes"
+    name = f"mean of {len(vectors):,} × {4 * _VECTOR // 1000} kB over a pool of {_WORKERS} processes"
     yield from compare_with_all(name, [Floor(bare, "to bare tasks", 1.3)], lambda: mean(vectors), effort)
 
 

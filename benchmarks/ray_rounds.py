@@ -1,4 +1,4 @@
-"""Runs a round of training over actors of Ray: with the clients' data sent, and with data in its object store."""
+"""Runs rounds over actors of Ray: a mean, and training with the clients' data sent, and in Ray's object store."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 import fedstack
 from benchmarks.fedavg import make_clients, make_round
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
+from benchmarks.pools import Vector, make_mean, sum_of
 from fedstack.contexts import SyncExecutionContext
 from fedstack.service.pool.worker_pool import local_worker_pool
 
@@ -17,8 +18,38 @@ _STORE_BYTES = 300_000_000
 
 
 def run(effort: Effort) -> Iterator[Measurement]:
-    """Measures a round beside the same round over a pool of workers."""
-    with _ray() as ray, contextlib.ExitStack() as stack:
+    """Measures a mean beside bare actors with the same arrays, and training beside a pool of workers."""
+    with _ray() as ray:
+        yield from _measure_mean(ray, effort)
+        yield from _measure_training(ray, effort)
+
+
+class BareActor:
+    """What a bare actor does."""
+
+    def sum_of(self, vectors: Sequence[Vector]) -> Vector:
+        """Returns the sum of vectors."""
+        return sum_of(vectors)
+
+
+def _measure_mean(ray: Any, effort: Effort) -> Iterator[Measurement]:
+    mean, vectors, share = make_mean(effort, _WORKERS)
+    bare = [ray.remote(BareActor).options(num_cpus=0).remote() for _ in range(_WORKERS)]
+
+    def by_bare_actors() -> Vector:
+        parts = [bare[i].sum_of.remote(vectors[i * share : (i + 1) * share]) for i in range(_WORKERS)]
+        return sum_of(ray.get(parts)) / np.float32(len(vectors))
+
+    with fedstack.create_sync_ray_execution_context(num_workers=_WORKERS):
+        assert np.allclose(mean(vectors), by_bare_actors(), atol=1e-6)
+        name = f"mean of {len(vectors):,} × {vectors[0].nbytes // 1000} kB over {_WORKERS} actors of Ray"
+        yield from compare_with_all(name, [Floor(by_bare_actors, "to bare actors", 1.3)], lambda: mean(vectors), effort)
+    for actor in bare:
+        ray.kill(actor)
+
+
+def _measure_training(ray: Any, effort: Effort) -> Iterator[Measurement]:
+    with contextlib.ExitStack() as stack:
         model, data = make_clients(effort)
         streams = [fedstack.batches(client, 20) for client in data]
         average = make_round(*model["weights"].shape)

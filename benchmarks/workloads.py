@@ -61,7 +61,7 @@ WORKLOADS = (
     Workload("methods", "calls of registered methods; floor: gRPC with plain bytes", methods.run),
     Workload("coordinator", "calls scheduled over two workers; floor: gRPC with plain bytes", coordinator.run),
     Workload("pools", "rounds over a pool of processes; floor: its bare tasks, a pool of workers", pools.run),
-    Workload("ray", "rounds over two actors of Ray; floor: a pool of workers", ray_rounds.run),
+    Workload("ray", "rounds over two actors of Ray; floor: bare actors, a pool of workers", ray_rounds.run),
     Workload("data-service", "elements from data workers; floor: gRPC that streams bytes", data_service.run),
     Workload("growth", "phases over workers that only sleep: the driver's time", growth.run),
     Workload("bystanders", "waits of one client beside another that keeps the worker busy", bystanders.run),

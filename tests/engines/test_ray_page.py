@@ -31,6 +31,7 @@ def test_every_block_about_ray_prints_what_the_page_says(page, cluster, monkeypa
 
 
 def test_the_benchmark_yields_measurements(cluster) -> None:
-    sent, stored = ray_rounds.run(TINY)
+    mean, sent, stored = ray_rounds.run(TINY)
+    assert "mean of 4" in mean.name
     assert "data sent" in sent.name
     assert "ObjectRefs" in stored.name
