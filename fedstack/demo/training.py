@@ -100,7 +100,8 @@ def _context(num_workers: int, engine: str) -> Generator[None, None, None]:
     if engine == "ray":
         from fedstack.backends.ray_cluster.ray_api import ray  # needs an extra
 
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         with create_sync_ray_execution_context(num_workers=num_workers or None):
             yield
         return

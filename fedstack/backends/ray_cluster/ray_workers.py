@@ -196,13 +196,14 @@ class RayWorkers:
 def _cannot_start(error: Exception) -> NoWorkersError:
     """Returns the error for an actor that Ray cannot start."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    is_final = True
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         why = f"its runtime_env cannot be built; mend it: {lines[-1].strip()}"
     elif "ModuleNotFoundError" in str(error):
         missing = next(line for line in lines if "ModuleNotFoundError" in line)
         why = f"install at the nodes what is installed here, or name it in runtime_env: {missing.strip()}"
     else:
-        why = str(error).strip()
+        why, is_final = str(error).strip(), False  # a busy Ray may lose one before it runs
     found = NoWorkersError(f"Ray cannot start a worker: {why}")
-    found.is_final = True
+    found.is_final = is_final
     return found
