@@ -598,8 +598,9 @@ def test_what_functions_warn_of_is_in_the_format_of_the_log() -> None:
         context.close()
         server.process.terminate()
         _, _, err = ended(server)
-    [entry] = [json.loads(line) for line in err.splitlines()]
-    assert (entry["level"], entry["logger"]) == ("warning", "py.warnings")
+    entries = [json.loads(line) for line in err.splitlines()]  # on a slow machine of other things, too
+    [entry] = [entry for entry in entries if entry["logger"] == "py.warnings"]
+    assert entry["level"] == "warning"
     assert "a lot" in entry["message"]
 
 
