@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import attrs
@@ -136,17 +137,17 @@ class MethodService(Service):
             packer = Packer(chunking.large_bytes, elements=True, sequences=True)
             at_hand = self._at_hand if method.is_leaf else None
             progress = ProgressCounts() if method.has_clients else self._no_clients
-            if at_hand is None:
-                work = self._run(method, payload, packer, progress)
-            else:
-                work = _computed(at_hand, method, payload, packer)
+            given = deque([payload])  # whoever takes it out is the only one to have it
             del payload
+            answer = functools.partial(self._answer, method, given, packer, progress)
             if method.inline:
-                header = self._here.run(work, inline=True)
+                header = answer()
             else:
-                if at_hand is not None:
+                if at_hand is None:
+                    work = self._run(method, given.pop(), packer, progress)
+                else:
                     # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
-                    job = self._threads.submit(functools.partial(self._here.run, work, inline=True))
+                    job = self._threads.submit(answer)
                     loop = asyncio.get_running_loop()
                     begun = loop.time()
                     if await self._is_soon_done(job, seconds):
@@ -161,6 +162,12 @@ class MethodService(Service):
                     yield beat
                 header = running.result()
             yield Parcel(header, packer.segments, chunking.chunk_bytes)
+
+    def _answer(self, method: Method, given: "deque[object]", packer: Packer, progress: ProgressCounts) -> bytes:
+        """Runs a method on this thread. Its coroutine is made here: one of a job that never begins would be left."""
+        if method.is_leaf and self._at_hand is not None:
+            return self._here.run(_computed(self._at_hand, method, given.pop(), packer), inline=True)
+        return self._here.run(self._run(method, given.pop(), packer, progress), inline=True)
 
     async def _argument(self, method: Method, received: Received[methods_pb2.InvokeRequest]) -> object:
         parameter = method.signature.function.parameter

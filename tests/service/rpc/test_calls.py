@@ -1,6 +1,7 @@
 """Calls of methods: what they take, what they return, and what they say when something is wrong."""
 
 import asyncio
+import gc
 import inspect
 import threading
 
@@ -169,6 +170,14 @@ def test_a_deadline_ends_the_call_here_and_at_the_server(server, client, gate):
     client.add_blocking(1, 2)
     assert gate.left < 100  # those that had not begun never do
     assert (calls_of(server)["waits"].ended, calls_of(server)["waits"].failed) == (1, 1)
+
+
+def test_a_call_that_comes_while_the_server_ends_is_refused_and_leaves_nothing(server, client):
+    assert client.add_blocking(1, 2) == 3
+    server._methods._threads.close()
+    with pytest.raises(ClosedError):  # and Python complains of no coroutine that is never awaited
+        client.add_blocking(1, 2)
+    gc.collect()
 
 
 def test_a_method_that_was_short_may_take_long(client, gate):
