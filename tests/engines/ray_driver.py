@@ -1,11 +1,14 @@
 """Drivers of Ray that tests run in a process of their own: `python ray_driver.py wait FOLDER`."""
 
 import sys
+import threading
+from pathlib import Path
 
 import ray
-from ray_calls import held_up, numbers, processes
+from ray_calls import checked, held_up, numbers, processes, wait_until
 
 import fedstack
+from fedstack.errors import NoWorkersError
 
 HALF = {"num_workers": 2, "resources_per_worker": {"CPU": 0.5}}
 QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -23,6 +26,35 @@ def again() -> None:
     ray.shutdown()
 
 
+def shut_down(folder: str) -> None:
+    """Calls after Ray was shut down, and after the next local cluster, in which all has the same numbers, was begun."""
+    local = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000, **QUIET}
+
+    def call(computation, *arguments) -> None:
+        try:
+            print(computation(*arguments), ray.is_initialized(), flush=True)
+        except NoWorkersError as error:
+            print(str(error).splitlines()[0], ray.is_initialized(), flush=True)
+
+    def cut() -> None:
+        wait_until(lambda: any(Path(folder).glob("here-*")), "clients are at work")
+        ray.shutdown()
+
+    ray.init("local", **local)
+    with fedstack.create_sync_ray_execution_context(**HALF):
+        call(checked, numbers(5))
+        ray.shutdown()
+        call(checked, numbers(5))
+        ray.init("local", **local)
+        call(checked, numbers(5))
+        thread = threading.Thread(target=cut)
+        thread.start()
+        call(held_up, folder, numbers(4))
+        thread.join()
+        ray.init("local", **local)
+    print("closed", flush=True)
+
+
 def wait(folder: str) -> None:
     """Says in which processes clients run, and waits for them."""
     with fedstack.create_sync_ray_execution_context(**HALF):
@@ -31,4 +63,4 @@ def wait(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    {"again": again, "wait": wait}[sys.argv[1]](*sys.argv[2:])
+    {"again": again, "shut_down": shut_down, "wait": wait}[sys.argv[1]](*sys.argv[2:])

@@ -268,3 +268,18 @@ class TestDatasets:
                 mean_total(value)
         with pytest.raises(InvalidValueError, match=r"Expected a column 'whom', found \['who', 'x'\]"):
             fedstack.by_client(dataset, "whom")
+
+
+def test_a_function_may_refer_to_what_is_in_the_object_store() -> None:
+    factor = {"of": [ray.put(np.float32(3))]}
+
+    @fedstack.python_computation(VECTOR, np.float32)
+    def scaled(values):
+        return ray.get(factor["of"][0]) * values.sum()
+
+    @fl.federated_computation(fl.FederatedType(VECTOR, fl.CLIENTS))
+    def mean_scaled(values):
+        return fl.federated_mean(fl.federated_map(scaled, values))
+
+    with fedstack.create_sync_ray_execution_context(num_workers=2, resources_per_worker={"CPU": 0.5}):
+        assert mean_scaled([np.ones(2, np.float32), np.ones(4, np.float32)]) == 9

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
+from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
 from fedstack.computations.values.number_checks import check_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
@@ -35,6 +36,23 @@ LOSSES: tuple[type[Exception], ...] = (
 )
 # Ray's own names of resources, and the options of actors that ask for them; it takes any other name too.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+def _reduced_ref(ref: Ref) -> Reduced:
+    """Writes a reference that a function brings along: who owns it as well, else nobody could ever get it."""
+    return ray.cloudpickle.CloudPickler.dispatch[type(ref)](ref)
+
+
+register_reducer(ray.ObjectRef, _reduced_ref)
+
+
+def session() -> object:
+    """Returns what tells the Ray that this process uses from any other; `None` where it uses none."""
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    # The first driver of each local cluster has the same id; that of the node is made by chance.
+    return context.get_worker_id(), context.get_node_id()
 
 
 def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:

@@ -44,11 +44,13 @@ class RayBackend(Backend):
         return await self._workers.ready()
 
     async def share(self, arrays: list[NDArray[Any]]) -> Ref:
+        self._workers.check()
         size = sum(array.nbytes for array in arrays)
         return await sized(size, lambda: ray.put(arrays), LOOP_COPY_BYTES)
 
     async def run(self, place: RayPlace, task: Task, heard: Callable[[Heartbeat], None]) -> object:
         arguments = [await self._argument(argument) for argument in task.arguments]
+        self._workers.check()
         number = next(self._numbers)
         call = place.handle.run.options(num_returns=2)
         note, content = call.remote(number, task.coroutine, *arguments)
@@ -56,7 +58,8 @@ class RayBackend(Backend):
         try:
             return await self._noted(place, number, note, heard), content
         except asyncio.CancelledError:
-            ray.cancel(note)
+            with contextlib.suppress(Exception):  # it may have been shut down
+                ray.cancel(note)
             raise
         except exceptions.RayError as error:
             raise self._error(place, error) from error
@@ -71,16 +74,21 @@ class RayBackend(Backend):
         """Returns what a task says of its content; asks now and then how far it is."""
         arriving = note.future()
         while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
+            self._workers.check()
             beat = place.handle.heard.remote(number).future()
-            await arrival(beat)
-            with contextlib.suppress(exceptions.RayError):  # the task tells what it is
-                heard(beat.result())
+            while not (await arrival(beat, _ASKED_SECONDS) or arriving.done()):
+                self._workers.check()  # what has been shut down never answers
+            if beat.done():
+                with contextlib.suppress(exceptions.RayError):  # the task tells what it is
+                    heard(beat.result())
         return arriving.result()
 
     async def fetch(self, content: Ref) -> object:
         """Returns content in memory of its own: what a user keeps of it must not keep it in the object store."""
+        self._workers.check()
         arriving = content.future()
-        await arrival(arriving)
+        while not await arrival(arriving, _ASKED_SECONDS):
+            self._workers.check()  # what has been shut down never answers
         try:
             header, arrays = cast("tuple[bytes, list[NDArray[Any]]]", arriving.result())
         except exceptions.RayError as error:

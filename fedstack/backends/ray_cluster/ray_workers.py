@@ -1,6 +1,7 @@
 """Knows the actors of one factory: asks Ray for those that there is room for, and hears which of them are there."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from fedstack.backends.ray_cluster.ray_actor import Greeting, RayWorker
-from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray
+from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray, session
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -71,7 +72,7 @@ class RayWorkers:
         self._room = room
         self._options = options
         self._start_seconds = start_seconds
-        self._driver = ""
+        self._session: object = None
         self._wanted: int | None = None
         self._told_missing = 0
         self.renew()
@@ -109,25 +110,38 @@ class RayWorkers:
     def lost(self, place: RayPlace) -> None:
         """Gives an actor no more work until there is a sign of life of it."""
         with self._lock:
-            if place in self._places:
+            if place in self._places and session() == self._session:
                 self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
 
     def close(self) -> None:
         """Ends the actors."""
         with self._lock:
             places, self._places = self._places, []
-            if ray.is_initialized() and self._is_same_driver():
-                for place in places:
-                    ray.kill(place.handle)
+            with contextlib.suppress(Exception):  # it may be shut down at the same time
+                if session() == self._session:
+                    for place in places:
+                        ray.kill(place.handle)
+
+    def check(self) -> None:
+        """Sees whether the actors may still be there: to ask them would start another Ray, and nothing would come.
+
+        Raises:
+          NoWorkersError: If Ray has been shut down since they were asked for.
+        """
+        found = session()
+        if found != self._session:
+            raise _shut_down(is_final=found is None)
 
     def _ask(self) -> None:
-        """Asks Ray for the actors that are missing; starts it, as its own functions do, if nobody has."""
+        """Asks Ray for the actors that are missing; starts it, as its own functions do, if nobody ever has."""
         with self._lock:
             if not ray.is_initialized():
+                if self._session is not None:
+                    raise _shut_down(is_final=True)
                 ray.init()
-            if not self._is_same_driver():  # it has been shut down since, and the actors with it
-                self._driver = ray.get_runtime_context().get_worker_id()
-                self._places, self._wanted = [], self._num_workers
+            if session() != self._session:  # it has been shut down since, and the actors with it
+                self._session = session()
+                self._places, self._wanted, self._told_missing = [], self._num_workers, 0
             if len(self._places) == self._wanted and not self._follows:
                 return
             room = self._room.workers()
@@ -143,15 +157,13 @@ class RayWorkers:
                 handle = actor.remote()
                 self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
 
-    def _is_same_driver(self) -> bool:
-        return bool(ray.get_runtime_context().get_worker_id() == self._driver)
-
     def _hear(self) -> Sequence[RayPlace]:
         """Returns the actors that have been asked for, after hearing those that have come.
 
         Raises:
           NoWorkersError: If the last of them cannot come.
         """
+        self.check()
         with self._lock:
             waiting = {place.greeting: place for place in self._places if place.said is None}
             come: list[Ref] = []
@@ -191,6 +203,15 @@ class RayWorkers:
     def __repr__(self) -> str:
         ready = sum(place.said is not None for place in self._places)
         return f"{counted(len(self._places), 'Ray worker')}, {ready} ready"
+
+
+def _shut_down(*, is_final: bool) -> NoWorkersError:
+    error = NoWorkersError(
+        "Ray has been shut down since this context began to use it, and its workers with it; call ray.init(...), and "
+        "then the computation again: the context has new workers there"
+    )
+    error.is_final = is_final
+    return error
 
 
 def _cannot_start(error: Exception) -> NoWorkersError:
