@@ -89,3 +89,28 @@ def test_errors_name_the_client(reads):
     data[12] = shelf.put(KeyError("gone"))
     with engine(2, reads), pytest.raises(RemoteError, match=r"has lost a value.*client 12\]"):
         mean_update(data, OFFSETS, MODEL)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_struct_may_be_elsewhere_beside_one_whose_members_are(reads):
+    shelf, values = Shelf(), given(21)
+    mixed = [shelf.put(value) if client % 2 else value for client, value in enumerate(values)]
+    mixed[4] = {"n": 4, "x": shelf.put(values[4]["x"])}
+    mixed[6] = [shelf.put(values[6]["x"]), shelf.put(6)]
+    with fedstack.create_sync_local_execution_context():
+        expected = mean_update(values, OFFSETS, MODEL)
+        np.testing.assert_array_equal(mean_update(mixed, OFFSETS, MODEL)[0], expected[0])
+    with engine(3, reads) as backend:
+        shelf.reads.clear()
+        np.testing.assert_array_equal(mean_update(mixed, OFFSETS, MODEL)[0], expected[0])
+        assert len(backend.tasks) == 3
+    assert shelf.read == list(range(13))
+    mixed[6] = {"x": values[6]["x"], "n": shelf.put("six")}
+    with engine(2, reads), pytest.raises(TypeMismatchError, match=r"Expected int32, found .*'six'; at .*client 6\]\.n"):
+        mean_update(mixed, OFFSETS, MODEL)
+    mixed[6] = {"x": values[6]["x"], "n": shelf.put(KeyError("gone"))}
+    with engine(2, reads), pytest.raises(RemoteError, match=r"has lost a value.*client 6\]\.n"):
+        mean_update(mixed, OFFSETS, MODEL)
+    mixed[8] = {"x": values[8]["x"]}
+    with engine(2, reads), pytest.raises(TypeMismatchError, match=r"found no 'n'; at .*client 8\]"):
+        mean_update(mixed, OFFSETS, MODEL)

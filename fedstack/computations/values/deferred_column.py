@@ -10,10 +10,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+import attrs
 import numpy as np
 
-from fedstack.computations.types.language import Type
+from fedstack.computations.types.language import StructType, Type
+from fedstack.computations.types.type_structure import fields_of, join_path
 from fedstack.computations.values.columns import Column, Payload, column_from_payloads
+from fedstack.computations.values.records import split_struct
 
 Where = Callable[[int], str]
 # Makes a column of values as users give them, one per client, or says which client's does not fit.
@@ -31,6 +34,11 @@ class Elsewhere:
     """Stands for a Python value that is elsewhere. It is small, and can be pickled."""
 
     __slots__ = ()
+
+    @classmethod
+    def kinds(cls, found: Sequence[Any]) -> "set[type[Elsewhere]]":
+        """Returns the classes of what is read for some of this class."""
+        return {cls}
 
     @classmethod
     def read(cls, found: Sequence[Any], member: Type, where: Where) -> Sequence[object]:
@@ -102,11 +110,16 @@ class DeferredColumn(Column):
     @property
     def kinds(self) -> set[type[Elsewhere]]:
         """What stands for the values that are elsewhere."""
-        return {type(value) for value in self.values if isinstance(value, Elsewhere)}
+        return _kinds_of(self.values)
 
     def here(self) -> Column:
         places = [place for place, value in enumerate(self.values) if isinstance(value, Elsewhere)]
-        column = self._build(self._read(places), self._member, lambda index: self._where(places[index]))
+
+        def where(index: int) -> str:
+            return self._where(places[index])
+
+        found = _read([self.values[place] for place in places], self._member, where)
+        column = self._build(found, self._member, where)
         if len(places) < len(self.values):
             payloads = list(self.values)
             for place, payload in zip(places, column.items()):
@@ -115,16 +128,6 @@ class DeferredColumn(Column):
         for index in self._picks:
             column = column.field(index)
         return column
-
-    def _read(self, places: Sequence[int]) -> Sequence[object]:
-        found: dict[int, object] = {}
-        for kind in self.kinds:
-            some = [place for place in places if type(self.values[place]) is kind]
-            values = kind.read(
-                [self.values[place] for place in some], self._member, lambda index, some=some: self._where(some[index])
-            )
-            found.update(zip(some, values))
-        return [found[place] for place in places]
 
     def _where(self, index: int) -> str:
         return self.place.replace(_FIRST, f"[client {self.first + index}]", 1)
@@ -141,6 +144,54 @@ class DeferredColumn(Column):
         return DeferredColumn(self.values, self._member, self.place, self._build, self.first, picks)
 
 
+@attrs.frozen
+class _SplitStruct(Elsewhere):
+    """Stands for a struct that is here, some members of which are elsewhere.
+
+    Attributes:
+      members: Its members in the order of the type, or what stands for them.
+    """
+
+    members: Sequence[object]
+
+    @classmethod
+    def kinds(cls, found: "Sequence[_SplitStruct]") -> set[type[Elsewhere]]:
+        return _kinds_of([member for one in found for member in one.members])
+
+    @classmethod
+    def read(cls, found: "Sequence[_SplitStruct]", member: Type, where: Where) -> Sequence[object]:
+        columns: list[Sequence[object]] = []
+        for place, (name, field_type) in enumerate(fields_of(cast(StructType, member))):
+            path: Where = lambda index, name=name, place=place: join_path(where(index), name, place)  # noqa: E731
+            columns.append(_read([one.members[place] for one in found], field_type, path))
+        return list(zip(*columns))
+
+
+def _by_kind(values: Sequence[object]) -> dict[type[Elsewhere], list[int]]:
+    """Returns the places of those that are elsewhere, by class."""
+    places: dict[type[Elsewhere], list[int]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Elsewhere):
+            places.setdefault(type(value), []).append(place)
+    return places
+
+
+def _kinds_of(values: Sequence[object]) -> set[type[Elsewhere]]:
+    return {
+        read for kind, places in _by_kind(values).items() for read in kind.kinds([values[place] for place in places])
+    }
+
+
+def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[object]:
+    """Returns values of one type; of those that are elsewhere all of a kind are read together."""
+    read = list(values)
+    for kind, places in _by_kind(values).items():
+        some = [values[place] for place in places]
+        for place, value in zip(places, kind.read(some, member, lambda index, places=places: where(places[index]))):
+            read[place] = value
+    return read
+
+
 def deferred(
     values: Sequence[object], kinds: set[type[object]], member: Type, where: Where, build: Build
 ) -> DeferredColumn | None:
@@ -155,15 +206,28 @@ def deferred(
     """
     if kinds <= _USUAL:
         return None
-    standing = {kind: made for kind in kinds if (made := _standing(kind)) is not None}
-    if not standing:
+    if not any(map(_standing, kinds)):
         return None
-    found = [made(value) if (made := standing.get(type(value))) is not None else value for value in values]
-    places = [place for place, value in enumerate(values) if type(value) not in standing]
+    found = [_standing_in(value, member, where, index) for index, value in enumerate(values)]
+    places = [place for place, value in enumerate(found) if not isinstance(value, Elsewhere)]
     column = build([values[place] for place in places], member, lambda index: where(places[index]))
     for place, payload in zip(places, column.items()):
         found[place] = payload
     return DeferredColumn(found, member, where(0), build)
+
+
+def _standing_in(value: object, member: Type, where: Where, index: int) -> object:
+    """Returns what stands for a value that is elsewhere, or for one with such members; others as they are."""
+    if type(value) not in _USUAL and (made := _standing(type(value))) is not None:
+        return made(value)
+    if not isinstance(member, StructType):
+        return value
+    fields = fields_of(member)
+    members = [
+        _standing_in(one, field_type, lambda index, name=name, place=place: join_path(where(index), name, place), index)
+        for place, (one, (name, field_type)) in enumerate(zip(split_struct(value, member, where(index)), fields))
+    ]
+    return _SplitStruct(members) if any(isinstance(one, Elsewhere) for one in members) else value
 
 
 def _standing(kind: type[object]) -> Callable[[Any], Elsewhere] | None:
