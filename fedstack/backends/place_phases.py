@@ -110,8 +110,8 @@ class PlacePhases(PhaseRunner):
         except WorkerUnavailableError as error:
             vars(error).setdefault("advice", "the engine may know why")
             losses = current_scope().losses
-            if losses is not None and clients:
-                losses.add(phase, clients, report.running)
+            if losses is not None and clients and error.had_begun is not False:
+                losses.add(phase, clients, report.running, is_sure=error.had_begun is True)
             raise
         except FedstackError:
             raise

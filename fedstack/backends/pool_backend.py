@@ -18,8 +18,9 @@ MakesExecutor = Callable[[], Executor]
 _JOIN_SECONDS = 10.0
 _ENDED = "ended, likely because of a client function (os._exit, a crash, too much memory)"
 _NEVER_ANSWERED = (
-    "ended before any had answered: a client function ended it (os._exit, a crash, too much memory), or the script "
-    "that it began with has no `if __name__ == '__main__':` around what only the first process is to do"
+    "ended before any had answered this context: a client function ended it (os._exit, a crash, too much memory), the "
+    "pool's initializer raised, or the script that it began with has no `if __name__ == '__main__':` around what only "
+    "the first process is to do"
 )
 
 
@@ -56,8 +57,9 @@ class PoolBackend(Backend):
 
     async def run(self, place: Any, task: Task, heard: Callable[[Heartbeat], None]) -> object:
         executor = self._open()
+        future: Future[object] | None = None
         try:
-            future: Future[object] = executor.submit(task.function, *task.arguments)
+            future = executor.submit(task.function, *task.arguments)
             try:
                 await arrival(future)
             except asyncio.CancelledError:
@@ -65,7 +67,7 @@ class PoolBackend(Backend):
                 raise
             answer = future.result()
         except BrokenExecutor as error:
-            raise self._broken(executor, place, error) from error
+            raise self._broken(executor, place, error, was_taken=future is not None) from error
         except CancelledError as error:
             raise ClosedError(f"The pool cancelled what it was to run, at {place}; was it shut down?") from error
         except RuntimeError as error:
@@ -94,23 +96,33 @@ class PoolBackend(Backend):
 
         future.add_done_callback(ended)
 
-    def _broken(self, executor: Executor, place: str, error: BrokenExecutor) -> FedstackError:
-        """Returns the error for a pool that has lost a process, with which all of it is lost."""
+    def _broken(self, executor: Executor, place: str, error: BrokenExecutor, was_taken: bool) -> FedstackError:
+        """Returns the error for a pool that has lost a process, with which all of it is lost.
+
+        Args:
+          executor: The pool.
+          place: The part that it was to run.
+          error: What it raised.
+          was_taken: Whether it had taken this part; else it was broken before.
+        """
         why = _ENDED if self._has_answered else _NEVER_ANSWERED
         found = f"{type(error).__name__}: {error}"
         if self._make is None:
+            mend = f": a process of it {why}; mend that, and" if was_taken else ";"
             lost = NoWorkersError(
-                f"The pool is broken, and cannot be used again: a process of it {why}; mend that, and make a new "
-                f"pool, and a context over it, or give a function that makes pools in place of one ({found})"
+                f"The pool is broken, and cannot be used again{mend} make a new pool, and a context over it, or give a "
+                f"function that makes pools in place of one ({found})"
             )
             lost.is_final = True
-            return lost
-        if self._executor is executor:  # and nobody has made another since
-            self._executor = None
-            executor.shutdown(wait=False)
-        lost = WorkerUnavailableError(f"A process of the pool {why} ({found})")
-        lost.causes = {place: found}
-        lost.advice = "mend the client function that ends them, if one does"
+        else:
+            if self._executor is executor:  # and nobody has made another since
+                self._executor = None
+                executor.shutdown(wait=False)
+            lost = WorkerUnavailableError(f"A process of the pool {why} ({found})" if was_taken else found)
+            lost.causes = {place: found}
+            lost.advice = "mend the client function that ends them, if one does"
+        # It hands parts to processes that are starting, too, so that nobody knows whether one has begun.
+        lost.had_begun = was_taken and (self._has_answered or None)
         return lost
 
     def close(self) -> None:

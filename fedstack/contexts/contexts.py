@@ -22,6 +22,7 @@ from fedstack.computations.values.number_checks import check_bool
 from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.in_force import InForceInBlocks
 from fedstack.contexts.invocation import Invoker
+from fedstack.contexts.progress_display import show_progress
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.sync_driver import SyncDriver
@@ -38,7 +39,7 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
     Args:
       factory: Makes the executors.
       retry_policy: What to do about retryable errors; five attempts by default.
-      progress: Shows the progress of invocations, if given.
+      progress: True to show how many clients are done, or what shows it.
       debug: Whether to keep everything on the caller's thread, so that a debugger can step into leaf functions.
 
     Raises:
@@ -53,14 +54,18 @@ class SyncExecutionContext(InForceInBlocks, SyncContext):
         factory: ExecutorFactory,
         *,
         retry_policy: RetryPolicy | None = None,
-        progress: Progress | None = None,
+        progress: bool | Progress | None = False,
         debug: bool = False,
     ) -> None:
         super().__init__()
+        debug = check_bool("debug", debug)
         self._invoker = Invoker(
-            _checked_factory(factory), _checked_policy(retry_policy), _checked_progress(progress), _installing(self)
+            _checked_factory(factory),
+            _checked_policy(retry_policy),
+            _chosen_progress(progress, debug),
+            _installing(self),
         )
-        self._debug = debug = check_bool("debug", debug)
+        self._debug = debug
         self._driver = SyncDriver(allow_loop=not debug)
         self._debugger: Environment = contextlib.nullcontext
         if debug:
@@ -105,7 +110,7 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
     Args:
       factory: Makes the executors.
       retry_policy: What to do about retryable errors; five attempts by default.
-      progress: Shows the progress of invocations, if given.
+      progress: True to show how many clients are done, or what shows it.
 
     As a context manager it does what a `SyncExecutionContext` does.
     """
@@ -115,12 +120,12 @@ class AsyncExecutionContext(InForceInBlocks, AsyncContext):
         factory: ExecutorFactory,
         *,
         retry_policy: RetryPolicy | None = None,
-        progress: Progress | None = None,
+        progress: bool | Progress | None = False,
     ) -> None:
         super().__init__()
         self._inside_leaves = SyncExecutionContext(factory, retry_policy=retry_policy)
         self._invoker = Invoker(
-            factory, _checked_policy(retry_policy), _checked_progress(progress), _installing(self._inside_leaves)
+            factory, _checked_policy(retry_policy), _chosen_progress(progress), _installing(self._inside_leaves)
         )
 
     @property
@@ -185,8 +190,12 @@ def _checked_policy(policy: object) -> RetryPolicy:
     return policy
 
 
-def _checked_progress(progress: Progress | None) -> Progress | None:
-    if not (progress is None or callable(cast(object, progress))):
+def _chosen_progress(progress: bool | Progress | None, debug: bool = False) -> Progress | None:
+    if progress is True:
+        return None if debug else show_progress  # a bar would draw over the prompt of a debugger
+    if progress is False or progress is None:
+        return None
+    if not callable(cast(object, progress)):
         raise InvalidValueError(
             "Expected progress to be True, False or a function of the computation that returns a context manager of "
             f"what counts its clients, found {describe(progress)}"

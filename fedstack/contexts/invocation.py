@@ -227,7 +227,7 @@ class _Lease:
 
 def closed_error() -> ClosedError:
     """Returns the error for whoever uses a context after `close()`."""
-    return ClosedError("This context is closed; make a new one, fedstack.create_…")
+    return ClosedError("This context is closed; make a new one")
 
 
 def _has_many(arg: object) -> bool:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.options import defaults_of, takes_options
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.progress_display import chosen_progress
 from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.factories import local_executor_factory
@@ -41,7 +40,7 @@ class LocalOptions(TypedDict, total=False):
     debug: bool
 
 
-_DEFAULTS = {**defaults_of(local_executor_factory, SyncExecutionContext), "progress": False}
+_DEFAULTS = defaults_of(local_executor_factory, SyncExecutionContext)
 
 
 def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
@@ -52,13 +51,6 @@ def _factory(options: LocalOptions) -> ResourceManagingExecutorFactory:
         1 if options.get("debug") else options.get("max_concurrent_clients"),
         data_backend=options.get("data_backend"),
     )
-
-
-def _progress(options: LocalOptions) -> Progress | None:
-    progress = options.get("progress", False)
-    if progress is True and options.get("debug"):
-        return None  # a bar would draw over the prompt of a debugger
-    return chosen_progress(progress)
 
 
 @takes_options(LocalOptions, **_DEFAULTS)
@@ -75,7 +67,7 @@ def create_sync_local_execution_context(**options: "Unpack[LocalOptions]") -> Sy
     return SyncExecutionContext(
         _factory(options),
         retry_policy=options.get("retry_policy"),
-        progress=_progress(options),
+        progress=options.get("progress"),
         debug=options.get("debug", False),
     )
 
@@ -96,7 +88,7 @@ def create_async_local_execution_context(**options: "Unpack[LocalOptions]") -> A
             "Expected debug in a sync context, found it in an async one; use create_sync_local_execution_context"
         )
     return AsyncExecutionContext(
-        _factory(options), retry_policy=options.get("retry_policy"), progress=_progress(options)
+        _factory(options), retry_policy=options.get("retry_policy"), progress=options.get("progress")
     )
 
 

@@ -17,7 +17,6 @@ import attrs
 
 from fedstack.computations.types.language import ConcreteComputation
 from fedstack.contexts.observed_call import name_of_computation
-from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.foundations.error_text import printable
@@ -175,13 +174,6 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
 
     with display(name or "computation", "clients", snapshot):
         yield counts
-
-
-def chosen_progress(progress: bool | Progress) -> Progress | None:
-    """Returns what the option `progress` of a context asks for: `True` for a display."""
-    if isinstance(progress, bool):
-        return show_progress if progress else None
-    return progress
 
 
 def _shown(work: Work) -> str:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, TypedDict
 
 from fedstack.computations.types.options import defaults_of, takes_options
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.progress_display import chosen_progress
 from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.stacks.remote_factory import RemoteExecutorFactory, WorkerTargets, remote_executor_factory
@@ -42,7 +41,7 @@ class RemoteOptions(TypedDict, total=False):
     progress: bool | Progress
 
 
-_DEFAULTS = {**defaults_of(remote_executor_factory, SyncExecutionContext), "progress": False}
+_DEFAULTS = defaults_of(remote_executor_factory, SyncExecutionContext)
 
 
 def _factory(targets: WorkerTargets, options: RemoteOptions) -> RemoteExecutorFactory:
@@ -58,10 +57,6 @@ def _factory(targets: WorkerTargets, options: RemoteOptions) -> RemoteExecutorFa
     )
 
 
-def _progress(options: RemoteOptions) -> Progress | None:
-    return chosen_progress(options.get("progress", False))
-
-
 @takes_options(RemoteOptions, **_DEFAULTS)
 def create_sync_remote_execution_context(
     targets: WorkerTargets, **options: "Unpack[RemoteOptions]"
@@ -73,7 +68,7 @@ def create_sync_remote_execution_context(
       **options: See `RemoteOptions`.
     """
     factory = _factory(targets, options)
-    return SyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=_progress(options))
+    return SyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=options.get("progress"))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)
@@ -87,7 +82,7 @@ def create_async_remote_execution_context(
       **options: See `RemoteOptions`.
     """
     factory = _factory(targets, options)
-    return AsyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=_progress(options))
+    return AsyncExecutionContext(factory, retry_policy=options.get("retry_policy"), progress=options.get("progress"))
 
 
 @takes_options(RemoteOptions, **_DEFAULTS)

@@ -149,15 +149,58 @@ def test_a_broken_pool_is_not_tried_again_and_names_the_clients() -> None:
     message = str(caught.value)
     assert message.startswith("The pool is broken, and cannot be used again")
     assert "give a function that makes pools" in message
-    assert "ran where a worker ended: clients 0 to 1, clients 2 to 3" in message
+    assert "these may have run where a worker ended: clients 0 to 1, clients 2 to 3" in message
 
 
-def test_a_pool_that_never_answered_may_lack_the_guard_of_its_script() -> None:
-    with (
-        sync_context(SilentPool(BrokenExecutor("gone")), 1),
-        pytest.raises(NoWorkersError, match="if __name__ == '__main__'"),
-    ):
+def test_a_pool_that_has_answered_before_it_broke_ran_the_clients() -> None:
+    pool = SilentPool()
+    with sync_context(pool, 2):
         total([1])
+        pool.error = BrokenExecutor("a process ended")
+        with pytest.raises(NoWorkersError, match="these ran where a worker ended: clients 0 to 1, clients 2 to 3"):
+            total([1, 2, 3, 4])
+
+
+def test_a_pool_that_never_answered_may_lack_the_guard_of_its_script_or_have_a_bad_initializer() -> None:
+    with sync_context(SilentPool(BrokenExecutor("gone")), 1), pytest.raises(NoWorkersError) as caught:
+        total([1])
+    assert "if __name__ == '__main__'" in str(caught.value)
+    assert "the pool's initializer raised" in str(caught.value)
+
+
+class BrokenPool(SilentPool):
+    """A pool that takes nothing, since it broke before."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        raise BrokenExecutor("not usable anymore")
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_no_clients_ran_in_a_pool_that_was_broken_before(has_answered: bool) -> None:
+    pool = SilentPool()
+    with sync_context(pool, 2):
+        if has_answered:
+            total([1])
+        pool.submit = BrokenPool().submit
+        with pytest.raises(NoWorkersError) as caught:
+            total([1, 2])
+    assert str(caught.value) == (
+        "The pool is broken, and cannot be used again; make a new pool, and a context over it, or give a function that "
+        "makes pools in place of one (BrokenExecutor: not usable anymore)"
+    )
+
+
+def test_a_pool_of_threads_whose_initializer_raises_says_so(caplog) -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    with ThreadPoolExecutor(1, initializer=fails) as pool, sync_context(pool):
+        with pytest.raises(NoWorkersError, match=r"initializer .*\(BrokenThreadPool: A thread initializer failed"):
+            total([1])
+        with pytest.raises(
+            NoWorkersError, match=r"cannot be used again; make a new pool(?s:.)*initializer failed.*\)$"
+        ):
+            total([1])
 
 
 def test_a_function_that_makes_pools_makes_another_after_one_has_broken() -> None:

@@ -597,6 +597,37 @@ def test_a_call_shows_nothing_unless_asked(capfd: pytest.CaptureFixture[str], mo
     assert capfd.readouterr() == ("", "")
 
 
+def test_contexts_over_any_factory_take_true_for_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = threading.Event()
+
+    class Told(Recorder):
+        def show(self, snapshot: ProgressSnapshot) -> None:
+            shown.set()
+
+    def chosen(*_: object) -> Told:
+        display = Told()
+        display.seconds_before = 0.0
+        return display
+
+    @contextlib.contextmanager
+    def show_at_once(computation: object) -> Iterator[ProgressCounts]:
+        counts = ProgressCounts()
+        with display("Work", "clients", lambda: ProgressSnapshot(counts.done, counts.total), chosen):
+            assert shown.wait(LIMIT)
+            yield counts
+
+    monkeypatch.setattr("fedstack.contexts.contexts.show_progress", show_at_once)
+    for progress in (True, False, None):
+        shown.clear()
+        with SyncExecutionContext(fedstack.local_executor_factory(), progress=progress):
+            assert double_all([1, 2]) == [2, 4]
+        assert shown.is_set() == (progress is True)
+    shown.clear()
+    with SyncExecutionContext(fedstack.local_executor_factory(), progress=True, debug=True):
+        double_all([1, 2])  # a bar would draw over the prompt of a debugger
+    assert not shown.is_set()
+
+
 def test_quick_work_shows_nothing_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = use_terminal(monkeypatch)
     with fedstack.use_context(fedstack.create_sync_local_execution_context(progress=True)):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from fedstack.backends.ray_cluster.ray_factory import ray_executor_factory
 from fedstack.computations.types.options import defaults_of, takes_options
 from fedstack.contexts.contexts import AsyncExecutionContext, Progress, SyncExecutionContext
-from fedstack.contexts.progress_display import chosen_progress
 from fedstack.contexts.uncaught_mistakes import set_default_context
 from fedstack.executors.data_executor import DataBackend
 from fedstack.transport.peers.retry import RetryPolicy
@@ -47,15 +46,15 @@ class RayOptions(TypedDict, total=False):
     progress: bool | Progress
 
 
-_DEFAULTS = {**defaults_of(ray_executor_factory, SyncExecutionContext), "progress": False}
+_DEFAULTS = defaults_of(ray_executor_factory, SyncExecutionContext)
 
 
 def _made(options: RayOptions) -> dict[str, Any]:
     """Returns the arguments of a context."""
     given: dict[str, Any] = {**options}
-    policy, progress = given.pop("retry_policy", None), given.pop("progress", False)
+    policy, progress = given.pop("retry_policy", None), given.pop("progress", None)
     factory = ray_executor_factory(**given)
-    return {"factory": factory, "retry_policy": policy, "progress": chosen_progress(progress)}
+    return {"factory": factory, "retry_policy": policy, "progress": progress}
 
 
 @takes_options(RayOptions, **_DEFAULTS)

@@ -56,8 +56,8 @@ class Losses(Protocol):
 
     def __len__(self) -> int: ...
 
-    def add(self, phase: object, clients: range, running: Iterable[int] = ()) -> None:
-        """Notes that a worker has ended while it ran a phase for a range of clients."""
+    def add(self, phase: object, clients: range, running: Iterable[int] = (), *, is_sure: bool = True) -> None:
+        """Notes that a worker has ended while it ran a phase for a range of clients, or may have run it."""
         ...
 
     def forget(self, phase: object) -> None:

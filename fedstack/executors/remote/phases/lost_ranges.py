@@ -34,11 +34,13 @@ class LostRange:
       phase: The phase; only its identity counts.
       clients: The clients.
       running: Those that ran when it was last heard of.
+      is_sure: Whether it had begun with them.
     """
 
     phase: object
     clients: range
     running: frozenset[int] = frozenset()
+    is_sure: bool = True
 
 
 @attrs.frozen
@@ -65,9 +67,9 @@ class LostRanges:
     def __len__(self) -> int:
         return len(self._lost)
 
-    def add(self, phase: object, clients: range, running: Iterable[int] = ()) -> None:
-        """Takes note that a worker has ended while it ran a phase for a range of clients."""
-        self._lost.append(LostRange(phase, clients, frozenset(running) & frozenset(clients)))
+    def add(self, phase: object, clients: range, running: Iterable[int] = (), *, is_sure: bool = True) -> None:
+        """Takes note that a worker has ended while it ran a phase for a range of clients, or may have run it."""
+        self._lost.append(LostRange(phase, clients, frozenset(running) & frozenset(clients), is_sure))
 
     def forget(self, phase: object) -> None:
         """Forgets the losses of a phase: a search has found nobody to blame for them."""
@@ -92,7 +94,8 @@ class LostRanges:
         listed = sorted({_named(clients) for clients, _ in ranges})
         running = sorted({client for _, some in ranges for client in some})[:_MOST_NAMED]
         last = f"; last heard of: {', '.join(map(str, running))}" if running else ""
-        return f"\n  these ran where {'two workers' if twice else 'a worker'} ended: {', '.join(listed)}{last}"
+        ran = "ran" if all(lost.is_sure for lost in self._lost) else "may have run"
+        return f"\n  these {ran} where {'two workers' if twice else 'a worker'} ended: {', '.join(listed)}{last}"
 
     def __repr__(self) -> str:
         return f"<LostRanges {', '.join(_named(lost.clients) for lost in self._lost) or 'none'}>"

@@ -66,3 +66,5 @@ def test_losses_are_told_as_far_as_they_go() -> None:
     assert lost.told() == "\n  these ran where a worker ended: client 3"
     lost.add(OTHER, range(5, 9))
     assert lost.told() == "\n  these ran where a worker ended: client 3, clients 5 to 8"
+    lost.add(OTHER, range(9, 10), is_sure=False)
+    assert lost.told().startswith("\n  these may have run where a worker ended: client 3, ")
