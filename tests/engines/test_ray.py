@@ -148,6 +148,10 @@ def test_options_that_cannot_be_right_are_refused() -> None:
         ({"placement": "WIDE"}, "Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found"),
         ({"resources_per_worker": {"gpu": 1}}, "Expected 'GPU' in resources_per_worker, found 'gpu'"),
         ({"resources_per_worker": {"CPU": -1}}, "resources_per_worker"),
+        ({"placement": 3}, "Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found int 3"),
+        ({"resources_per_worker": {1: 1}}, "Expected names of resources in resources_per_worker as str, found int 1"),
+        ({"runtime_env": "x"}, "Expected runtime_env as a dict, found str 'x'"),
+        ({"runtime_env": {"working_dir": "/no/such/dir"}}, "one to which it says: /no/such/dir is not a valid path"),
         ({"resources_per_worker": 3}, "Expected resources_per_worker as a dict, found"),
     ):
         with pytest.raises(InvalidValueError) as caught:

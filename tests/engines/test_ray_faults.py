@@ -26,6 +26,7 @@ from ray_calls import (
 
 import fedstack
 from fedstack.backends.ray_cluster.ray_backend import RayBackend
+from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.contexts import ProgressCounts
 from fedstack.errors import LostWorkersError, NoWorkersError
 
@@ -113,6 +114,35 @@ def test_a_placement_group_that_is_never_ready_is_an_error() -> None:
     remove_placement_group(group)
     assert "the placement group reserves" in str(caught.value)
     assert "see whether it is ready" in str(caught.value)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_placement_group_that_was_removed_is_an_error_at_once() -> None:
+    group = placement_group([{"CPU": 1}])
+    with over_ray(placement=group):
+        assert checked(numbers(3)) == 3
+        remove_placement_group(group)
+    with over_ray(placement=group), pytest.raises(NoWorkersError, match="placement group .* has been removed; make"):
+        checked(numbers(3))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_the_own_workers_have_reserved_is_said() -> None:
+    room = Room({"CPU": 1}, "SPREAD")
+    holder = Owner.options(num_cpus=3).remote()
+    free = "each needs 1 CPU (the cluster has 4, 1 of them free; "
+    wait_until(lambda: free in room.told(0, 2), "three CPUs are held")
+    assert "free; up to 2 with the 2 workers being started for this context); raise start_seconds" in room.lacking(2)
+    assert "free; 2 with the 2 workers of this context; up to 1 with the 1 worker being" in room.told(2, 1)
+    ray.kill(holder)
+    wait_until(lambda: room.told(0, 2) == "each needs 1 CPU (the cluster has 4, 4 of them free)", "they are free")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_memory_is_told_in_gigabytes() -> None:
+    with over_ray(num_workers=1, resources_per_worker={"memory": 5e13}, start_seconds=0.5):
+        with pytest.raises(NoWorkersError, match=r"each needs 5e\+04 GB memory \(the cluster has [\d.]+ GB, [\d.]+ GB"):
+            checked(numbers(3))
 
 
 @pytest.mark.usefixtures("cluster")

@@ -11,8 +11,13 @@ from fedstack.errors import InvalidValueError
 try:
     import ray as _ray
     from ray import exceptions as _exceptions
+    from ray.runtime_env import RuntimeEnv as _RuntimeEnv
     from ray.util.placement_group import PlacementGroup
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        NodeLabelSchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
 except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
@@ -23,6 +28,7 @@ Ref = Any
 Handle = Any
 ray: Any = _ray
 exceptions: Any = _exceptions
+RuntimeEnv: Any = _RuntimeEnv
 
 # What an actor takes, or what it works on, has gone with its process, its node or the process that made it.
 LOSSES: tuple[type[Exception], ...] = (
@@ -34,6 +40,7 @@ LOSSES: tuple[type[Exception], ...] = (
     exceptions.RpcError,
     exceptions.TaskCancelledError,
 )
+_STRATEGIES = (PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
 # Ray's own names of resources, and the options of actors that ask for them; it takes any other name too.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
@@ -69,7 +76,12 @@ def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]
         )
     known = {name.lower(): name for name in _OPTIONS}
     for name, amount in resources.items():
-        meant = known.get(str(name).lower())
+        if not isinstance(cast(object, name), str):
+            raise InvalidValueError(
+                f"Expected names of resources in resources_per_worker as str, found {describe(name)}; give "
+                "{'GPU': 0.5}, for example"
+            )
+        meant = known.get(name.lower())
         if meant not in (None, name):
             raise InvalidValueError(f"Expected {meant!r} in resources_per_worker, found {name!r}; Ray calls it {meant}")
         check_number(f"resources_per_worker[{name!r}]", amount)
@@ -79,6 +91,13 @@ def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]
 def bundles_of(placement: object) -> "list[dict[str, float]] | None":
     """Returns what a placement group reserves; `None` for any other placement."""
     return cast(Any, placement).bundle_specs if isinstance(placement, PlacementGroup) else None
+
+
+def is_removed(placement: object) -> bool:
+    """Returns whether a placement is a group that reserves nothing any more."""
+    if not isinstance(placement, PlacementGroup):
+        return False
+    return ray.util.placement_group_table(placement).get("state", "REMOVED") == "REMOVED"  # of another Ray: no state
 
 
 def actor_options(resources: Mapping[str, float], placement: object, runtime_env: object) -> dict[str, object]:
@@ -96,10 +115,20 @@ def actor_options(resources: Mapping[str, float], placement: object, runtime_env
         options["resources"] = custom
     if isinstance(placement, PlacementGroup):
         placement = PlacementGroupSchedulingStrategy(placement_group=placement)
-    elif isinstance(placement, str) and placement not in ("SPREAD", "PACK"):
+    elif placement not in ("SPREAD", "PACK", None) and not isinstance(placement, _STRATEGIES):
         raise InvalidValueError(
             f"Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found {describe(placement)}; give 'SPREAD'"
         )
+    if not isinstance(runtime_env, Mapping | None):
+        raise InvalidValueError(
+            f"Expected runtime_env as a dict, found {describe(runtime_env)}; give {{'working_dir': '.'}}, for example"
+        )
+    try:
+        RuntimeEnv(**cast("dict[str, Any]", runtime_env or {}))
+    except (TypeError, ValueError) as error:
+        raise InvalidValueError(
+            f"Expected runtime_env as Ray takes it, found one to which it says: {error}; mend it"
+        ) from error
     # To pack is what Ray does by default.
     options["scheduling_strategy"] = "DEFAULT" if placement == "PACK" else placement
     if runtime_env is not None:

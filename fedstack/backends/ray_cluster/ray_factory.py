@@ -50,7 +50,7 @@ def ray_executor_factory(
       ImportError: If Ray is not installed (extra `ray`).
       InvalidValueError: If an argument cannot be right.
     """
-    from fedstack.backends.ray_cluster.ray_api import actor_options, bundles_of, checked_resources  # which imports Ray
+    from fedstack.backends.ray_cluster.ray_api import actor_options, checked_resources  # which imports Ray
     from fedstack.backends.ray_cluster.ray_backend import RayBackend
     from fedstack.backends.ray_cluster.ray_room import Room
     from fedstack.backends.ray_cluster.ray_workers import RayWorkers
@@ -65,7 +65,7 @@ def ray_executor_factory(
     workers = RayWorkers(
         num_workers,
         max_workers,
-        Room(needs, bundles_of(placement)),
+        Room(needs, placement),
         actor_options(needs, placement, runtime_env),
         start_seconds,
     )

@@ -1,10 +1,13 @@
 """Finds out for how many workers a cluster of Ray has room, and says what is missing."""
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from fedstack.backends.ray_cluster.ray_api import ray
+from fedstack.backends.ray_cluster.ray_api import bundles_of, is_removed, ray
+from fedstack.errors import NoWorkersError
+from fedstack.foundations.error_text import counted
 
 
 class Room:
@@ -12,12 +15,27 @@ class Room:
 
     Args:
       needs: How much of what each needs.
-      bundles: What a placement group has reserved for them; `None` where they may go anywhere.
+      placement: Where they may go; a placement group has reserved something for them.
     """
 
-    def __init__(self, needs: Mapping[str, float], bundles: Sequence[Mapping[str, float]] | None) -> None:
+    def __init__(self, needs: Mapping[str, float], placement: object) -> None:
         self._needs = {name: amount for name, amount in needs.items() if amount}
-        self._bundles = bundles
+        self._placement = placement
+        self._bundles = bundles_of(placement)
+
+    def check(self) -> None:
+        """Sees whether there is any.
+
+        Raises:
+          NoWorkersError: If the placement group has been removed.
+        """
+        if is_removed(self._placement):
+            error = NoWorkersError(
+                "The placement group that this context was made with has been removed; make another, and a context "
+                "with it"
+            )
+            error.is_final = True
+            raise error
 
     def workers(self) -> int:
         """Returns how many workers there is room for where nothing else runs."""
@@ -27,26 +45,44 @@ class Room:
         needs = self._needs or {"CPU": 1}  # one per core where nothing else limits them
         return sum(min(math.floor(place.get(name, 0) / need) for name, need in needs.items()) for place in places)
 
-    def told(self) -> str:
-        """Says what a worker needs and what there is of it."""
+    def told(self, there: int, starting: int) -> str:
+        """Says what a worker needs and what there is of it.
+
+        Args:
+          there: How many workers have their part of that.
+          starting: How many may have theirs: Ray reserves it before it starts a process.
+        """
         if self._bundles is not None:
             return f"the placement group reserves {', '.join(map(str, self._bundles))}"
         total, free = ray.cluster_resources(), ray.available_resources()
-        found = [
-            f"{need:g} {name} (the cluster has {total.get(name, 0):g}, {free.get(name, 0):g} of them free)"
-            for name, need in self._needs.items()
-        ]
+        found: list[str] = []
+        for name, need in self._needs.items():
+            amount = functools.partial(_amount, name)
+            some = f"the cluster has {amount(total.get(name, 0))}, {amount(free.get(name, 0))} of them free"
+            held = min(need * starting, total.get(name, 0) - free.get(name, 0) - need * there)
+            if there:
+                some += f"; {amount(need * there)} with the {counted(there, 'worker')} of this context"
+            if held > 0:
+                some += f"; up to {amount(held)} with the {counted(starting, 'worker')} being started for this context"
+            found.append(f"{amount(need)} {name} ({some})")
         return f"each needs {' and '.join(found) or 'nothing in particular'}"
 
-    def lacking(self) -> str:
-        """Says why no worker has come, and what to do."""
+    def lacking(self, starting: int) -> str:
+        """Says why none of the workers being started has come, and what to do."""
         if self._bundles is not None:
             advice = "see whether it is ready, and ask for less in resources_per_worker"
         elif self.workers():
-            advice = "wait for other work to end, or raise start_seconds if Ray takes long to start processes"
+            advice = (
+                "raise start_seconds if Ray takes long to start processes (its logs say why one does not start), or "
+                "wait for other work to end"
+            )
         else:
             advice = "ask for less in resources_per_worker, or add nodes"
-        return f"{self.told()}; {advice}"
+        return f"{self.told(0, starting)}; {advice}"
+
+
+def _amount(name: str, amount: float) -> str:
+    return f"{amount / 1e9:.3g} GB" if name == "memory" else f"{amount:g}"
 
 
 def _nodes() -> list[Mapping[str, float]]:

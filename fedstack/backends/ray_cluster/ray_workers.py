@@ -142,6 +142,8 @@ class RayWorkers:
             if session() != self._session:  # it has been shut down since, and the actors with it
                 self._session = session()
                 self._places, self._wanted, self._told_missing = [], self._num_workers, 0
+            if not any(place.said for place in self._places):
+                self._room.check()
             if len(self._places) == self._wanted and not self._follows:
                 return
             room = self._room.workers()
@@ -154,7 +156,10 @@ class RayWorkers:
             are_first = not self._places
             actor = ray.remote(RayWorker).options(**self._options)
             for index in range(len(self._places), self._wanted):
-                handle = actor.remote()
+                try:
+                    handle = actor.remote()
+                except ValueError as error:  # of a folder that is not there, for example
+                    raise _cannot_start(error) from error
                 self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
 
     def _hear(self) -> Sequence[RayPlace]:
@@ -191,12 +196,13 @@ class RayWorkers:
                 "Going on with %d of %s; others join when they are there: %s",
                 there,
                 counted(len(self._places), "Ray worker"),
-                self._room.told(),
+                self._room.told(there, missing),
             )
         self._told_missing = missing
 
     def _none_ready(self) -> NoWorkersError:
-        error = NoWorkersError(f"No Ray worker was there within {self._start_seconds:g} s: {self._room.lacking()}")
+        lacking = self._room.lacking(len(self._places))
+        error = NoWorkersError(f"No Ray worker was there within {self._start_seconds:g} s: {lacking}")
         error.is_final = True
         return error
 
@@ -218,7 +224,7 @@ def _cannot_start(error: Exception) -> NoWorkersError:
     """Returns the error for an actor that Ray cannot start."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     is_final = True
-    if isinstance(error, exceptions.RuntimeEnvSetupError):
+    if isinstance(error, (exceptions.RuntimeEnvSetupError, ValueError)):
         why = f"its runtime_env cannot be built; mend it: {lines[-1].strip()}"
     elif "ModuleNotFoundError" in str(error):
         missing = next(line for line in lines if "ModuleNotFoundError" in line)
