@@ -21,7 +21,7 @@ NUMBERS = [0.1 * number for number in range(9)]
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [20, pytest.param(100, marks=pytest.mark.soak)])
 async def test_thousands_of_calls_at_once_through_one_executor_are_all_right(fleet: Fleet, times: int) -> None:
-    worker = fleet.start()
+    worker = fleet.start(heartbeat_seconds=5.0)
     with executor_at(worker.target, control_seconds=60.0) as executor:
         values = [await executor.create_value(np.int32(number), np.int32) for number in range(100)]
         calls = [value.compute() for _ in range(times) for value in values]
@@ -35,7 +35,7 @@ async def test_thousands_of_calls_at_once_through_one_executor_are_all_right(fle
 
 @pytest.mark.parametrize("extensions", [True, False], ids=["fedstack's own peer", "plain peer"])
 async def test_very_many_values_are_created_called_and_computed_side_by_side(fleet: Fleet, extensions) -> None:
-    worker = fleet.start()
+    worker = fleet.start(heartbeat_seconds=5.0)
     many = 1500 if extensions else 500
     with executor_at(worker.target, control_seconds=60.0, extensions=extensions) as executor:
         function = await executor.create_value(double)
@@ -57,7 +57,7 @@ async def test_very_many_values_are_created_called_and_computed_side_by_side(fle
 
 @pytest.mark.slow
 def test_many_contexts_and_threads_share_a_worker(fleet: Fleet) -> None:
-    worker = fleet.start()
+    worker = fleet.start(heartbeat_seconds=5.0)
     expected = locally(mean_wobble, NUMBERS)
 
     def rounds() -> bool:
@@ -95,7 +95,7 @@ def test_a_client_killed_every_second_for_a_minute_disturbs_nobody(fleet: Fleet,
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_worker_killed_every_second_for_a_minute_costs_no_round(fleet: Fleet) -> None:
-    workers = [fleet.start(), fleet.start()]
+    workers = [fleet.start(heartbeat_seconds=5.0), fleet.start()]
     expected = locally(mean_wobble, NUMBERS)
     rounds = 0
     with context_over([worker.target for worker in workers], connect_seconds=20.0):
@@ -114,7 +114,7 @@ async def test_a_large_value_to_a_peer_that_has_fallen_silent_fails_within_two_m
     fleet: Fleet, proxies: Proxies
 ) -> None:
     """Its deadline grows with its size; long before that the connection notices that nobody answers its pings."""
-    proxy = proxies.before(fleet.start().target)
+    proxy = proxies.before(fleet.start(heartbeat_seconds=5.0).target)
     with executor_at(proxy.target) as executor:
         await executor.create_value(double)
         proxy.fall_silent()
