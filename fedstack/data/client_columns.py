@@ -98,6 +98,13 @@ def _has_mask(value: object) -> bool:
     return suspect and any(map(_has_mask, items))
 
 
+def unusable_ids(error: TypeError, column: str) -> InvalidValueError:
+    """Returns the error for client ids that Python has no hash for."""
+    return InvalidValueError(
+        f"Expected client ids that can be keys of a dict, found: {error}; at column {column!r}; use text or integers"
+    )
+
+
 def is_missing(value: Any) -> bool:
     """Returns whether a value stands for none."""
     if value is None:

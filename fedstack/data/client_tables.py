@@ -13,8 +13,9 @@ from fedstack.data.client_columns import (
     check_unmasked,
     column_array,
     is_missing,
+    unusable_ids,
 )
-from fedstack.data.ray_tables import RayDataset, RayRows, rows_by_client
+from fedstack.data.ray_tables import RayDataset, RayRows, columns_of, rows_by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
 
@@ -52,7 +53,9 @@ def by_client(
       InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
         client id, or a nullable column has no value in a row.
     """
-    names = _column_names(table)
+    names = _column_names(table, client_id)
+    if isinstance(table, RayDataset) and not names:
+        return {}  # nothing is known of a dataset all rows of which were filtered out
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
     for name in (client_id, *kept):
         if name not in names:
@@ -82,16 +85,18 @@ def by_client(
     return result
 
 
-def _column_names(table: object) -> list[str]:
+def _column_names(table: object, client_id: str) -> list[str]:
     if isinstance(table, Mapping):
         return list(cast("Mapping[str, object]", table))
     if isinstance(table, RayDataset):
-        return list(table.columns() or ())
+        return columns_of(table, client_id)
     if is_data_frame(table):
         return list(table.columns)
+    advice = "give a dict from column names to arrays"
+    if type(table).__module__.startswith("ray.data."):  # that is grouped, say
+        advice = f"give the dataset itself: by_client(dataset, {client_id!r})"
     raise TypeMismatchError(
-        f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; "
-        "give a dict from column names to arrays"
+        f"Expected a mapping of columns or a data frame, found `{type(table).__name__}`; at by_client; {advice}"
     )
 
 
@@ -133,10 +138,7 @@ def group_rows(ids: NDArray[Any], column: str) -> tuple[list[Any], list[NDArray[
     try:
         inverse = np.fromiter((numbers.setdefault(value, len(numbers)) for value in values), np.intp, len(values))
     except TypeError as error:
-        raise InvalidValueError(
-            f"Expected client ids that can be keys of a dict, found: {error}; at column {column!r}; "
-            "use text or integers"
-        ) from error
+        raise unusable_ids(error, column) from error
     for value in numbers:
         if is_missing(value):
             row = next(row for row, other in enumerate(values) if other is value)

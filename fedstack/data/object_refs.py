@@ -63,12 +63,23 @@ def read_refs(refs: Sequence[Any], where: Where) -> Sequence[Any]:
 
 
 def _unreadable(error: Any, place: str, kinds: Any) -> FedstackError:
+    if isinstance(error, kinds.TaskCancelledError):  # before the task has begun, or as what it raised
+        return InvalidValueError(
+            f"The Ray task was cancelled that should have made the value at {place}; call it again, or leave the "
+            "client out"
+        )
     if isinstance(error, kinds.RayTaskError):
         cause = error.cause
         lines = printable(str(error).partition("\n")[2].rpartition("\n")[0])
         return InvalidValueError(
             f"A Ray task raised {type(cause).__name__}: {text_of(cause)}; it should have made the value at {place}"
             + (lines and f"\n{lines}")
+        )
+    if isinstance(error, (kinds.WorkerCrashedError, kinds.RayActorError, kinds.OutOfMemoryError)):
+        return RemoteError(
+            f"The process ended that should have made a value ({_said(error)}); at {place}; mend the task if it ends "
+            "its process (os._exit, a crash, too much memory), or let Ray try it again: max_retries",
+            code="DATA_LOSS",
         )
     if isinstance(error, kinds.RayError):
         return RemoteError(
@@ -83,4 +94,16 @@ def _said(error: Exception) -> str:
     """Returns the first sentence of an error of Ray's that says something; of settings and log files others tell."""
     paragraphs = text_of(error).split("\n\n")
     said = next((one for one in paragraphs if not one.startswith("Failed to retrieve object")), paragraphs[0])
-    return f"{type(error).__name__}: {said.partition('. ')[0].rstrip('.')}"
+    said = said.partition("\n\t")[0].partition(". ")[0].strip().rstrip(".")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def said_in_task(error: Exception) -> tuple[str, str]:
+    """Returns what an error of Ray Data says, in a line, and the lines of a user's function if that raised."""
+    cause: object = getattr(error, "cause", None)
+    if type(cause).__name__ != "UserCodeException":
+        return _said(cause if isinstance(cause, Exception) else error), ""
+    # Ray keeps of what the function raised only how it was told, before the rest.
+    lines = printable(str(error).partition("\n\nThe above exception was")[0]).splitlines()[1:]
+    frames = 1 + max((index for index, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    return " ".join(lines[frames:]), "\n".join(lines[:frames])

@@ -1,6 +1,7 @@
 """Splits a `ray.data.Dataset` whose rows are of many clients: what stands for each client's rows, which stay there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -14,10 +15,10 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn,
 from fedstack.computations.values.deferred_column import Elsewhere, Where
 from fedstack.computations.values.sequences import Batches, Batching
 from fedstack.computations.values.tensor_values import mismatch
-from fedstack.data.client_columns import is_missing
+from fedstack.data.client_columns import is_missing, unusable_ids
 from fedstack.data.client_data import batching_of
-from fedstack.data.object_refs import imported_ray, read_refs
-from fedstack.errors import InvalidValueError
+from fedstack.data.object_refs import imported_ray, read_refs, said_in_task
+from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.foundations.error_text import counted
 
 
@@ -86,7 +87,7 @@ class RayRows(Elsewhere):
         return sum(stop - start for _, start, stop in self._parts)
 
     def __repr__(self) -> str:
-        return f"<RayRows: {counted(len(self), 'row')} of {', '.join(self._names)}>"
+        return f"<RayRows: {counted(len(self), 'row')} of {', '.join(self._names) or 'no columns'}>"
 
 
 class _RowsInMemory(HasBlocks):
@@ -138,6 +139,17 @@ def _typed_column(array: NDArray[Any]) -> tuple[Type, Column]:
     return TensorType(array.dtype.type, array.shape[1:]), (ScalarColumn if array.ndim == 1 else RowsColumn)(array)
 
 
+def columns_of(dataset: RayDataset, client_id: str) -> list[str]:
+    """Returns the names of the columns of a dataset; none if it has no rows that tell.
+
+    Args:
+      dataset: The dataset.
+      client_id: What it is to be split by, for messages.
+    """
+    with _telling(client_id):
+        return list(dataset.columns() or ())
+
+
 def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) -> dict[Any, RayRows]:
     """Sorts the rows of a dataset by client, in Ray, and returns what stands for those of each.
 
@@ -147,25 +159,54 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
       columns: The names of the columns to keep.
 
     Raises:
-      InvalidValueError: If a row has no client id.
+      InvalidValueError: If a row has no client id, the ids cannot be sorted, or Ray cannot make the rows.
     """
-    ray = imported_ray()
-    blocks = dataset.select_columns([client_id, *columns]).sort(client_id).to_numpy_refs()
-    index = ray.remote(_clients_of_block)
+    with _telling(client_id):
+        ray = imported_ray()
+        blocks = dataset.select_columns(list(dict.fromkeys([client_id, *columns]))).sort(client_id).to_numpy_refs()
+        index = ray.remote(_clients_of_block)
+        found = ray.get([index.remote(block, client_id) for block in blocks])
     parts: dict[Any, list[Part]] = {}
-    for block, (clients, bounds) in zip(blocks, ray.get([index.remote(block, client_id) for block in blocks])):
+    for block, (clients, bounds) in zip(blocks, found):
         for client, start, stop in zip(clients, bounds, bounds[1:]):
             if is_missing(client):
                 raise InvalidValueError(
                     f"Expected a client id in every row, found {client!r}; at column {client_id!r}; drop such rows or "
                     "give them an id"
                 )
-            parts.setdefault(client, []).append((block, start, stop))
-    return {client: RayRows(tuple(columns), tuple(found)) for client, found in parts.items()}
+            try:
+                parts.setdefault(client, []).append((block, start, stop))
+            except TypeError as error:
+                raise unusable_ids(error, client_id) from error
+    names = tuple(dict.fromkeys(columns))
+    return {client: RayRows(names, tuple(some)) for client, some in parts.items()}
 
 
 def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tuple[list[Any], list[int]]:
     """Returns the clients of rows that are sorted by client, and where the rows of each begin and the last ones end."""
+    if client_id not in block:  # as in a block without rows
+        return [], [0]
     ids = block[client_id]
     starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()] if len(ids) else []
     return ids[starts].tolist(), [*starts, len(ids)]
+
+
+@contextlib.contextmanager
+def _telling(client_id: str) -> Generator[None]:
+    """Makes one error of what Ray raises in the block, which has the traceback of each of its processes."""
+    try:
+        yield
+    except FedstackError:
+        raise
+    except Exception as error:
+        said, lines = said_in_task(error)
+        if lines:
+            raised = InvalidValueError(
+                f"A function of the dataset raised {said}; at by_client(dataset, {client_id!r})\n{lines}"
+            )
+        else:
+            advice = "; give ids of one kind that can be sorted: text or integers" if "sort" in said.lower() else ""
+            raised = InvalidValueError(
+                f"Splitting the dataset raised {said}; at by_client(dataset, {client_id!r}){advice}"
+            )
+        raise raised from None

@@ -138,8 +138,31 @@ class TestObjectRefs:
         assert "\x1b" not in str(caught.value)
 
     def test_of_a_task_whose_process_ended_say_so(self):
-        with local(), pytest.raises(RemoteError, match=r"WorkerCrashedError.*; at arg\[client 1\]"):
+        found = r"^The process ended that should have made a value \(WorkerCrashedError: .*\); at arg\[client 1\]"
+        with local(), pytest.raises(RemoteError, match=found):
             mean_total([ray.put(given(1)[0]), ends.remote()])
+
+    def test_of_a_task_that_was_cancelled_say_so(self):
+        never = made.options(resources={"nowhere": 1}).remote(1)
+        ray.cancel(never)
+        found = r"^The Ray task was cancelled that should have made the value at arg\[client 1\]; call it again"
+        with local(), pytest.raises(InvalidValueError, match=found):
+            mean_total([ray.put(given(1)[0]), never])
+
+    def test_to_whole_structs_may_stand_beside_structs_of_them(self, context):
+        kind = fl.StructWithPythonType([("a", np.int32), ("b", VECTOR)], dict)
+
+        @fedstack.python_computation(kind, np.float32)
+        def product(data):
+            return np.float32(data["a"] * data["b"].sum())
+
+        @fl.federated_computation(fl.FederatedType(kind, fl.CLIENTS))
+        def products(data):
+            return fl.federated_map(product, data)
+
+        values = [{"a": client, "b": value} for client, value in enumerate(given(3))]
+        mixed = [ray.put(values[0]), {"a": ray.put(1), "b": ray.put(values[1]["b"])}, {**values[2], "a": ray.put(2)}]
+        assert products(mixed) == products(values)
 
     def test_whose_owner_has_died_say_so(self, context):
         owner = Owner.remote()
@@ -261,11 +284,59 @@ class TestDatasets:
         with pytest.raises(InvalidValueError, match=r"Expected a client id in every row, found None; at column 'who'"):
             fedstack.by_client(dataset, "who")
 
+    @pytest.mark.filterwarnings("ignore:Use .expr.:UserWarning")
+    def test_without_rows_have_no_clients(self):
+        dataset = ray.data.from_items([{"who": "a", "x": 1}])
+        assert fedstack.by_client(dataset.filter(lambda row: row["x"] > 1), "who") == {}
+        assert fedstack.by_client(dataset.map(lambda row: row).filter(lambda row: row["x"] > 1), "who") == {}
+
+    def test_keep_the_columns_that_are_asked_for(self):
+        dataset = ray.data.from_items([{"who": who, "x": 1} for who in "ba"])
+
+        def shown(columns):
+            return repr(fedstack.by_client(dataset, "who", columns=columns))
+
+        assert shown(["x", "who"]) == "{'a': <RayRows: 1 row of x, who>, 'b': <RayRows: 1 row of x, who>}"
+        assert shown([]) == "{'a': <RayRows: 1 row of no columns>, 'b': <RayRows: 1 row of no columns>}"
+
+    def test_say_what_their_functions_raised(self):
+        def fails(batch):
+            raise ValueError("no \x1b[1m such batch")
+
+        dataset = ray.data.from_items([{"who": "a", "x": 1}]).map_batches(fails)
+        with pytest.raises(InvalidValueError) as caught:
+            fedstack.by_client(dataset, "who")
+        first, *lines = str(caught.value).splitlines()
+        assert first == (
+            r"A function of the dataset raised ValueError: no \x1b[1m such batch; at by_client(dataset, 'who')"
+        )
+        assert any("raise ValueError(" in line for line in lines)
+        assert len(lines) < 5
+        assert caught.value.__suppress_context__
+
+    @pytest.mark.parametrize(
+        ("who", "message"),
+        [
+            ([1, 2], r"ArrowTypeError: Sorting not supported.*; give ids of one kind that can be sorted"),
+            ({"a": 1}, r"Expected client ids that can be keys of a dict, found: unhashable type: 'dict'; at column"),
+        ],
+    )
+    def test_need_ids_that_are_in_an_order(self, who, message):
+        with pytest.raises(InvalidValueError, match=message) as caught:
+            fedstack.by_client(ray.data.from_items([{"who": who, "x": 1}]), "who")
+        assert len(str(caught.value).splitlines()) == 1
+
     def test_are_no_values_by_themselves(self):
         dataset = ray.data.from_items([{"who": 1, "x": 2}])
         for value in (dataset, dataset.groupby("who")):
-            with local(), pytest.raises(TypeMismatchError, match=r"fedstack\.by_client\(df, id\)"):
-                mean_total(value)
+            for given_as in (value, [value], [given(1)[0], value]):
+                with (
+                    local(),
+                    pytest.raises(TypeMismatchError, match=r"found a ray.data.*fedstack\.by_client\(ds, id\)"),
+                ):
+                    mean_total(given_as)
+        with pytest.raises(TypeMismatchError, match=r"give the dataset itself: by_client\(dataset, 'who'\)"):
+            fedstack.by_client(dataset.groupby("who"), "who")
         with pytest.raises(InvalidValueError, match=r"Expected a column 'whom', found \['who', 'x'\]"):
             fedstack.by_client(dataset, "whom")
 

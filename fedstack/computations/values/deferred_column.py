@@ -17,6 +17,7 @@ from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of, join_path
 from fedstack.computations.values.columns import Column, Payload, column_from_payloads
 from fedstack.computations.values.records import split_struct
+from fedstack.computations.values.tensor_values import mismatch
 
 Where = Callable[[int], str]
 # Makes a column of values as users give them, one per client, or says which client's does not fit.
@@ -27,6 +28,9 @@ _E = TypeVar("_E", bound="Elsewhere")
 _standing_for: "dict[str, type[Elsewhere]]" = {}
 # What most values are: nobody asks these where they are.
 _USUAL = frozenset({int, float, bool, str, bytes, tuple, list, dict, np.ndarray, np.float32, np.float64, np.int32})
+# What Ray calls datasets, which have the rows of many clients.
+_DATASETS = frozenset({"Dataset", "MaterializedDataset", "GroupedData"})
+SPLIT = "give list(fedstack.by_client(ds, id).values()), with the column that says whose row it is"
 _FIRST = "[client 0]"
 
 
@@ -206,6 +210,9 @@ def deferred(
     """
     if kinds <= _USUAL:
         return None
+    if any(map(is_dataset, kinds)):
+        index, kind = next((index, type(value)) for index, value in enumerate(values) if is_dataset(type(value)))
+        mismatch(member, f"a ray.data.{kind.__name__}", where(index), SPLIT)
     if not any(map(_standing, kinds)):
         return None
     found = [_standing_in(value, member, where, index) for index, value in enumerate(values)]
@@ -228,6 +235,11 @@ def _standing_in(value: object, member: Type, where: Where, index: int) -> objec
         for place, (one, (name, field_type)) in enumerate(zip(split_struct(value, member, where(index)), fields))
     ]
     return _SplitStruct(members) if any(isinstance(one, Elsewhere) for one in members) else value
+
+
+def is_dataset(kind: type[object]) -> bool:
+    """Returns whether objects of a class are datasets of Ray's."""
+    return kind.__name__ in _DATASETS and kind.__module__.startswith("ray.data.")
 
 
 def _standing(kind: type[object]) -> Callable[[Any], Elsewhere] | None:
