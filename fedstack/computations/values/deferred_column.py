@@ -7,7 +7,7 @@
 | everything else | what it asks for |
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -40,7 +40,7 @@ class Elsewhere:
     __slots__ = ()
 
     @classmethod
-    def kinds(cls, found: Sequence[Any]) -> "set[type[Elsewhere]]":
+    def kinds(cls, found: Iterable[Any]) -> "set[type[Elsewhere]]":
         """Returns the classes of what is read for some of this class."""
         return {cls}
 
@@ -159,7 +159,7 @@ class _SplitStruct(Elsewhere):
     members: Sequence[object]
 
     @classmethod
-    def kinds(cls, found: "Sequence[_SplitStruct]") -> set[type[Elsewhere]]:
+    def kinds(cls, found: "Iterable[_SplitStruct]") -> set[type[Elsewhere]]:
         return _kinds_of([member for one in found for member in one.members])
 
     @classmethod
@@ -171,25 +171,19 @@ class _SplitStruct(Elsewhere):
         return list(zip(*columns))
 
 
-def _by_kind(values: Sequence[object]) -> dict[type[Elsewhere], list[int]]:
-    """Returns the places of those that are elsewhere, by class."""
-    places: dict[type[Elsewhere], list[int]] = {}
-    for place, value in enumerate(values):
-        if isinstance(value, Elsewhere):
-            places.setdefault(type(value), []).append(place)
-    return places
-
-
 def _kinds_of(values: Sequence[object]) -> set[type[Elsewhere]]:
-    return {
-        read for kind, places in _by_kind(values).items() for read in kind.kinds([values[place] for place in places])
-    }
+    kinds = {type(value) for value in values if isinstance(value, Elsewhere)}
+    return {read for kind in kinds for read in kind.kinds(value for value in values if type(value) is kind)}
 
 
 def _read(values: Sequence[object], member: Type, where: Where) -> Sequence[object]:
     """Returns values of one type; of those that are elsewhere all of a kind are read together."""
     read = list(values)
-    for kind, places in _by_kind(values).items():
+    places_of: dict[type[Elsewhere], list[int]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Elsewhere):
+            places_of.setdefault(type(value), []).append(place)
+    for kind, places in places_of.items():
         some = [values[place] for place in places]
         for place, value in zip(places, kind.read(some, member, lambda index, places=places: where(places[index]))):
             read[place] = value
@@ -213,9 +207,13 @@ def deferred(
     if any(map(is_dataset, kinds)):
         index, kind = next((index, type(value)) for index, value in enumerate(values) if is_dataset(type(value)))
         mismatch(member, f"a ray.data.{kind.__name__}", where(index), SPLIT)
-    if not any(map(_standing, kinds)):
+    standing = {kind: made for kind in kinds if (made := _standing(kind)) is not None}
+    if not standing:
         return None
-    found = [_standing_in(value, member, where, index) for index, value in enumerate(values)]
+    found = [
+        made(value) if (made := standing.get(type(value))) is not None else _standing_in(value, member, where, index)
+        for index, value in enumerate(values)
+    ]
     places = [place for place, value in enumerate(found) if not isinstance(value, Elsewhere)]
     column = build([values[place] for place in places], member, lambda index: where(places[index]))
     for place, payload in zip(places, column.items()):
