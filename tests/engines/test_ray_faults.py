@@ -157,7 +157,7 @@ def test_ctrl_c_ends_the_clients_that_have_not_begun(tmp_path) -> None:
     main = threading.main_thread().ident
 
     def interrupt() -> None:
-        wait_until(lambda: len(list(tmp_path.glob("here-*"))) == 2, "both actors are at work")
+        wait_until(lambda: any(tmp_path.glob("here-*")), "an actor is at work")
         signal.pthread_kill(main, signal.SIGINT)
 
     with over_ray(num_workers=2, max_concurrent_clients=1):
