@@ -1,6 +1,7 @@
 """Pools of real processes: the bits, functions that end them, scripts without a guard, Ctrl-C."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,6 +86,22 @@ def test_a_client_that_ends_each_pool_ends_the_call() -> None:
     factory = fedstack.pool_executor_factory(lambda: new_pool(1))
     with SyncExecutionContext(factory, retry_policy=policy), pytest.raises(LostWorkersError, match="clients 0 to 7"):
         total_of(ends_at_three)(list(range(8)))
+
+
+def test_no_client_is_blamed_for_pools_that_never_start() -> None:
+    policy = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
+    spawn = multiprocessing.get_context("spawn")
+    factory = fedstack.pool_executor_factory(lambda: ProcessPoolExecutor(1, spawn, os._exit, (1,)))
+    with SyncExecutionContext(factory, retry_policy=policy), pytest.raises(LostWorkersError, match="clients 0 to 7"):
+        total_of(doubled)(list(range(8)))
+
+
+def test_a_client_that_ends_one_pool_after_the_other_is_named() -> None:
+    policy = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
+    with SyncExecutionContext(fedstack.pool_executor_factory(lambda: new_pool(1)), retry_policy=policy):
+        with pytest.raises(LeafError, match="'ends_at_three' ended its worker; at client 3; it ended 4 workers"):
+            total_of(ends_at_three)(list(range(8)))
+        assert total_of(doubled)([1]) == 2
 
 
 def run_script(text_or_file: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:

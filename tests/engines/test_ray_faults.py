@@ -28,7 +28,7 @@ import fedstack
 from fedstack.backends.ray_cluster.ray_backend import RayBackend
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.contexts import ProgressCounts
-from fedstack.errors import LostWorkersError, NoWorkersError
+from fedstack.errors import LeafError, NoWorkersError
 
 HALF = {"CPU": 0.5}
 QUICK = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
@@ -47,12 +47,12 @@ def test_what_a_killed_actor_had_is_run_again(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_clients_that_end_actors_again_and_again_are_named() -> None:
+def test_a_client_that_ends_actors_again_and_again_is_named() -> None:
     with over_ray(num_workers=2, retry_policy=QUICK):
-        with pytest.raises(LostWorkersError) as caught:
+        with pytest.raises(LeafError, match="'ends' ended its worker") as caught:
             ends_always(numbers(10))
+        assert caught.value.client_index == 5
         assert "its process or its node has ended" in str(caught.value)
-        assert "these ran where two workers ended: clients " in str(caught.value)
         assert checked(numbers(5)) == 10
 
 

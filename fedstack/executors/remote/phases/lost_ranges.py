@@ -14,6 +14,9 @@ other: each attempt runs it somewhere else. It is found in four steps.
 4. *Whoever ends a child is named* in a `LeafError`, which is the user's and not tried again. If nobody does, the losses
    came from elsewhere: they are forgotten, and the attempt goes on as any other.
 
+On an engine that the user has, tasks of half of the suspects, and of half of these, take the place of child processes
+(`backends/ending_clients.py`): a few more workers end, which the engine starts anew.
+
 What is remembered belongs to one invocation and goes with it.
 """
 
