@@ -84,19 +84,34 @@ def ends_always(numbers):
     return fl.federated_sum(fl.federated_map(ends, numbers))
 
 
-@fedstack.python_computation([np.str_, np.int32], np.int32)
-def waits(folder, number):
-    """Says that it is there, and waits until it is let go."""
+def be_held_up(folder: bytes) -> None:
+    """Says that this process is there, and waits until it is let go."""
     (Path(folder.decode()) / f"here-{os.getpid()}").touch()
     end = time.monotonic() + PATIENCE_SECONDS
     while not (Path(folder.decode()) / "go").exists() and time.monotonic() < end:
         time.sleep(0.01)
+
+
+@fedstack.python_computation([np.str_, np.int32], np.int32)
+def waits(folder, number):
+    be_held_up(folder)
     return number
 
 
 @fl.federated_computation(fl.FederatedType(np.str_, fl.SERVER), fl.FederatedType(np.int32, fl.CLIENTS))
 def held_up(folder, numbers):
     return fl.federated_sum(fl.federated_map(waits, (fl.federated_broadcast(folder), numbers)))
+
+
+@fedstack.python_computation([np.str_, ROW], ROW)
+def waits_with_row(folder, row):
+    be_held_up(folder)
+    return row.copy()
+
+
+@fl.federated_computation(fl.FederatedType(np.str_, fl.SERVER), fl.FederatedType(ROW, fl.CLIENTS))
+def held_average(folder, rows):
+    return fl.federated_mean(fl.federated_map(waits_with_row, (fl.federated_broadcast(folder), rows)))
 
 
 def inputs(clients: int) -> tuple[np.ndarray, list[np.ndarray]]:

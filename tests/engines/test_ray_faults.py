@@ -47,6 +47,14 @@ def test_what_a_killed_actor_had_is_run_again(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_forked_child_leaves_the_actors_to_its_parent() -> None:
+    with over_ray(num_workers=2):
+        before = set(processes(numbers(4)))
+        subprocess.run(["true"], preexec_fn=lambda: None, check=True)
+        assert set(processes(numbers(4))) == before
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_client_that_ends_actors_again_and_again_is_named() -> None:
     with over_ray(num_workers=2, retry_policy=QUICK):
         with pytest.raises(LeafError, match="'ends' ended its worker") as caught:

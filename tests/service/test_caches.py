@@ -57,6 +57,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.values.messages.arrays._BY_NUMBER": (CONSTANT, "dtypes"),
     "computations.values.messages.arrays._BY_TYPE": (CONSTANT, "dtypes"),
     "computations.values.tensor_values._INTEGERS": (CONSTANT, "dtypes"),
+    "backends.ray_cluster.ray_workers._of_parents": (None, "one a context over Ray for each generation of forks"),
     "computations.leaves.python.handles.registry._known": (None, "weakly: functions that this process has decorated"),
     "computations.leaves.python.handles.registry._kept": (None, "functions decorated here; by clients, as code only"),
     "computations.values.containers._argument_makers._items": (None, "a type's, and ends with it"),

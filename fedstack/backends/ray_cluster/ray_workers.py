@@ -23,6 +23,8 @@ _logger = logging.getLogger(__name__)
 # Once one is there, how long to wait for the others of the first.
 _OTHERS_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.1
+# What a forked child must never let go of.
+_of_parents: list[object] = []
 
 
 @attrs.define(eq=False)
@@ -75,13 +77,16 @@ class RayWorkers:
         self._session: object = None
         self._wanted: int | None = None
         self._told_missing = 0
-        self.renew()
+        self._lock = threading.Lock()
+        self._places: list[RayPlace] = []
         renew_after_fork(self)
 
     def renew(self) -> None:
         """See `after_fork`. The actors are the parent's; Ray does not work in its forked children."""
         self._lock = threading.Lock()
-        self._places: list[RayPlace] = []
+        # The last handle to go tells Ray to end the actor, in a child by the parent's own connections.
+        _of_parents.append(self._places)
+        self._places = []
 
     async def ready(self) -> Sequence[RayPlace]:
         """Returns the actors that are there; those that were asked for first have some time to come together.
