@@ -151,7 +151,10 @@ def test_options_that_cannot_be_right_are_refused() -> None:
         ({"placement": 3}, "Expected placement as 'SPREAD', 'PACK' or one of Ray's own, found int 3"),
         ({"resources_per_worker": {1: 1}}, "Expected names of resources in resources_per_worker as str, found int 1"),
         ({"runtime_env": "x"}, "Expected runtime_env as a dict, found str 'x'"),
-        ({"runtime_env": {"working_dir": "/no/such/dir"}}, "one to which it says: /no/such/dir is not a valid path"),
+        (
+            {"runtime_env": {"working_dir": "/no/such/dir"}},
+            "one of which it says: /no/such/dir is not a valid path; mend it",
+        ),
         ({"resources_per_worker": 3}, "Expected resources_per_worker as a dict, found"),
     ):
         with pytest.raises(InvalidValueError) as caught:

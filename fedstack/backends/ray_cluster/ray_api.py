@@ -127,7 +127,7 @@ def actor_options(resources: Mapping[str, float], placement: object, runtime_env
         RuntimeEnv(**cast("dict[str, Any]", runtime_env or {}))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"Expected runtime_env as Ray takes it, found one to which it says: {error}; mend it"
+            f"Expected runtime_env as Ray takes it, found one of which it says: {str(error).rstrip('.')}; mend it"
         ) from error
     # To pack is what Ray does by default.
     options["scheduling_strategy"] = "DEFAULT" if placement == "PACK" else placement
