@@ -1,9 +1,11 @@
-"""Runs rounds over actors of Ray: a mean, and training with the clients' data sent, and in Ray's object store."""
+"""Runs rounds over actors of Ray: a mean, a large model to many, and training with data sent, and in Ray's store."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import federated_language as fl
 import numpy as np
 
 import fedstack
@@ -18,9 +20,10 @@ _STORE_BYTES = 300_000_000
 
 
 def run(effort: Effort) -> Iterator[Measurement]:
-    """Measures a mean beside bare actors with the same arrays, and training beside a pool of workers."""
+    """Measures a mean beside bare actors with the same arrays, a model to many, and training beside a pool."""
     with _ray() as ray:
         yield from _measure_mean(ray, effort)
+        yield from _measure_model(ray, effort)
         yield from _measure_training(ray, effort)
 
 
@@ -30,6 +33,15 @@ class BareActor:
     def sum_of(self, vectors: Sequence[Vector]) -> Vector:
         """Returns the sum of vectors."""
         return sum_of(vectors)
+
+    def read(self, model: Vector, client: np.int32) -> np.float32:
+        """Reads all of a model."""
+        return read(model, client)
+
+
+def read(model: Vector, client: np.int32) -> np.float32:
+    """Returns something of a client that needs all of a model."""
+    return np.float32(model.sum() + client)
 
 
 def _measure_mean(ray: Any, effort: Effort) -> Iterator[Measurement]:
@@ -46,6 +58,46 @@ def _measure_mean(ray: Any, effort: Effort) -> Iterator[Measurement]:
         yield from compare_with_all(name, [Floor(by_bare_actors, "to bare actors", 1.3)], lambda: mean(vectors), effort)
     for actor in bare:
         ray.kill(actor)
+
+
+def _measure_model(ray: Any, effort: Effort) -> Iterator[Measurement]:
+    workers = effort.pick(2, 8, 8)
+    size = effort.pick(50_000, 25_000_000, 25_000_000)
+    model, clients = np.ones(size, np.float32), list(np.arange(workers, dtype=np.int32))
+    model_type = fl.TensorType(np.float32, [size])
+    leaf = fedstack.python_computation([model_type, np.int32], np.float32)(read)
+
+    @fl.federated_computation(fl.FederatedType(model_type, fl.SERVER), fl.FederatedType(np.int32, fl.CLIENTS))
+    def read_by_all(model: Any, clients: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(leaf, (fl.federated_broadcast(model), clients)))
+
+    bare = [ray.remote(BareActor).options(num_cpus=0).remote() for _ in range(workers)]
+
+    def by_bare_actors() -> float:
+        stored = ray.put(model)
+        return sum(ray.get([actor.read.remote(stored, client) for actor, client in zip(bare, clients)]))
+
+    def by_fedstack() -> Any:
+        return read_by_all(model, clients)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+
+    needs = {"CPU": _WORKERS / workers}
+    with fedstack.create_sync_ray_execution_context(num_workers=workers, resources_per_worker=needs):
+        name = f"a model of {model.nbytes / 1e6:g} MB to {workers} actors of Ray"
+        before = _bytes_put(ray)
+        found = by_fedstack()
+        stored = _bytes_put(ray) - before
+        yield Measurement(f"{name}, in the store", stored, model.nbytes, 1.1 * model.nbytes, "≤ 1.1 ×", "bytes")
+        assert np.isclose(found, by_bare_actors())
+        yield from compare_with_all(name, [Floor(by_bare_actors, "to bare actors", 1.3)], by_fedstack, effort)
+    for actor in bare:
+        ray.kill(actor)
+
+
+def _bytes_put(ray: Any) -> int:
+    """Returns how many bytes have been put into Ray's object store, by its own figures."""
+    own: Any = importlib.import_module("ray._private.internal_api")
+    state = own.get_state_from_address(ray.get_runtime_context().gcs_address)
+    return own.get_memory_info_reply(state).store_stats.cumulative_created_bytes
 
 
 def _measure_training(ray: Any, effort: Effort) -> Iterator[Measurement]:

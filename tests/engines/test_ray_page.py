@@ -31,7 +31,10 @@ def test_every_block_about_ray_prints_what_the_page_says(page, cluster, monkeypa
 
 
 def test_the_benchmark_yields_measurements(cluster) -> None:
-    mean, sent, stored = ray_rounds.run(TINY)
+    mean, put, model, sent, stored = ray_rounds.run(TINY)
     assert "mean of 4" in mean.name
+    assert put.used is not None
+    assert put.used <= 1  # one copy in the object store
+    assert "a model of" in model.name
     assert "data sent" in sent.name
     assert "ObjectRefs" in stored.name
