@@ -1,11 +1,9 @@
 """Drivers of Ray that tests run in a process of their own: `python ray_driver.py wait FOLDER`."""
 
 import sys
-import threading
-from pathlib import Path
 
 import ray
-from ray_calls import checked, held_up, numbers, processes, wait_until
+from ray_calls import checked, held_up, numbers, processes
 
 import fedstack
 from fedstack.errors import NoWorkersError
@@ -26,7 +24,7 @@ def again() -> None:
     ray.shutdown()
 
 
-def shut_down(folder: str) -> None:
+def shut_down() -> None:
     """Calls after Ray was shut down, and after the next local cluster, in which all has the same numbers, was begun."""
     local = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000, **QUIET}
 
@@ -36,10 +34,6 @@ def shut_down(folder: str) -> None:
         except NoWorkersError as error:
             print(str(error).splitlines()[0], ray.is_initialized(), flush=True)
 
-    def cut() -> None:
-        wait_until(lambda: any(Path(folder).glob("here-*")), "clients are at work")
-        ray.shutdown()
-
     ray.init("local", **local)
     with fedstack.create_sync_ray_execution_context(**HALF):
         call(checked, numbers(5))
@@ -47,11 +41,6 @@ def shut_down(folder: str) -> None:
         call(checked, numbers(5))
         ray.init("local", **local)
         call(checked, numbers(5))
-        thread = threading.Thread(target=cut)
-        thread.start()
-        call(held_up, folder, numbers(4))
-        thread.join()
-        ray.init("local", **local)
     print("closed", flush=True)
 
 

@@ -1,6 +1,8 @@
 """The one door to Ray, which is optional, and most of which has no types."""
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
@@ -11,6 +13,7 @@ from fedstack.errors import InvalidValueError
 try:
     import ray as _ray
     from ray import exceptions as _exceptions
+    from ray._private import auto_init_hook as _hook
     from ray.runtime_env import RuntimeEnv as _RuntimeEnv
     from ray.util.placement_group import PlacementGroup
     from ray.util.scheduling_strategies import (
@@ -40,6 +43,7 @@ LOSSES: tuple[type[Exception], ...] = (
     exceptions.RpcError,
     exceptions.TaskCancelledError,
 )
+_STARTS: bool = getattr(cast(Any, _hook), "enable_auto_connect", True)
 _STRATEGIES = (PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
 # Ray's own names of resources, and the options of actors that ask for them; it takes any other name too.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -51,6 +55,29 @@ def _reduced_ref(ref: Ref) -> Reduced:
 
 
 register_reducer(ray.ObjectRef, _reduced_ref)
+
+
+_starting_lock = threading.Lock()
+_not_starting = 0
+
+
+@contextlib.contextmanager
+def not_started() -> Generator[None, None, None]:
+    """Lets no function of Ray start a Ray for the block: each would once another thread has shut down what there was.
+
+    Ray has a switch for that, and none for a thread alone.
+    """
+    global _not_starting
+    hook = cast(Any, _hook)
+    with _starting_lock:
+        _not_starting += 1
+        hook.enable_auto_connect = False
+    try:
+        yield
+    finally:
+        with _starting_lock:
+            _not_starting -= 1
+            hook.enable_auto_connect = not _not_starting and _STARTS
 
 
 def session() -> object:

@@ -7,12 +7,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import attrs
 
 from fedstack.backends.ray_cluster.ray_actor import Greeting, RayWorker
-from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray, session
+from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, not_started, ray, session
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -22,6 +22,8 @@ from fedstack.foundations.error_text import counted
 _logger = logging.getLogger(__name__)
 # Once one is there, how long to wait for the others of the first.
 _OTHERS_SECONDS = 10.0
+# How long a Ray that is shut down may take to be gone, once actors cannot be started any more.
+_SHUT_DOWN_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.1
 # What a forked child must never let go of.
 _of_parents: list[object] = []
@@ -116,7 +118,8 @@ class RayWorkers:
         """Gives an actor no more work until there is a sign of life of it."""
         with self._lock:
             if place in self._places and session() == self._session:
-                self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
+                with contextlib.suppress(exceptions.RaySystemError), not_started():  # it may be shut down meanwhile
+                    self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
 
     def close(self) -> None:
         """Ends the actors."""
@@ -147,25 +150,30 @@ class RayWorkers:
             if session() != self._session:  # it has been shut down since, and the actors with it
                 self._session = session()
                 self._places, self._wanted, self._told_missing = [], self._num_workers, 0
-            if not any(place.said for place in self._places):
-                self._room.check()
-            if len(self._places) == self._wanted and not self._follows:
-                return
-            room = self._room.workers()
-            if self._wanted is None or self._follows:
-                self._wanted = int(max(1, min(room, self._max_workers)))
-            extra = max(0, len(self._places) - self._wanted)
-            for place in [place for place in self._places if place.said is None][:extra]:
-                self._places.remove(place)
-                ray.kill(place.handle)
-            are_first = not self._places
-            actor = ray.remote(RayWorker).options(**self._options)
-            for index in range(len(self._places), self._wanted):
-                try:
-                    handle = actor.remote()
-                except ValueError as error:  # of a folder that is not there, for example
-                    raise _cannot_start(error) from error
-                self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
+            with self._in_session():
+                self._fill()
+
+    def _fill(self) -> None:
+        """Asks Ray for the actors that are missing, where it is there."""
+        if not any(place.said for place in self._places):
+            self._room.check()
+        if len(self._places) == self._wanted and not self._follows:
+            return
+        room = self._room.workers()
+        if self._wanted is None or self._follows:
+            self._wanted = int(max(1, min(room, self._max_workers)))
+        extra = max(0, len(self._places) - self._wanted)
+        for place in [place for place in self._places if place.said is None][:extra]:
+            self._places.remove(place)
+            ray.kill(place.handle)
+        are_first = not self._places
+        actor = ray.remote(RayWorker).options(**self._options)
+        for index in range(len(self._places), self._wanted):
+            try:
+                handle = actor.remote()
+            except ValueError as error:  # of a folder that is not there, for example
+                raise _cannot_start(error) from error
+            self._places.append(RayPlace(handle, handle.greet.remote(), are_first and index < room))
 
     def _hear(self) -> Sequence[RayPlace]:
         """Returns the actors that have been asked for, after hearing those that have come.
@@ -174,7 +182,7 @@ class RayWorkers:
           NoWorkersError: If the last of them cannot come.
         """
         self.check()
-        with self._lock:
+        with self._lock, self._in_session():
             waiting = {place.greeting: place for place in self._places if place.said is None}
             come: list[Ref] = []
             if waiting:
@@ -192,6 +200,22 @@ class RayWorkers:
                         raise found from None
                     _logger.warning("%s", found)
             return list(self._places)
+
+    @contextlib.contextmanager
+    def _in_session(self) -> Generator[None, None, None]:
+        """Lets no other Ray be started for the block, and says so where it fails because Ray is shut down."""
+        try:
+            with not_started():
+                yield
+        except Exception as error:
+            end = time.monotonic() + _SHUT_DOWN_SECONDS  # a Ray that is shut down fails first, and is gone then
+            while not (is_gone := session() != self._session) and time.monotonic() < end:
+                if isinstance(error, NoWorkersError) and error.is_final:
+                    raise
+                time.sleep(_LONGEST_PAUSE_SECONDS)
+            if is_gone:
+                raise _shut_down(is_final=session() is None) from None
+            raise
 
     def _tell_missing(self, missing: int) -> None:
         """Says that phases begin without some of the actors, unless that was said already."""
