@@ -9,6 +9,7 @@ from fedstack.computations.leaves.python.function_pickles import Reduced, regist
 from fedstack.computations.values.number_checks import check_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.after_fork import renew_after_fork
 
 try:
     import ray as _ray
@@ -43,7 +44,6 @@ LOSSES: tuple[type[Exception], ...] = (
     exceptions.RpcError,
     exceptions.TaskCancelledError,
 )
-_STARTS: bool = getattr(cast(Any, _hook), "enable_auto_connect", True)
 _STRATEGIES = (PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
 # Ray's own names of resources, and the options of actors that ask for them; it takes any other name too.
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -57,27 +57,35 @@ def _reduced_ref(ref: Ref) -> Reduced:
 register_reducer(ray.ObjectRef, _reduced_ref)
 
 
-_starting_lock = threading.Lock()
-_not_starting = 0
+class _Starting:
+    """Ray's functions start a Ray where there is none. There is a switch for that, and none for a thread alone."""
+
+    def __init__(self) -> None:
+        self._hook = cast(Any, _hook)
+        self._is_on = self._hook.enable_auto_connect
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`."""
+        self._lock = threading.Lock()
+        self._blocks = 0
+
+    @contextlib.contextmanager
+    def prevented(self) -> Generator[None, None, None]:
+        """Lets no Ray be started for the block: another thread may have shut down the one that there was."""
+        with self._lock:
+            self._blocks += 1
+            self._hook.enable_auto_connect = False
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                self._hook.enable_auto_connect = self._is_on and not self._blocks
 
 
-@contextlib.contextmanager
-def not_started() -> Generator[None, None, None]:
-    """Lets no function of Ray start a Ray for the block: each would once another thread has shut down what there was.
-
-    Ray has a switch for that, and none for a thread alone.
-    """
-    global _not_starting
-    hook = cast(Any, _hook)
-    with _starting_lock:
-        _not_starting += 1
-        hook.enable_auto_connect = False
-    try:
-        yield
-    finally:
-        with _starting_lock:
-            _not_starting -= 1
-            hook.enable_auto_connect = not _not_starting and _STARTS
+starting = _Starting()
 
 
 def session() -> object:

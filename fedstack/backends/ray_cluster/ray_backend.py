@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.backends.backend import Backend, Task
-from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, not_started, ray
+from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray, starting
 from fedstack.backends.ray_cluster.ray_workers import RayPlace, RayWorkers
 from fedstack.data.object_refs import RayObject
 from fedstack.data.ray_tables import RayRows
@@ -58,7 +58,7 @@ class RayBackend(Backend):
         try:
             return await self._noted(place, number, note, heard), content
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception), not_started():  # it may have been shut down
+            with contextlib.suppress(Exception), starting.prevented():  # it may have been shut down
                 ray.cancel(note)
             raise
         except exceptions.RayError as error:
@@ -75,7 +75,7 @@ class RayBackend(Backend):
         arriving = note.future()
         while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
             self._workers.check()
-            with not_started():
+            with starting.prevented():
                 beat = place.handle.heard.remote(number).future()
             while not (await arrival(beat, _ASKED_SECONDS) or arriving.done()):
                 self._workers.check()  # what has been shut down never answers

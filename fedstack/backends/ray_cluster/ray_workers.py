@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 import attrs
 
 from fedstack.backends.ray_cluster.ray_actor import Greeting, RayWorker
-from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, not_started, ray, session
+from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray, session, starting
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -118,7 +118,10 @@ class RayWorkers:
         """Gives an actor no more work until there is a sign of life of it."""
         with self._lock:
             if place in self._places and session() == self._session:
-                with contextlib.suppress(exceptions.RaySystemError), not_started():  # it may be shut down meanwhile
+                with (
+                    contextlib.suppress(exceptions.RaySystemError),
+                    starting.prevented(),
+                ):  # it may be shut down meanwhile
                     self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ class RayWorkers:
     def _in_session(self) -> Generator[None, None, None]:
         """Lets no other Ray be started for the block, and says so where it fails because Ray is shut down."""
         try:
-            with not_started():
+            with starting.prevented():
                 yield
         except Exception as error:
             end = time.monotonic() + _SHUT_DOWN_SECONDS  # a Ray that is shut down fails first, and is gone then
