@@ -28,6 +28,7 @@ def interrupt() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
     ignoring = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), **ignoring) as pool:
         factory = fedstack.pool_executor_factory(pool, 8)

@@ -161,7 +161,9 @@ def test_a_runtime_env_that_does_not_build_is_an_error_at_once() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_ctrl_c_ends_the_clients_that_have_not_begun(tmp_path) -> None:
+def test_ctrl_c_ends_the_clients_that_have_not_begun(tmp_path, request) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     main = threading.main_thread().ident
 
     def interrupt() -> None:

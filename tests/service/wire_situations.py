@@ -76,9 +76,16 @@ class Peer:
         path = f"/{EXTENSIONS}/{method}"
 
         async def work() -> None:
-            async with grpc.aio.insecure_channel(self._target) as channel:
-                async for _ in channel.stream_stream(path)(iter(frames), timeout=WALL):
-                    pass
+            # gRPC calls it internal when it could not write a message and the status is still on its way.
+            for attempts_left in reversed(range(10)):
+                try:
+                    async with grpc.aio.insecure_channel(self._target) as channel:
+                        async for _ in channel.stream_stream(path)(iter(frames), timeout=WALL):
+                            pass
+                    return
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.INTERNAL or not attempts_left:
+                        raise
 
         self._run(path, work)
 
