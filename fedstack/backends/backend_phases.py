@@ -19,7 +19,7 @@ from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
 from fedstack.executors.base.verb_executor import VerbExecutor
-from fedstack.executors.composing_executor import composed, even_counts
+from fedstack.executors.composing_executor import composed, even_counts, in_levels
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.foundations.error_text import counted
 
@@ -51,14 +51,11 @@ class BackendPhases(PhaseEngine):
                 await find_ending(run, phase, some)
             losses.forget(phase)
         places = (await self.backend.places())[: self._num_clients]
-        counts = even_counts(self._num_clients, len(places))
+        counts: Sequence[int] = even_counts(self._num_clients, len(places))
         shared = SharedValues()
-        children: list[PlacePhases] = [PlacePhases(self.backend, place, shared, self._settings) for place in places]
+        children: Sequence[PlacePhases] = [PlacePhases(self.backend, place, shared, self._settings) for place in places]
         if self.backend.keeps_content and not phase.held:  # what is kept is no smaller when it is merged
-            while len(children) > self._max_fanout:
-                groups = [slice(i, i + self._max_fanout) for i in range(0, len(children), self._max_fanout)]
-                children = [MergedPlaces(children[group], counts[group]) for group in groups]
-                counts = [sum(counts[group]) for group in groups]
+            children, counts = in_levels(children, counts, self._max_fanout, MergedPlaces)
         phases = composed(self.server, children, counts, self._max_fanout)
         return await phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
 

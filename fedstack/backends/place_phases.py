@@ -108,7 +108,8 @@ class PlacePhases(PhaseRunner):
         try:
             said, content = cast("tuple[guest.Note, object]", await self.backend.run(self.place, task, report.heard))
         except WorkerUnavailableError as error:
-            vars(error).setdefault("advice", "the engine may know why")
+            if error.advice is WorkerUnavailableError.advice:  # which is of workers of ours
+                error.advice = "the engine may know why"
             losses = current_scope().losses
             if losses is not None and clients and error.had_begun is not False:
                 losses.add(phase, clients, report.running, is_sure=error.had_begun is True)

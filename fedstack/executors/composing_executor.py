@@ -1,6 +1,7 @@
 """Defines the executor that spreads clients over children and merges what they contribute, along the fixed tree."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
@@ -21,6 +22,7 @@ from fedstack.foundations.error_text import counted
 
 # What says nothing about clients: the phase is run again, and the sooner the better.
 LOSSES = (WorkerUnavailableError, DeadlineExceededError, StaleSessionError)
+_C = TypeVar("_C")
 _threads = LeafThreads(idle_seconds=1.0)
 
 
@@ -110,11 +112,33 @@ def composed(
     server: ProgramEngine, children: Sequence[PhaseRunner], counts: Sequence[int], max_fanout: int
 ) -> ComposedPhases:
     """Composes what runs phases, in as many levels as the fan-out asks for."""
+    return ComposedPhases(
+        server, *in_levels(children, counts, max_fanout, lambda some, clients: ComposedPhases(server, some, clients))
+    )
+
+
+def in_levels(
+    children: Sequence[_C],
+    counts: Sequence[int],
+    max_fanout: int,
+    join: Callable[[Sequence[_C], Sequence[int]], _C],
+) -> tuple[Sequence[_C], Sequence[int]]:
+    """Joins neighbours in groups, and these in groups, until no more than `max_fanout` are left.
+
+    Args:
+      children: What to join.
+      counts: How many clients each has.
+      max_fanout: The most in a group.
+      join: Makes one of a group.
+
+    Returns:
+      What is left, and how many clients each has.
+    """
     while len(children) > max_fanout:
         groups = [slice(i, i + max_fanout) for i in range(0, len(children), max_fanout)]
-        children = [ComposedPhases(server, children[group], counts[group]) for group in groups]
+        children = [join(children[group], counts[group]) for group in groups]
         counts = [sum(counts[group]) for group in groups]
-    return ComposedPhases(server, children, counts)
+    return children, counts
 
 
 class ComposingExecutor(VerbExecutor):

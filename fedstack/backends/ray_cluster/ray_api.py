@@ -22,7 +22,7 @@ try:
         NodeLabelSchedulingStrategy,
         PlacementGroupSchedulingStrategy,
     )
-except ModuleNotFoundError as error:
+except ImportError as error:  # a folder of that name may be found: Ray itself makes /tmp/ray
     if error.name != "ray":
         raise
     raise ImportError('Ray is not installed: pip install "fedstack[ray]"') from error

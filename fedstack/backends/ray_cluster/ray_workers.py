@@ -118,10 +118,8 @@ class RayWorkers:
         """Gives an actor no more work until there is a sign of life of it."""
         with self._lock:
             if place in self._places and session() == self._session:
-                with (
-                    contextlib.suppress(exceptions.RaySystemError),
-                    starting.prevented(),
-                ):  # it may be shut down meanwhile
+                # It may be shut down meanwhile.
+                with contextlib.suppress(exceptions.RaySystemError), starting.prevented():
                     self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
 
     def close(self) -> None:
@@ -211,13 +209,12 @@ class RayWorkers:
             with starting.prevented():
                 yield
         except Exception as error:
-            end = time.monotonic() + _SHUT_DOWN_SECONDS  # a Ray that is shut down fails first, and is gone then
-            while not (is_gone := session() != self._session) and time.monotonic() < end:
-                if isinstance(error, NoWorkersError) and error.is_final:
-                    raise
+            is_final = isinstance(error, NoWorkersError) and error.is_final
+            # A Ray that is shut down fails first, and is gone then.
+            end = time.monotonic() + (0.0 if is_final else _SHUT_DOWN_SECONDS)
+            while session() == self._session and time.monotonic() < end:
                 time.sleep(_LONGEST_PAUSE_SECONDS)
-            if is_gone:
-                raise _shut_down(is_final=session() is None) from None
+            self.check()
             raise
 
     def _tell_missing(self, missing: int) -> None:
