@@ -133,6 +133,7 @@ NOT_ON_IMPORT = {
 }
 
 MAX_LINES = 400
+MAX_LINES_OF_ARCHITECTURE = 140
 
 
 def name_of(file: Path) -> str:
@@ -242,6 +243,28 @@ def test_importing_fedstack_imports_nothing_heavy_or_optional() -> None:
     program = "import sys, fedstack; print(*{name.partition('.')[0] for name in sys.modules})"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert set(found) & NOT_ON_IMPORT == set()
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"])
+def test_the_pages_for_engineers_name_files_and_rooms_that_exist(page: str) -> None:
+    root = PACKAGE.parent
+    text = (root / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.(?:py|proto)|\w+(?:/\w+)+/?)`", text))
+    there = [
+        f"/{path.relative_to(root).as_posix()}"
+        for folder in (PACKAGE, root / "tests", root / "typings")
+        for path in folder.rglob("*")
+    ]
+    missing = {name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in there)}
+    assert named
+    assert missing == set()
+
+
+def test_the_architecture_can_be_read_at_once() -> None:
+    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES_OF_ARCHITECTURE
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {room for room in rooms if f"`{room}`" not in text} == set()
 
 
 def test_tests_stand_in_folders_named_after_the_rooms() -> None:
