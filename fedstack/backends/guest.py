@@ -16,7 +16,6 @@ import attrs
 from numpy.typing import NDArray
 
 from fedstack._version import __version__
-from fedstack.backends.adoption import AdoptingUnpacker, arrays_of
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.computations.plan.tasks import Phase
@@ -34,6 +33,7 @@ from fedstack.executors.remote.phases.phase_results import read_result
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
+from fedstack.executors.worker.adoption import AdoptingUnpacker, arrays_of
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse

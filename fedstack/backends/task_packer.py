@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import attrs
 
-from fedstack.backends.adoption import arrays_of
 from fedstack.backends.backend import Backend
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
+from fedstack.executors.worker.adoption import arrays_of
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment

@@ -37,6 +37,9 @@ class Chunking:
     chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=whole_number_validator(1, _MOST_BYTES))
 
 
+# Frames of this size on write their length in so many bytes that what comes after it lies at a multiple of eight, where
+# arrays can be used as they are.
+_ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 7
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
 _DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
 _MAX_LENGTH_BYTES = 10
@@ -170,7 +173,8 @@ class _OpenFrame:
     def take(self) -> bytes:
         """Returns the frame and begins the next."""
         size = self._chunk_bytes - self._room
-        frame = b"".join((_DATA_TAG, length_of(size), *self.pieces))
+        length = length_of(size, _ALIGNED_LENGTH if size >= _ALIGNED_BYTES else 1)
+        frame = b"".join((_DATA_TAG, length, *self.pieces))
         self.pieces, self._room = [], self._chunk_bytes
         return frame
 
@@ -205,10 +209,15 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
     )
 
 
-def length_of(size: int) -> bytes:
-    """Returns a length as protobuf's varint: seven bits a byte, the lowest first, all bytes but the last marked."""
+def length_of(size: int, least: int = 1) -> bytes:
+    """Returns a length as protobuf's varint: seven bits a byte, the lowest first, all bytes but the last marked.
+
+    Args:
+      size: The length.
+      least: How many bytes it has at least; zeros fill it up.
+    """
     encoded = bytearray()
-    while size > 0x7F:
+    while size > 0x7F or len(encoded) + 1 < least:
         encoded.append(size & 0x7F | 0x80)
         size >>= 7
     encoded.append(size)

@@ -141,6 +141,19 @@ class Incoming:
             await self._feed(reader, data[: reader.missing])
         reader.finish()
 
+    async def pieces(self, size: int) -> list[memoryview]:
+        """Returns the next bytes, so many of them, as they have come; fewer if there are no more.
+
+        They are memory of frames, and of the sender where there are none between: for those who know that nobody writes
+        to it.
+        """
+        found: list[memoryview] = []
+        while size and (data := await self._next()) is not None:
+            self._left = data[size:]
+            found.append(data[:size])
+            size -= len(found[-1])
+        return found
+
     async def _feed(self, reader: SegmentReader, data: memoryview) -> None:
         await self._run(len(data), lambda: reader.feed(data))
 

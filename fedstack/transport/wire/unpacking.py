@@ -33,7 +33,7 @@ from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
 from fedstack.transport.wire.references import read_references
 
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
-_OWN_ROW_BYTES = 64 << 10
+OWN_ROW_BYTES = 64 << 10
 _MAX_CLIENTS = 10_000_000
 # A peer that answers with more than it was asked for is wrong; this only keeps it from filling the memory.
 MOST_RESULT_BYTES = 1 << 40
@@ -144,7 +144,8 @@ class Unpacker:
 
     def _checked_shape(self, raw: Packed.Raw, dtype: np.dtype[Any], path: str) -> tuple[int, ...]:
         shape = tuple(raw.dim)
-        if dtype_of_number(raw.dtype) != dtype or dtype.type is np.str_:
+        found = dtype_of_number(raw.dtype)  # to NumPy, `None` is float64
+        if found is None or found != dtype or dtype.type is np.str_:
             raise TypeMismatchError(f"Expected {dtype}, found the dtype of number {raw.dtype}; at {path}")
         if not 0 < len(shape) <= 64 or any(size < 0 for size in shape):
             raise InvalidValueError(f"Expected the shape of an array, found {list(shape)[:65]}; at {path}")
@@ -217,7 +218,7 @@ class Unpacker:
 
     def _is_by_row(self, row_bytes: int) -> bool:
         """Returns whether rows of so many bytes are received in memory of their own."""
-        return self._for_results and row_bytes >= _OWN_ROW_BYTES
+        return self._for_results and row_bytes >= OWN_ROW_BYTES
 
     def _own_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> Column:
         """Returns an array for each client, with memory of its own."""

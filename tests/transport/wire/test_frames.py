@@ -58,6 +58,13 @@ def test_a_data_frame_is_what_protobuf_writes_and_reads(segments, chunk_bytes):
         assert 0 < len(parsed.data) <= chunk_bytes
 
 
+def test_arrays_lie_aligned_in_large_frames():
+    (frame,) = data_frames([memoryview(bytes(range(256)) * 64)])
+    assert frame.index(bytes(range(256))) == 8
+    assert parse_frame(frame) == Data(memoryview(bytes(range(256)) * 64))
+    assert Frame.FromString(frame).data == bytes(range(256)) * 64
+
+
 @given(size=st.sampled_from([0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152]))
 def test_frames_of_protobufs_own_making_are_read(size):
     frame = Frame(data=bytes(size)).SerializeToString()

@@ -17,7 +17,7 @@ from fedstack.errors import FedstackError
 from fedstack.proto.client_references_pb2 import ClientDataset
 from fedstack.proto.data_service_pb2 import ReadRequest
 from fedstack.service.data.clients.data_workers import LOSSES, DataWorkers
-from fedstack.service.data.datasets.blocks import block_bytes
+from fedstack.service.data.datasets.blocks import size_in
 from fedstack.transport.peers.outcomes import Outcome
 from fedstack.transport.wire.references import ReferenceGroup
 
@@ -43,6 +43,7 @@ class ReadAhead:
         self._keys = group.keys
         self._dataset = dataset.digest + group.element.to_proto().SerializeToString(deterministic=True)
         self._element = group.element
+        self._bytes_of = size_in(group.element)
         self._request = ReadRequest(digest=dataset.digest, block_bytes=_WINDOW_BYTES)
         self._workers = workers
         self._lock = threading.RLock()  # what has come may have done so before its callback is added, under the lock
@@ -145,11 +146,11 @@ class ReadAhead:
         try:
             while size < _WINDOW_BYTES and (found := await reading.next()):
                 parts += found
-                size += sum(block_bytes(part, self._element) for part in found)
+                size += sum(self._bytes_of(part) for part in found)
             columns = _divided(parts, reading.client_rows, self._element)
         finally:
             await reading.close()
-        return columns, [block_bytes(column, self._element) for column in columns]
+        return columns, [self._bytes_of(column) for column in columns]
 
     def _streamed(self, place: int) -> Iterator[Column]:
         """Yields the elements of one client as they come; from another worker on where the first is lost."""

@@ -1,7 +1,7 @@
 """Cuts, picks and stacks elements as columns of some: blocks. Datasets handle their elements in these."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -46,11 +46,11 @@ class Pace:
 
     def __init__(self, element: Type) -> None:
         self.rows = 1
-        self._element = element
+        self._bytes_of = size_in(element)
 
     def note(self, block: Column, seconds: float) -> None:
         """Notes what was made, and how long that took."""
-        if seconds > _SECONDS_AHEAD or block_bytes(block, self._element) > BLOCK_BYTES:
+        if seconds > _SECONDS_AHEAD or self._bytes_of(block) > BLOCK_BYTES:
             self.rows = max(1, self.rows // 2)
         else:
             self.rows = min(BLOCK_ROWS, self.rows * 2)
@@ -62,9 +62,12 @@ def rows_at_once(element: Type) -> int:
     return BLOCK_ROWS if not size else max(1, min(BLOCK_ROWS, BLOCK_BYTES // size))
 
 
-def block_bytes(block: Column, element: Type) -> int:
-    """Returns about how much memory the elements of a block take."""
-    return len(block) * (exact_bytes(element) or 0) or sum(known_bytes(item, element) for item in block.items())
+def size_in(element: Type) -> Callable[[Column], int]:
+    """Returns what says about how much memory the elements of a block take, for many blocks of one type."""
+    each = exact_bytes(element)
+    if each:
+        return lambda block: len(block) * each
+    return lambda block: sum(known_bytes(item, element) for item in block.items())
 
 
 def column_over(arrays: object, element: Type, rows: int, path: str) -> Column:

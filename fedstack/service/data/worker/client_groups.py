@@ -11,7 +11,7 @@ from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
-from fedstack.service.data.datasets.blocks import Blocks, block_bytes
+from fedstack.service.data.datasets.blocks import Blocks, size_in
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.limits.limits import DataWorkerLimits, exceeded
@@ -148,8 +148,9 @@ class _Bounded(HasBlocks):
         return self._dataset.is_endless
 
     def blocks(self) -> Iterator[Column]:
+        bytes_of = size_in(self.element_type)
         for block in self._dataset.blocks():
-            self.size += block_bytes(block, self.element_type)
+            self.size += bytes_of(block)
             if self.size > self._limits.max_client_bytes:
                 raise exceeded(self._limits, "max_client_bytes", f"at least {self.size}", "divide the dataset")
             yield block

@@ -22,7 +22,7 @@ from fedstack.executors.worker.received import receive
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
 from fedstack.proto.extensions_pb2 import GetStatusResponse
-from fedstack.service.data.datasets.blocks import Blocks, block_bytes, without_first
+from fedstack.service.data.datasets.blocks import Blocks, size_in, without_first
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
@@ -171,9 +171,9 @@ class DataWorkerService(Service):
     def _sent(self, found: Range, most: int) -> Iterator[Block]:
         """Yields blocks as they travel."""
         chunking, element = self._rules.chunking, found.element
-        client_rows = found.client_rows
+        client_rows, bytes_of = found.client_rows, size_in(element)
         for number, (column, is_last) in enumerate(sized_blocks(found.blocks, element, most)):
-            size = block_bytes(column, element)
+            size = bytes_of(column)
             if size > self._rules.max_value_bytes:
                 raise exceeded(self._rules, "max_value_bytes", f"an element of about {size}")
             packer = Packer(chunking.large_bytes, elements=True)

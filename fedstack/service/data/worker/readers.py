@@ -5,12 +5,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
-from fedstack.executors.concurrency.off_loop import sized
+from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
+from fedstack.executors.worker.adoption import AdoptingUnpacker, announced_bytes
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
@@ -20,7 +23,7 @@ from fedstack.service.data.worker.data_worker_service import DataWorkerService, 
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.wire.parcels import Incoming
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
+from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 # How many blocks of one range are received before somebody asks for them.
@@ -30,6 +33,8 @@ BLOCK_BYTES = 8 << 20
 # What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
 _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.005
+# The most that glibc takes for a piece that is worth keeping, and its own few bytes.
+_KEPT_BYTES = (32 << 20) - (64 << 10)
 
 
 class Reading(abc.ABC):
@@ -166,6 +171,7 @@ class _RemoteReading(Reading):
         self._room = asyncio.Semaphore(ahead)
         self._arrived: asyncio.Queue[Column | Exception | None] = asyncio.Queue()
         self._receiving: asyncio.Task[None] | None = None
+        self._is_large = False
         self._is_over = False
 
     async def next(self) -> Sequence[Column]:
@@ -181,9 +187,12 @@ class _RemoteReading(Reading):
         return () if found is None else (found,)
 
     async def _receive(self) -> None:
-        is_large = (exact_bytes(self._element) or 0) > WHOLE_BYTES
+        each = exact_bytes(self._element) or 0
+        self._is_large = each >= OWN_ROW_BYTES
+        if self._is_large:
+            _keep_freed_memory()
         try:
-            async with self._stub.read(self._request, is_large=is_large) as incoming:
+            async with self._stub.read(self._request, is_large=each > WHOLE_BYTES) as incoming:
                 is_last, number = False, 0
                 while not is_last:
                     await self._room.acquire()
@@ -202,16 +211,23 @@ class _RemoteReading(Reading):
         self.client_rows = self.client_rows or response.client_rows
         if not response.rows and response.is_last:
             return None, True
-        unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES)
-        elements = await sized(
-            received.size, lambda: unpacker.unpack(response.elements, SequenceType(self._element), "elements")
-        )
+        size = await sized(received.size, lambda: announced_bytes(response.elements))
+        pieces = await received.rest.pieces(size) if size <= MOST_RESULT_BYTES else []
+
+        def unpack() -> object:
+            unpacker = AdoptingUnpacker([np.frombuffer(piece, np.uint8) for piece in pieces], for_results=True)
+            unpacked = unpacker.unpack(response.elements, SequenceType(self._element), "elements")
+            unpacker.finish()
+            return unpacked
+
+        # What is smaller than the pieces in which it came is put together.
+        copied = 0 if self._is_large or size <= LOOP_COPY_BYTES else size
+        elements = await sized(max(received.size, copied), unpack)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
                 f"Expected block {number} with {response.rows} elements in a column, found another one; from "
                 f"{self._stub.address}, which contradicts itself"
             )
-        await received.fill_next(unpacker)
         return elements.column, response.is_last
 
     async def close(self) -> None:
@@ -220,6 +236,14 @@ class _RemoteReading(Reading):
         if self._receiving is not None and not self._receiving.done():
             self._receiving.cancel()
             self._stub.before_closing(self._receiving)
+
+
+def _keep_freed_memory() -> None:
+    """Keeps glibc from giving freed memory back to the system for each block, to fetch it again for the next.
+
+    To fetch it takes longer than to fill it. How much is kept goes by the largest piece that was ever freed.
+    """
+    np.empty(_KEPT_BYTES, np.uint8)
 
 
 class LocalReader(Reader):

@@ -7,7 +7,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, RowsColumn, StructColumn, concatenate
-from fedstack.service.data.datasets.blocks import Blocks, block_bytes, pieces
+from fedstack.service.data.datasets.blocks import Blocks, pieces, size_in
 from fedstack.transport.wire.sequence_rows import Pieces
 
 # The first block fits into one message; those after it grow, as the work of each call is the same.
@@ -34,6 +34,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
     held_bytes, begun = 0, current_scope().clock()
     bound, most_bytes = most_bytes, min(most_bytes, _FIRST_BYTES)
     failure: Exception | None = None
+    bytes_of = size_in(element)
     while True:
         block = None
         try:
@@ -42,7 +43,7 @@ def sized_blocks(blocks: Blocks, element: Type, most_bytes: int) -> Iterator[Siz
             failure = error
         if block is None:
             break
-        for piece, size in _cut(block, element, most_bytes):
+        for piece, size in _cut(block, bytes_of(block), most_bytes):
             if held and (held_bytes + size > most_bytes or not _fits(held[0], piece)):
                 yield _together(held, element), False
                 held, held_bytes, begun = [], 0, current_scope().clock()
@@ -81,9 +82,8 @@ def _together(columns: Sequence[Column], element: Type) -> Column:
     return concatenate(columns, element)
 
 
-def _cut(block: Column, element: Type, most_bytes: int) -> Iterator[tuple[Column, int]]:
+def _cut(block: Column, size: int, most_bytes: int) -> Iterator[tuple[Column, int]]:
     """Yields the pieces of a block, and about how many bytes each has."""
-    size = block_bytes(block, element)
     if size <= most_bytes:
         yield block, size
         return

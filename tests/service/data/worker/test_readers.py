@@ -11,7 +11,7 @@ from catalogue import Catalogue, StartWorker
 from data_reading import read, read_blocks, some, whole
 
 import fedstack
-from fedstack.computations.values.columns import Column, RowsColumn
+from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
@@ -116,7 +116,36 @@ def test_elements_are_read_only(protocol: str, name: str, catalogue: Catalogue, 
 
 def arrays_of(blocks: list[Column]) -> list[np.ndarray]:
     columns = [field for block in blocks for field in getattr(block, "fields", (block,))]
-    return [column.values for column in columns if isinstance(column, RowsColumn)]
+    rows = [column.values for column in columns if isinstance(column, RowsColumn)]
+    return [*rows, *(item for block in blocks if isinstance(block, ListColumn) for item in block.items())]
+
+
+def test_a_large_element_is_the_memory_in_which_it_came(catalogue: Catalogue, start_worker: StartWorker) -> None:
+    dataset = Dataset.from_arrays(np.arange(6 << 17, dtype=np.float64).reshape(6, -1))
+    blocks = read_blocks(start_worker().target, whole(catalogue.register(dataset)), dataset.element_type)
+    elements = arrays_of(blocks)
+    assert_same(elements, list(dataset))
+    assert all(element.flags.aligned for element in elements)
+    assert all(isinstance(memory_of(element), bytes) for element in elements[1:])  # the first came in one message
+
+
+def memory_of(array: object) -> object:
+    while isinstance(array, (np.ndarray, memoryview)):
+        owner = array.base if isinstance(array, np.ndarray) else array.obj
+        if owner is None:
+            return array
+        array = owner
+    return array
+
+
+def test_elements_that_are_cut_on_their_way_are_put_together(catalogue: Catalogue, start_worker: StartWorker) -> None:
+    rows = 300_001  # of which none fits into a frame beside another, and most lie in two
+    dataset = Dataset.from_arrays(np.arange(5 * rows, dtype=np.int32).reshape(5, rows))
+    blocks = read_blocks(start_worker().target, whole(catalogue.register(dataset)), dataset.element_type)
+    assert_same([item for block in blocks for item in block.items()], list(dataset))
+    small = Dataset.range(3 << 20)
+    blocks = read_blocks(start_worker().target, whole(catalogue.register(small)), small.element_type)
+    np.testing.assert_array_equal(np.concatenate(arrays_of(blocks)), np.arange(3 << 20))
 
 
 @PROTOCOLS

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 
+import federated_language as fl
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
@@ -20,7 +21,7 @@ from fedstack.service.data.worker.streams import AHEAD, AheadRoom, Block, Stream
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, DataWorkerStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.local_connection import LocalConnection
-from fedstack.transport.peers.methods import ExchangeMethod
+from fedstack.transport.peers.methods import Answers, ExchangeMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 WALL = 20.0
@@ -251,6 +252,41 @@ def test_there_are_no_more_streams_than_there_may_be_and_those_that_are_left_giv
     io_loop.run_sync(work(), 2 * WALL)
 
 
+@pytest.mark.parametrize(
+    ("dims", "dtype", "sent", "message"),
+    [
+        ([2, 20_000], 2, 200_000, "Expected 120000 more bytes of an array, found no more"),
+        ([2, 20_000], 2, 480_000, "Expected 0 bytes of data, as the header announced, found 160000 or more"),
+        ([2, 1 << 50], 2, 0, "Expected at most .* bytes of arrays in one message"),
+        ([2, -1], 2, 0, "Expected the shape of an array"),
+        ([2, 20_000], 99, 0, "found the dtype of number 99"),
+    ],
+)
+def test_a_worker_that_sends_something_else_than_it_says_is_found_out(
+    dims: list[int], dtype: int, sent: int, message: str
+) -> None:
+    async def answer(incoming: Incoming):
+        await incoming.header()
+        response = ReadResponse(block=0, rows=2, is_last=True)
+        response.elements.elements.rows.dim.extend(dims)
+        response.elements.elements.rows.dtype = dtype
+        yield Parcel(response.SerializeToString(), [memoryview(bytes(sent))])
+
+    reading = reader_of(answer).open(ReadRequest(), fl.TensorType(np.float64, [20_000]))
+
+    async def read_all() -> None:
+        while await reading.next():
+            pass
+
+    with pytest.raises(FedstackError, match=message):
+        io_loop.run_sync(read_all(), WALL)
+
+
+def reader_of(answer: Callable[[Incoming], Answers]) -> RemoteReader:
+    connection = LocalConnection(lambda: {f"/{DATA_WORKER}/Read": ExchangeMethod(answer)}, "a worker")
+    return RemoteReader(DataWorkerStub(connection))
+
+
 @pytest.mark.parametrize(("block", "rows"), [(1, 1), (0, 2)])
 def test_a_worker_that_contradicts_itself_is_found_out(block: int, rows: int) -> None:
     async def answer(incoming: Incoming):
@@ -261,8 +297,7 @@ def test_a_worker_that_contradicts_itself_is_found_out(block: int, rows: int) ->
         response.elements.elements.column.dtype = 9
         yield Parcel(response.SerializeToString())
 
-    connection = LocalConnection(lambda: {f"/{DATA_WORKER}/Read": ExchangeMethod(answer)}, "a worker")
-    reading = RemoteReader(DataWorkerStub(connection)).open(ReadRequest(), NUMBERS.element_type)
+    reading = reader_of(answer).open(ReadRequest(), NUMBERS.element_type)
     with pytest.raises(InvalidValueError, match=f"Expected block 0 with {rows} elements .* from a worker"):
         io_loop.run_sync(reading.next(), WALL)
 

@@ -1,13 +1,15 @@
-"""Hands arrays on to another process and takes them there as they are, where something else than a stream carries them.
+"""Takes arrays as they have come from another process, where the memory that they came in can be theirs.
 
-An engine that pickles, or has a store of objects, gives the receiver memory that is filled already. `arrays_of` makes
-what such an engine takes of the segments of a message, and an `AdoptingUnpacker` makes values of it without a copy.
+An engine that pickles, or has a store of objects, gives the receiver memory that is filled already, and so does gRPC
+with each frame. `arrays_of` makes what such an engine takes of the segments of a message, and an `AdoptingUnpacker`
+makes values of it without a copy.
 """
 
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.deferred_column import DeferredColumn
+from fedstack.computations.values.messages.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.segments import Rows, Segment
@@ -30,16 +33,47 @@ def arrays_of(segments: Iterable[Segment]) -> list[NDArray[Any]]:
     return arrays
 
 
+def announced_bytes(packed: Packed) -> int:
+    """Returns how many bytes come beside a message, if it says so rightly."""
+    kind = packed.WhichOneof("kind")
+    if kind in ("raw", "rows"):
+        raw = packed.raw if kind == "raw" else packed.rows
+        dtype = dtype_of_number(raw.dtype)
+        return 0 if dtype is None else max(0, math.prod(raw.dim)) * dtype.itemsize
+    members = _MEMBERS.get(kind or "")
+    return 0 if members is None else sum(map(announced_bytes, members(packed)))
+
+
+_MEMBERS: Mapping[str, Callable[[Packed], Iterable[Packed]]] = MappingProxyType(
+    {
+        "struct": lambda packed: packed.struct.member,
+        "sequence": lambda packed: packed.sequence.member,
+        "clients": lambda packed: packed.clients.member,
+        "same": lambda packed: (packed.same.member,),
+        "fields": lambda packed: packed.fields.column,
+        "elements": lambda packed: (packed.elements,),
+        "sequences": lambda packed: (packed.sequences.row,),
+    }
+)
+
+
 class AdoptingUnpacker(Unpacker):
     """Unpacks payloads whose bytes are there: its arrays are read-only views of what came.
 
     Args:
-      arrays: What `arrays_of` returned on the other side; among them columns of values that are read here.
+      arrays: What `arrays_of` returned on the other side, or frames; among them columns of values that are read here.
       clients: The number of clients that columns must have; `None` for any.
+      for_results: Whether large rows are arrays of their own, of which none is copied that came in one piece.
     """
 
-    def __init__(self, arrays: Iterable[NDArray[Any] | DeferredColumn], clients: int | None = None) -> None:
-        super().__init__(max_bytes=MOST_RESULT_BYTES, clients=clients)
+    def __init__(
+        self,
+        arrays: Iterable[NDArray[Any] | DeferredColumn],
+        clients: int | None = None,
+        *,
+        for_results: bool = False,
+    ) -> None:
+        super().__init__(max_bytes=MOST_RESULT_BYTES, clients=clients, for_results=for_results)
         self._came: deque[Any] = deque(arrays)
 
     def _column_of(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
@@ -50,6 +84,8 @@ class AdoptingUnpacker(Unpacker):
         return super()._column_of(kind, proto, member, path)
 
     def _is_by_row(self, row_bytes: int) -> bool:
+        if super()._is_by_row(row_bytes):
+            return True
         return row_bytes > 0 and bool(self._came) and not self._in_sequence and self._came[0].nbytes == row_bytes
 
     def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
