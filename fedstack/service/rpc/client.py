@@ -110,7 +110,7 @@ class Client(ClosesOnExit):
         Raises:
           InvalidValueError: If the name is no text, or the timeout no number.
         """
-        seconds_of(timeout_in_ms)
+        seconds = seconds_of(timeout_in_ms, self._seconds)
         by_name: Mapping[str, object] = {}
         by_position: tuple[object, ...] = ()
         if isinstance(args, Mapping):
@@ -119,13 +119,13 @@ class Client(ClosesOnExit):
             by_position = tuple(cast("list[object]", args)) if isinstance(args, (list, tuple)) else (args,)
         arguments = Arguments(check_method_name(method_name), by_position, by_name, output_specs)
         try:
-            return self._start(arguments, timeout_in_ms)
+            return self._start(arguments, seconds)
         except FedstackError as error:
-            failed = Outcome[Any]()
+            failed: Outcome[Any] = Outcome()
             failed.tell(None, error)
-            return StatusOrResult(failed, f"the call of {method_name!r}")
+            return StatusOrResult(failed, method_name, self.target)
 
-    def _start(self, arguments: Arguments, timeout_in_ms: float) -> "StatusOrResult[Any]":
+    def _start(self, arguments: Arguments, seconds: float) -> "StatusOrResult[Any]":
         """Starts a call.
 
         Raises:
@@ -133,11 +133,10 @@ class Client(ClosesOnExit):
         """
         if self._closed:
             raise self._closed_error()
-        seconds = seconds_of(timeout_in_ms, self._seconds)
         signature = self._calls.signatures.get(arguments.name)
         prepared = None if signature is None else prepare(signature, arguments)
         outcome = self._calls.io.submit(self._calls.call(arguments, prepared, seconds))
-        return StatusOrResult(outcome, f"the call of {arguments.name!r} at {self.target}")
+        return StatusOrResult(outcome, arguments.name, self._calls.address)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -159,7 +158,8 @@ class Client(ClosesOnExit):
 
         def call(*args: object, timeout_in_ms: float = 0, **kwargs: object) -> object:
             try:
-                outcome = self._start(Arguments(signature.name, args, kwargs), timeout_in_ms)
+                seconds = seconds_of(timeout_in_ms, self._seconds)
+                outcome = self._start(Arguments(signature.name, args, kwargs), seconds)
             except FedstackError as error:
                 raise without_own_frames(error).with_traceback(None) from error.__cause__
             return outcome.get_value() if is_blocking else outcome

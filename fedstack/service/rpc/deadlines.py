@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from fedstack.foundations.loop_timers import timers_on
+
 _T = TypeVar("_T")
 _MOST_SECONDS = 1e6
 _AGAIN_SECONDS = 1.0
@@ -42,12 +44,15 @@ class _Deadline:
         self._task: asyncio.Task[Any] = task
         self._loop = asyncio.get_running_loop()
         self._requests = 0
-        self._timer = self._loop.call_later(seconds, self._due)
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = timers_on(self._loop).call_at(self._loop.time() + seconds, self._due)
 
     def _due(self) -> None:
         self._requests += 1
         self._task.cancel()
-        self._timer = self._loop.call_later(_AGAIN_SECONDS, self._due)
+        self._wait(_AGAIN_SECONDS)
 
     def is_cause(self) -> bool:
         """Returns whether the task was cancelled for this, and for nothing else as far as this Python can tell."""
@@ -56,7 +61,7 @@ class _Deadline:
 
     def end(self) -> None:
         """Lets the task go on after this."""
-        self._timer.cancel()
+        self._timer.end()
         uncancel = getattr(self._task, "uncancel", None)
         if uncancel is not None:
             for _ in range(self._requests):

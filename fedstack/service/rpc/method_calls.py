@@ -24,7 +24,6 @@ from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, ListMethod
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, is_nothing, read_signature
-from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.peers.method_stub import MethodStub
 from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.packing import Packer
@@ -98,11 +97,15 @@ class MethodCalls:
       stub: The way to it; closed with this.
 
     Attributes:
+      address: The server's address.
+      io: The loop on which calls are made.
       signatures: The methods that are known.
     """
 
     def __init__(self, stub: MethodStub) -> None:
         self.stub = stub
+        self.address = stub.address
+        self.io = stub.io
         self.signatures: Mapping[str, Signature] = {}
         self._is_ready = False
         self._closed = False
@@ -111,16 +114,6 @@ class MethodCalls:
         self._listing: asyncio.Task[None] | None = None
         self._running = 0
         self._idle = asyncio.Event()
-
-    @property
-    def address(self) -> str:
-        """The server's address."""
-        return self.stub.address
-
-    @property
-    def io(self) -> IoLoop:
-        """The loop on which calls are made."""
-        return self.stub.io
 
     async def learn(self, seconds: float) -> None:
         """Asks what methods there are.

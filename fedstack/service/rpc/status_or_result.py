@@ -21,9 +21,14 @@ class StatusOrResult(Generic[_T]):
     Await it, or ask it: its methods wait for the end of the call.
     """
 
-    def __init__(self, outcome: Outcome[_T], call: str) -> None:
+    def __init__(self, outcome: Outcome[_T], method_name: str, target: str) -> None:
         self._outcome = outcome
-        self._call = call
+        self._method_name = method_name
+        self._target = target
+
+    @property
+    def _call(self) -> str:
+        return f"the call of {self._method_name!r} at {self._target}"
 
     def is_ok(self) -> bool:
         """Returns whether there is a result. Never raises for an error of the call."""

@@ -2,26 +2,25 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.grpc.channels import Channel
-from fedstack.transport.grpc.grpc_calls import ask_whole, asks_health, error_of_call, failure_of_asking, parsed
+from fedstack.transport.grpc.grpc_calls import asks_health, error_of_call, failure_of_asking, parsed
 from fedstack.transport.grpc.grpc_module import grpc
-from fedstack.transport.peers.connection import Connection
+from fedstack.transport.grpc.whole_connection import WholeConnection
 from fedstack.transport.peers.daemon_threads import start_daemon
 from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
-from fedstack.transport.wire.wholes import WHOLE, fits_whole
 
 _MAX_CALLS = 256
 _MAX_UNREAD = 2
 
 
-class ChannelConnection(Connection):
+class ChannelConnection(WholeConnection):
     """A connection over a channel of the user's own. Closing it leaves the channel open.
 
     Such a channel has threads of its own, so its answers are brought to the transport's loop.
@@ -41,12 +40,12 @@ class ChannelConnection(Connection):
                 "Expected a channel of grpc, found one of grpc.aio, which belongs to the event loop that it was made "
                 "on; give the address of the worker instead"
             )
+        super().__init__()
         fork_guard.begin()
         self._channel = channel
         self._address = address
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._closed = False
-        self._takes_wholes = False
 
     @property
     def address(self) -> str:
@@ -80,22 +79,13 @@ class ChannelConnection(Connection):
             finally:
                 answers.close()
 
-    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
-        if self._takes_wholes and fits_whole(parcel):
-            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout, who))
-        return self.exchange(path, parcel)
-
-    async def _soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
-        """Does what `unary` does, without a deadline of gRPC's; see `GrpcConnection`."""
+    async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
         with self._errors():
             return await answered(
                 asyncio.ensure_future(_result(cast(Any, self._channel.unary_unary(path)).future(request))),
                 seconds,
                 who=who,
             )
-
-    def learn(self, features: Collection[str]) -> None:
-        self._takes_wholes = WHOLE in features
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)

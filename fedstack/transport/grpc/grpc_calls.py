@@ -2,23 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, cast
 
 from fedstack.errors import (
     AuthenticationError,
     DeadlineExceededError,
     FedstackError,
-    RemoteError,
     WorkerUnavailableError,
 )
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words
 from fedstack.transport.wire.frames import parse_frame
-from fedstack.transport.wire.parcels import Parcel, Piece
+from fedstack.transport.wire.parcels import Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
-from fedstack.transport.wire.wholes import JOIN, SUFFIX, join_request, read_whole, write_whole
 
 _HEALTH = "/grpc.health.v1.Health/Check"
 _ASK_SECONDS = 0.25
@@ -126,29 +124,6 @@ async def parsed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, N
     async with contextlib.aclosing(frames):
         async for frame in frames:
             yield parse_frame(frame)
-
-
-async def ask_whole(
-    connection: Connection, path: str, parcel: Parcel, answer: Callable[[str, bytes], Awaitable[bytes]]
-) -> Parcel | AsyncGenerator[Piece, None]:
-    """Sends a parcel in one message; returns the one that comes back in the answer, or where it will come from.
-
-    Args:
-      connection: The way to the peer.
-      path: The method.
-      parcel: What to send.
-      answer: Sends a message to a method and returns the answer.
-    """
-    try:
-        whole = read_whole(await answer(path + SUFFIX, write_whole(parcel)))
-    except RemoteError as error:
-        if error.code != "UNIMPLEMENTED":
-            raise
-        connection.learn(())  # it was started anew, and of an older release, or what stands between does not know it
-        return connection.exchange(path, parcel)
-    if isinstance(whole, Parcel):
-        return whole
-    return connection.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(whole))
 
 
 def error_of_call(failure: grpc.RpcError, address: str, words: Words = ARGUMENTS) -> Exception:

@@ -1,9 +1,8 @@
 """Reaches a peer by gRPC: a channel that is opened when first used, and statuses turned into errors."""
 
 import asyncio
-import contextlib
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
@@ -19,7 +18,6 @@ from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Optio
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
-    ask_whole,
     asks_health,
     error_of_call,
     failure_of_asking,
@@ -31,13 +29,12 @@ from fedstack.transport.grpc.grpc_calls import (
 )
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.tokens import TOKEN_REFUSED
-from fedstack.transport.peers.connection import Connection
+from fedstack.transport.grpc.whole_connection import WholeConnection
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import ARGUMENTS, Words
 from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback
-from fedstack.transport.wire.wholes import WHOLE, fits_whole
 
 # A server has a bound for calls that wait, and answers those beyond it as if they had been cancelled.
 _MAX_CALLS = 256
@@ -51,7 +48,7 @@ _OLD_CALLS_SECONDS = 600.0
 _TUNNEL = "dial localhost where a tunnel (ssh -L) leads to it"
 
 
-class GrpcConnection(Connection):
+class GrpcConnection(WholeConnection):
     """A connection to one peer. Its coroutines run on the transport's loop.
 
     Args:
@@ -75,6 +72,7 @@ class GrpcConnection(Connection):
         loss: Callable[[], FedstackError | None] = lambda: None,
         compression: bool = False,
     ) -> None:
+        super().__init__()
         self._target = target
         self._loss = loss
         self._options: Options = ((COMPRESSION, ANY_COMPRESSION),) if compression else ()
@@ -91,7 +89,6 @@ class GrpcConnection(Connection):
         self._turns = CallLimiter(max_calls)
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
         self._closed = False
-        self._takes_wholes = False
 
     @property
     def address(self) -> str:
@@ -121,7 +118,7 @@ class GrpcConnection(Connection):
 
     async def unary(self, path: str, request: bytes, timeout: float | None) -> bytes:
         async with self._streams if timeout is None else self._turns.turn(timeout, self.address):
-            with self._errors():
+            with _Errors(self):
                 answer = await self._method("unary_unary", path)(
                     request, timeout=timeout, metadata=self._metadata.get()
                 )
@@ -130,7 +127,7 @@ class GrpcConnection(Connection):
 
     async def upload(self, path: str, parcel: Parcel, timeout: float | None) -> bytes:
         async with self._streams:
-            with self._errors():
+            with _Errors(self):
                 call = self._method("stream_unary", path)(timeout=timeout, metadata=self._metadata.get())
                 async with status_of_peer(call):
                     return await finish(call, frames_of(parcel))
@@ -144,7 +141,7 @@ class GrpcConnection(Connection):
     async def stream(self, path: str, messages: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
         """Sends a stream of messages, made as they are sent, and yields those that come back."""
         async with self._streams:
-            with self._errors():
+            with _Errors(self):
                 call = self._method("stream_stream", path)(metadata=self._metadata.get())
                 sending = asyncio.ensure_future(send(call, messages))
                 try:
@@ -159,25 +156,13 @@ class GrpcConnection(Connection):
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
 
-    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
-        if self._takes_wholes and fits_whole(parcel):
-            return await ask_whole(self, path, parcel, lambda path, request: self._soon(path, request, timeout, who))
-        return self.exchange(path, parcel)
-
-    async def _soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
-        """Does what `unary` does, without a deadline of gRPC's.
-
-        That passes where this process was held up itself, with the answer already here.
-        """
+    async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
         async with self._streams:
-            with self._errors():
+            with _Errors(self):
                 call = self._method("unary_unary", path)(request, metadata=self._metadata.get())
                 answer = await answered(call, seconds, who=who)
                 self._turns.answered()
                 return answer
-
-    def learn(self, features: Collection[str]) -> None:
-        self._takes_wholes = WHOLE in features
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)
@@ -266,20 +251,16 @@ class GrpcConnection(Connection):
     def _token_refused(self) -> FedstackError:
         return token_refused(self._target, self._credentials, self._words)
 
-    @contextlib.contextmanager
-    def _errors(self) -> Generator[None, None, None]:
-        """Raises what a failed call stands for."""
-        try:
-            yield
-        except asyncio.CancelledError:
+    def raise_for(self, failure: BaseException) -> None:
+        """Raises what the failure of a call stands for, if that is something else."""
+        if isinstance(failure, asyncio.CancelledError):
             # gRPC cancels the calls of a channel that is closed, and whoever waits for one is not told from what.
             if self._closed and not _is_cancelled():
                 raise ClosedError(
                     f"The connection to {self.address} was closed during a call; close "
                     "contexts and stubs when their calls have ended"
                 ) from None
-            raise
-        except grpc.aio.AioRpcError as failure:
+        elif isinstance(failure, grpc.aio.AioRpcError):
             if failure.code() not in _UNANSWERED:
                 self._turns.answered()
             if failure.code() is grpc.StatusCode.UNAUTHENTICATED and failure.details() == TOKEN_REFUSED:
@@ -288,7 +269,7 @@ class GrpcConnection(Connection):
             try:
                 raise error from error.__cause__  # the peer's traceback, and not ours
             finally:
-                del error
+                del error, failure
 
     async def close(self) -> None:
         self._closed = True
@@ -304,6 +285,22 @@ class GrpcConnection(Connection):
 
     def __repr__(self) -> str:
         return f"<GrpcConnection to {self.address}{' closed' if self._closed else ''}>"
+
+
+class _Errors:
+    """Raises what a call that fails in the block stands for."""
+
+    __slots__ = ("_connection",)  # and no generator: each call enters one, and that takes four times as long
+
+    def __init__(self, connection: GrpcConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
+        if failure is not None:
+            self._connection.raise_for(failure)
 
 
 def _is_cancelled() -> bool:

@@ -113,7 +113,7 @@ class IoLoop:
         """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
         if self.is_current():
             return await coroutine
-        crossing = _Crossing[_T](self._loop_for(coroutine), coroutine)
+        crossing = _Crossing(self._loop_for(coroutine), coroutine)
         try:
             return await crossing.outcome
         except asyncio.CancelledError:
@@ -122,7 +122,7 @@ class IoLoop:
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
         """Starts a coroutine on the loop, from any thread; returns its outcome as a future that can cancel it."""
-        return Submitted[_T](self._loop_for(coroutine), coroutine)
+        return Submitted(self._loop_for(coroutine), coroutine)
 
     def run_sync(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Runs a coroutine on the loop and waits for it, from a thread without a loop or with another one.

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from fedstack.foundations.loop_timers import timers_on
+
 
 class LoopCalls:
     """The functions to call on one loop, in the order in which they came. They must not raise.
@@ -95,10 +97,10 @@ async def arrival(future: Arriving, seconds: float | None = None) -> bool:
             return
 
     future.add_done_callback(done)
-    timer = None if seconds is None else loop.call_later(seconds, arrive)
+    timer = None if seconds is None else timers_on(loop).call_at(loop.time() + seconds, arrive)
     try:
         await waiter
     finally:
         if timer is not None:
-            timer.cancel()
+            timer.end()
     return future.done()

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Genera
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from fedstack.errors import DeadlineExceededError
+from fedstack.foundations.loop_timers import LoopTimer, timers_on
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -120,8 +121,8 @@ class _Silence:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._call: Call[object] | None = None
-        self._end = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._end = self._when = 0.0
+        self._timer: LoopTimer | None = None
 
     def begin(self, call: "Call[object] | None") -> None:
         """Something is waited for from now on; once a call has been ended, it may take its time for that."""
@@ -129,7 +130,7 @@ class _Silence:
             return
         self._call, self._end = call, self._loop.time() + self._limit
         if self._timer is None:  # else that finds out when it is due
-            self._timer = self._loop.call_at(self._end, self._due, self._end)
+            self._wait()
 
     def pause(self) -> None:
         """Nothing is waited for."""
@@ -138,17 +139,21 @@ class _Silence:
     def end(self) -> None:
         self._call = None
         if self._timer is not None:
-            self._timer.cancel()
+            self._timer.end()
 
-    def _due(self, when: float) -> None:
+    def _wait(self) -> None:
+        self._when = self._end
+        self._timer = timers_on(self._loop).call_at(self._end, self._due)
+
+    def _due(self) -> None:
         self._timer = None
         if self._call is None:
             return
         now = self._loop.time()
-        if _held_up(now - when, self._limit):
+        if _held_up(now - self._when, self._limit):
             self._end = now + self._limit
         if now < self._end:
-            self._timer = self._loop.call_at(self._end, self._due, self._end)
+            self._wait()
         else:
             self.ended_call, self._call = self._call.cancel(), None
 

@@ -155,7 +155,8 @@ async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M
     if isinstance(answer, Parcel):
         if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the short way, for what is small and whole
             result = read(_parsed(message, answer.header))
-            SegmentReader(unpacker.buffers).finish()
+            if unpacker.buffers:
+                SegmentReader(unpacker.buffers).finish()
             unpacker.finish()
             return result
         answer = contextlib.nullcontext(incoming_of(answer))

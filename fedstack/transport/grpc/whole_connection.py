@@ -1,0 +1,47 @@
+"""Asks in one message what is small, where the peer has said that it takes such, and is answered in one."""
+
+import abc
+from collections.abc import AsyncGenerator, Collection
+
+from fedstack.errors import RemoteError
+from fedstack.transport.peers.connection import Connection
+from fedstack.transport.wire.parcels import Parcel, Piece
+from fedstack.transport.wire.wholes import JOIN, SUFFIX, WHOLE, fits_whole, join_request, read_whole, write_whole
+
+
+class WholeConnection(Connection):
+    """A connection that has a call of one message each way, beside those of streams."""
+
+    def __init__(self) -> None:
+        self._takes_wholes = False
+
+    def learn(self, features: Collection[str]) -> None:
+        self._takes_wholes = WHOLE in features
+
+    async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
+        if not (self._takes_wholes and fits_whole(parcel)):
+            return self.exchange(path, parcel)
+        try:
+            answer = await self.unary_soon(path + SUFFIX, write_whole(parcel), timeout, who)
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            self.learn(())  # it was started anew, and of an older release, or what stands between does not know it
+            return self.exchange(path, parcel)
+        whole = read_whole(answer)
+        if isinstance(whole, Parcel):
+            return whole
+        return self.download(f"{path.rpartition('/')[0]}/{JOIN}", join_request(whole))
+
+    @abc.abstractmethod
+    async def unary_soon(self, path: str, request: bytes, seconds: float, who: str) -> bytes:
+        """Does what `unary` does, without a deadline of gRPC's.
+
+        That passes where this process was held up itself, with the answer already here.
+
+        Args:
+          path: The method.
+          request: The message.
+          seconds: How long it may take until the answer is here.
+          who: What the error calls the peer.
+        """
