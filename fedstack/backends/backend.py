@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any
 
 import attrs
-from numpy.typing import NDArray
 
 from fedstack.computations.values.deferred_column import Elsewhere
+from fedstack.executors.worker.adoption import Memory
 from fedstack.transport.wire.frames import Heartbeat
 
 
@@ -39,10 +39,12 @@ class Backend(abc.ABC):
       reads: What stands for values of clients that its workers read themselves; others are read here, and sent.
       keeps_content: Whether the second half of what `run` returns stands for what is still elsewhere. Tasks can have it
         among their arguments, as what `share` returned, so that workers merge what others have contributed.
+      cores: On how many cores a worker computes at the same time at most; `None` for all of its machine.
     """
 
     reads: Sequence[type[Elsewhere]] = ()
     keeps_content: bool = False
+    cores: int | None = None
 
     @abc.abstractmethod
     async def places(self) -> Sequence[Hashable]:
@@ -65,12 +67,15 @@ class Backend(abc.ABC):
           WorkerUnavailableError: If the worker is lost. The task is run again, at those left.
         """
 
-    async def share(self, arrays: list[NDArray[Any]]) -> object:
+    async def share(self, memory: list[Memory]) -> object:
         """Returns what stands for arrays that all workers get, in the arguments of their tasks.
 
         It is called once for all tasks of a phase; by default the arrays travel with each.
+
+        Args:
+          memory: The arrays, and rows of arrays: `nbytes` of each says how large it is, and each can be pickled.
         """
-        return arrays
+        return memory
 
     async def fetch(self, content: Any) -> object:
         """Returns the second half of what a function returned, of what `run` gave for it."""

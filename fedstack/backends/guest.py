@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypedDict
 
 import attrs
-from numpy.typing import NDArray
 
 from fedstack._version import __version__
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
@@ -33,7 +32,7 @@ from fedstack.executors.remote.phases.phase_results import read_result
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
-from fedstack.executors.worker.adoption import AdoptingUnpacker, arrays_of
+from fedstack.executors.worker.adoption import AdoptingUnpacker, Memory, memory_of
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
@@ -42,7 +41,7 @@ from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.status import code_of, details_of, message_of
 
 _MOST_STACKS = 4
-_Arrays: TypeAlias = Sequence[NDArray[Any]]
+_Part: TypeAlias = Sequence[Memory]
 
 
 class Settings(TypedDict):
@@ -52,11 +51,13 @@ class Settings(TypedDict):
       python: Its version of Python.
       fedstack: Its version of fedstack.
       max_concurrent_clients: The most functions to run at the same time; `None` for the default of local stacks.
+      cores: The most cores to compute on at the same time; `None` for all that there are.
     """
 
     python: str
     fedstack: str
     max_concurrent_clients: int | None
+    cores: int | None
 
 
 class Note(TypedDict):
@@ -71,17 +72,19 @@ class Note(TypedDict):
     error: tuple[int, str, bytes] | None
 
 
-# The response to a phase, and the arrays that belong to it; nothing where it failed.
-Content: TypeAlias = tuple[bytes, _Arrays]
+# The response to a phase, and the memory that belongs to it; nothing where it failed.
+Content: TypeAlias = tuple[bytes, _Part]
 Answer: TypeAlias = tuple[Note, Content]
 
 
-def settings_of_sender(max_concurrent_clients: int | None) -> Settings:
+def settings_of_sender(max_concurrent_clients: int | None, cores: int | None) -> Settings:
     """Returns the settings for phases that this process sends."""
-    return Settings(python=_python_version(), fedstack=__version__, max_concurrent_clients=max_concurrent_clients)
+    return Settings(
+        python=_python_version(), fedstack=__version__, max_concurrent_clients=max_concurrent_clients, cores=cores
+    )
 
 
-def run_phase(settings: Settings, header: bytes, *parts: _Arrays) -> Answer:
+def run_phase(settings: Settings, header: bytes, *parts: _Part) -> Answer:
     """Runs a phase on the calling thread; else as `answer_phase`."""
     return _driven(settings, answer_phase(settings, header, *parts))
 
@@ -92,14 +95,14 @@ def run_merge(settings: Settings, header: bytes, clients: Sequence[int], *given:
 
 
 async def answer_phase(
-    settings: Settings, header: bytes, *parts: _Arrays, progress: ClientCounter | None = None
+    settings: Settings, header: bytes, *parts: _Part, progress: ClientCounter | None = None
 ) -> Answer:
     """Runs a phase in this process; what it raises is in the answer.
 
     Args:
       settings: Of the process that sends it.
       header: The phase.
-      *parts: What belongs to it, arrays in the order of the message.
+      *parts: The memory that belongs to it, in the order of the message.
       progress: Counts its clients.
     """
     return await _answered(settings, lambda guest: _phase(guest, header, parts), progress)
@@ -134,21 +137,21 @@ async def _answered(
     try:
         _check_versions(settings, note["place"])
         guest = _guest(settings["max_concurrent_clients"])
-        with attrs.evolve(guest.scope, progress=progress).entered():
+        with attrs.evolve(guest.scope, progress=progress, cores=settings["cores"]).entered():
             response = await work(guest)
-        return note, (response.header, arrays_of(response.segments))
+        return note, (response.header, memory_of(response.segments))
     except Exception as error:
         note["error"] = int(code_of(error)), message_of(error), details_of(error)
         return note, (b"", [])
 
 
-async def _phase(guest: "_Guest", header: bytes, parts: Sequence[_Arrays]) -> Parcel:
+async def _phase(guest: "_Guest", header: bytes, parts: Sequence[_Part]) -> Parcel:
     received = await receive(incoming_of(Parcel(header)), PhaseRequest)
     return await answer(received, _Host(guest, itertools.chain.from_iterable(parts)))
 
 
 async def _merge(
-    guest: "_Guest", header: bytes, clients: Sequence[int], contents: Sequence[Content], parts: Sequence[_Arrays]
+    guest: "_Guest", header: bytes, clients: Sequence[int], contents: Sequence[Content], parts: Sequence[_Part]
 ) -> Parcel:
     host = _Host(guest, itertools.chain.from_iterable(parts))
     received = await receive(incoming_of(Parcel(header)), PhaseRequest)
@@ -181,9 +184,9 @@ def read_content(
     content: Content, phase: Phase, arguments: FoldArguments, clients: range
 ) -> tuple[PhaseResult, PhaseResponse]:
     """Returns what a range of clients has contributed to a phase, and the message that says so."""
-    header, arrays = content
+    header, memory = content
     response = PhaseResponse.FromString(header)
-    unpacker = AdoptingUnpacker(arrays, len(clients))
+    unpacker = AdoptingUnpacker(memory, len(clients))
     received = read_result(phase, partial_states(phase, arguments), clients, response, unpacker)
     unpacker.finish()
     return received.complete(), response
@@ -224,10 +227,10 @@ class _Guest:
 class _Host(PhaseHost):
     """Runs one phase, whose arrays are there already."""
 
-    def __init__(self, guest: _Guest, arrays: Iterable[NDArray[Any]]) -> None:
+    def __init__(self, guest: _Guest, came: Iterable[Memory]) -> None:
         super().__init__(guest.admission)
         self._factory = guest.factory
-        self._arrays = arrays
+        self._came = came
 
     @contextmanager
     def lend(self, clients: int) -> Generator[PhaseRunner, None, None]:
@@ -241,7 +244,7 @@ class _Host(PhaseHost):
             give_back()
 
     def unpacker(self, clients: int) -> AdoptingUnpacker:
-        return AdoptingUnpacker(self._arrays, clients)
+        return AdoptingUnpacker(self._came, clients)
 
     def packer(self) -> Packer:
         return Packer(elements=True, sequences=True)

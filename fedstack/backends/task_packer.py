@@ -8,7 +8,7 @@ import attrs
 from fedstack.backends.backend import Backend
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
-from fedstack.executors.worker.adoption import arrays_of
+from fedstack.executors.worker.adoption import memory_of
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
@@ -34,7 +34,7 @@ class _Shared:
         """Returns what stands for the segments in arguments."""
         async with self._lock:
             if self.given is None:
-                self.given = await backend.share(arrays_of(self.segments))
+                self.given = await backend.share(memory_of(self.segments))
             return self.given
 
 
@@ -105,7 +105,7 @@ class TaskPacker(Packer):
         start = 0
         for stop, found in [*self._between, (len(self.segments), None)]:
             if stop > start:
-                parts.append(arrays_of(self.segments[start:stop]))
+                parts.append(memory_of(self.segments[start:stop]))
             if found is not None:
                 parts.append(await found.give(backend))
             start = stop

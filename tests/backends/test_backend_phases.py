@@ -98,7 +98,13 @@ def test_arrays_of_clients_are_sent_and_taken_as_they_lie_there() -> None:
     values = vectors(6)
     with over(ThreadBackend(2)) as backend:
         means(values, np.ones(8192, np.float32))
-    sent = [array for task in backend.tasks for part in task.arguments[2:] for array in part]
+    sent = [
+        array
+        for task in backend.tasks
+        for part in task.arguments[2:]
+        for memory in part
+        for array in getattr(memory, "arrays", [memory])
+    ]
     assert all(any(np.shares_memory(value, array) for array in sent) for value in values)
 
 
@@ -185,8 +191,8 @@ def test_an_error_of_the_engine_names_clients_and_place() -> None:
 
 @pytest.mark.parametrize("what", ["python", "fedstack"])
 def test_another_version_on_the_other_side_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = guest.settings_of_sender(None)
-    monkeypatch.setattr(guest, "settings_of_sender", lambda _: {**sent, what: "2.7"})
+    sent = guest.settings_of_sender(None, None)
+    monkeypatch.setattr(guest, "settings_of_sender", lambda *_: {**sent, what: "2.7"})
     with (
         over(ThreadBackend(1)),
         pytest.raises(ProtocolVersionError, match=rf"(?i)Expected {what} 2.7, .* found .*process"),

@@ -3,13 +3,16 @@
 import asyncio
 import os
 
+import federated_language as fl
 import numpy as np
 import pytest
 import ray
 from ray_calls import average, checked, inputs, is_running, numbers, processes, same, wait_until
 
 import fedstack
+from benchmarks.ray_rounds import _bytes_put
 from fedstack.backends.ray_cluster.ray_backend import RayBackend
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.errors import InvalidValueError, LeafError
 from fedstack.observe import Observer, PhaseEnded, add_observer
 
@@ -107,19 +110,37 @@ def test_partial_results_are_merged_in_a_tree_of_actors(monkeypatch, expected) -
             checked(numbers(20))
 
 
-def test_what_all_clients_get_is_put_into_the_object_store_once(two, monkeypatch) -> None:
-    put = []
-    share = RayBackend.share
+def test_what_all_clients_get_is_put_into_the_object_store_once_and_a_range_where_it_goes(two) -> None:
+    wide = fl.FederatedType(fl.TensorType(np.float64, [100_000]), fl.CLIENTS)
 
-    async def noted(self, arrays):
-        put.append(sum(array.nbytes for array in arrays))
-        return await share(self, arrays)
+    @fedstack.python_computation([wide.member, wide.member], np.float64)
+    def inner_product(model, row):
+        return float(model @ row)
 
-    monkeypatch.setattr(RayBackend, "share", noted)
-    model, rows = inputs(10)
+    @fl.federated_computation(fl.FederatedType(wide.member, fl.SERVER), wide)
+    def products(model, rows):
+        return fl.federated_sum(fl.federated_map(inner_product, (fl.federated_broadcast(model), rows)))
+
+    model, rows = np.ones(100_000), [np.full(100_000, float(row)) for row in range(4)]
     with fedstack.use_context(two):
-        average(model, rows)
-    assert sorted(put) == [model.nbytes, 5 * model.nbytes, 5 * model.nbytes]
+        products(model, rows)
+        before = _bytes_put(ray)
+        assert products(model, rows) == 600_000
+    assert model.nbytes * 5 <= _bytes_put(ray) - before < model.nbytes * 5.5
+
+
+def test_as_many_functions_compute_at_the_same_time_as_an_actor_has_cpus() -> None:
+    @fedstack.python_computation([np.int32], np.int32)
+    def cores(_):
+        return current_scope().cores
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def most_cores(numbers):
+        return fl.federated_max(fl.federated_map(cores, numbers))
+
+    for cpus, expected in ((0.5, 1), (0, 1), (2, 2)):
+        with fedstack.create_sync_ray_execution_context(num_workers=1, resources_per_worker={"CPU": cpus}):
+            assert most_cores(numbers(3)) == expected
 
 
 def test_a_closed_context_leaves_no_actor_behind() -> None:

@@ -37,6 +37,7 @@ class RayWorker:
         actor = ray.get_runtime_context().get_actor_id()
         return Greeting(node=ray.util.get_node_ip_address(), actor=actor, process=os.getpid())
 
+    @ray.method(num_returns=2)  # pyright: ignore[reportUntypedFunctionDecorator]
     async def run(self, number: int, task: Callable[..., Awaitable[object]], *arguments: object) -> object:
         """Runs a task.
 

@@ -90,11 +90,15 @@ starting = _Starting()
 
 def session() -> object:
     """Returns what tells the Ray that this process uses from any other; `None` where it uses none."""
-    if not ray.is_initialized():
-        return None
-    context = ray.get_runtime_context()
-    # The first driver of each local cluster has the same id; that of the node is made by chance.
-    return context.get_worker_id(), context.get_node_id()
+    with starting.prevented():
+        if not ray.is_initialized():
+            return None
+        try:
+            context = ray.get_runtime_context()
+            # The first driver of each local cluster has the same id; that of the node is made by chance.
+            return context.get_worker_id(), context.get_node_id()
+        except Exception:  # it is being shut down
+            return None
 
 
 def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:

@@ -3,26 +3,31 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar, cast
 
 from fedstack.backends.backend import Backend, Task
 from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray, starting
 from fedstack.backends.ray_cluster.ray_workers import RayPlace, RayWorkers
 from fedstack.data.object_refs import RayObject
 from fedstack.data.ray_tables import RayRows
-from fedstack.errors import FedstackError, RemoteError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
+from fedstack.errors import (
+    FedstackError,
+    NoWorkersError,
+    RemoteError,
+    ResourceLimitError,
+    WorkerUnavailableError,
+)
+from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
+from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, off_loop, sized
+from fedstack.executors.worker.adoption import Memory
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.wire.frames import Heartbeat
 
+_T = TypeVar("_T")
 # How often a worker is asked how far it is, and how many are asked in a second at most.
 _ASKED_SECONDS, _ASKED_EACH_SECOND = 0.5, 100
-# Ray puts larger arguments into its object store itself.
-_IN_STORE_BYTES = 100 << 10
 
 
 class RayBackend(Backend):
@@ -30,72 +35,98 @@ class RayBackend(Backend):
 
     Args:
       workers: The actors. They are ended with this.
+      cores: On how many cores each computes at most.
     """
 
     reads = (RayObject, RayRows)
     keeps_content = True
 
-    def __init__(self, workers: RayWorkers) -> None:
+    def __init__(self, workers: RayWorkers, cores: int) -> None:
+        self.cores = cores
         self._workers = workers
         self._numbers = itertools.count()
         self._running = 0
+        # What is large goes into the object store in turn: the first workers begin while the rest is still copied.
+        self._threads = LeafThreads(max(1, CORES // 2), idle_seconds=1.0, work_ends=True)
 
     async def places(self) -> Sequence[RayPlace]:
         return await self._workers.ready()
 
-    async def share(self, arrays: list[NDArray[Any]]) -> Ref:
-        self._workers.check()
-        size = sum(array.nbytes for array in arrays)
-        return await sized(size, lambda: ray.put(arrays), LOOP_COPY_BYTES)
+    async def share(self, memory: list[Memory]) -> Ref:
+        async with self._in_session():
+            return await self._sized(_bytes_of(memory), lambda: ray.put(memory))
 
     async def run(self, place: RayPlace, task: Task, heard: Callable[[Heartbeat], None]) -> object:
-        arguments = [await self._argument(argument) for argument in task.arguments]
-        self._workers.check()
-        number = next(self._numbers)
-        call = place.handle.run.options(num_returns=2)
-        note, content = call.remote(number, task.coroutine, *arguments)
-        self._running += 1
-        try:
-            return await self._noted(place, number, note, heard), content
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception), starting.prevented():  # it may have been shut down
-                ray.cancel(note)
-            raise
-        except exceptions.RayError as error:
-            raise self._error(place, error) from error
-        finally:
-            self._running -= 1
+        number, cancelled = next(self._numbers), threading.Event()
 
-    async def _argument(self, argument: object) -> object:
-        """Returns an argument, in the store if it is large: Ray would put it there too, and block the loop."""
-        return await self.share(cast(Any, argument)) if _is_large(argument) else argument
+        def call() -> tuple[Ref, Ref]:
+            # Ray puts what is large into its object store, and returns then.
+            note, content = place.handle.run.remote(number, task.coroutine, *task.arguments)
+            if cancelled.is_set():
+                ray.cancel(note)
+            return note, content
+
+        async with self._in_session():
+            self._running += 1
+            try:
+                note, content = await self._sized(sum(map(_bytes_of, task.arguments)), call, cancelled.set)
+                return await self._noted(place, number, note, heard), content
+            except exceptions.RayError as error:
+                raise self._error(place, error) from error
+            finally:
+                self._running -= 1
 
     async def _noted(self, place: RayPlace, number: int, note: Ref, heard: Callable[[Heartbeat], None]) -> object:
         """Returns what a task says of its content; asks now and then how far it is."""
         arriving = note.future()
-        while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
-            self._workers.check()
-            with starting.prevented():
+        try:
+            while not await arrival(arriving, max(_ASKED_SECONDS, self._running / _ASKED_EACH_SECOND)):
+                self._workers.check()
                 beat = place.handle.heard.remote(number).future()
-            while not (await arrival(beat, _ASKED_SECONDS) or arriving.done()):
-                self._workers.check()  # what has been shut down never answers
-            if beat.done():
-                with contextlib.suppress(exceptions.RayError):  # the task tells what it is
-                    heard(beat.result())
+                while not (await arrival(beat, _ASKED_SECONDS) or arriving.done()):
+                    self._workers.check()  # what has been shut down never answers
+                if beat.done():
+                    with contextlib.suppress(exceptions.RayError):  # the task tells what it is
+                        heard(beat.result())
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # it may have been shut down
+                ray.cancel(note)
+            raise
         return arriving.result()
 
     async def fetch(self, content: Ref) -> object:
         """Returns content in memory of its own: what a user keeps of it must not keep it in the object store."""
-        self._workers.check()
+        async with self._in_session():
+            try:
+                header, memory = await self._got(content)
+            except exceptions.RayError as error:
+                raise self._error(None, error) from error
+            return header, await sized(_bytes_of(memory), lambda: [one.copy() for one in memory], LOOP_COPY_BYTES)
+
+    async def _got(self, content: Ref) -> tuple[bytes, list[Memory]]:
+        with contextlib.suppress(exceptions.GetTimeoutError):  # it is at another node
+            return ray.get(content, timeout=0)
         arriving = content.future()
         while not await arrival(arriving, _ASKED_SECONDS):
             self._workers.check()  # what has been shut down never answers
-        try:
-            header, arrays = cast("tuple[bytes, list[NDArray[Any]]]", arriving.result())
-        except exceptions.RayError as error:
-            raise self._error(None, error) from error
-        size = sum(array.nbytes for array in arrays)
-        return header, await sized(size, lambda: [array.copy() for array in arrays], LOOP_COPY_BYTES)
+        return arriving.result()
+
+    async def _sized(self, size: int, work: Callable[[], _T], cancel: Callable[[], None] | None = None) -> _T:
+        """Does what copies so many bytes into the object store; `cancel` is called if nobody waits for it any more."""
+        return work() if size <= LOOP_COPY_BYTES else await self._threads.run(work, cancel)
+
+    @contextlib.asynccontextmanager
+    async def _in_session(self) -> AsyncGenerator[None, None]:
+        """Lets no other Ray be started for the block, and says so where it fails because Ray is shut down."""
+        with starting.prevented():
+            try:
+                self._workers.check()
+                yield
+            except (NoWorkersError, ResourceLimitError, WorkerUnavailableError):
+                raise
+            except Exception:
+                await off_loop(self._workers.check_again)
+                raise
 
     def _error(self, place: RayPlace | None, error: Exception) -> FedstackError:
         """Returns our error for one of Ray's, at a worker or after its answer."""
@@ -113,16 +144,15 @@ class RayBackend(Backend):
 
     def close(self) -> None:
         self._workers.close()
+        self._threads.close()
 
     def __repr__(self) -> str:
         return f"<RayBackend of {self._workers!r}>"
 
 
-def _is_large(argument: Any) -> bool:
-    """Returns whether an argument is arrays which Ray does not send with the call."""
-    if not isinstance(argument, list) or not all(isinstance(each, np.ndarray) for each in cast(Any, argument)):
-        return False
-    return sum(array.nbytes for array in cast("list[NDArray[Any]]", argument)) > _IN_STORE_BYTES
+def _bytes_of(argument: object) -> int:
+    """Returns how much memory there is in an argument that is a list of some."""
+    return sum(getattr(one, "nbytes", 0) for one in cast("list[object]", argument)) if isinstance(argument, list) else 0
 
 
 def _at(place: RayPlace | None) -> str:

@@ -141,6 +141,17 @@ class RayWorkers:
         if found != self._session:
             raise _shut_down(is_final=found is None)
 
+    def check_again(self) -> None:
+        """Sees whether something has failed because the actors are not there: a Ray that is shut down is gone then.
+
+        Raises:
+          NoWorkersError: If Ray is shut down.
+        """
+        end = time.monotonic() + _SHUT_DOWN_SECONDS
+        while session() == self._session and time.monotonic() < end:
+            time.sleep(_LONGEST_PAUSE_SECONDS)
+        self.check()
+
     def _ask(self) -> None:
         """Asks Ray for the actors that are missing; starts it, as its own functions do, if nobody ever has."""
         with self._lock:
@@ -209,12 +220,8 @@ class RayWorkers:
             with starting.prevented():
                 yield
         except Exception as error:
-            is_final = isinstance(error, NoWorkersError) and error.is_final
-            # A Ray that is shut down fails first, and is gone then.
-            end = time.monotonic() + (0.0 if is_final else _SHUT_DOWN_SECONDS)
-            while session() == self._session and time.monotonic() < end:
-                time.sleep(_LONGEST_PAUSE_SECONDS)
-            self.check()
+            if not (isinstance(error, NoWorkersError) and error.is_final):
+                self.check_again()
             raise
 
     def _tell_missing(self, missing: int) -> None:

@@ -129,6 +129,7 @@ class WorkScope:
       calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
       data_roots: The folders below which datasets may read files; `None` for all of them.
+      cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
       loop: The event loop of executors of another origin that a thread waits for.
       clock: Tells how long elements of datasets take to make, in seconds; a simulation has its own.
     """
@@ -148,6 +149,7 @@ class WorkScope:
     calls_with: Any = None
     reads: ReadsReferences | None = None
     data_roots: tuple[str, ...] | None = None
+    cores: int | None = None
     loop: asyncio.AbstractEventLoop | None = None
     clock: Callable[[], float] = time.perf_counter
 
@@ -176,6 +178,7 @@ class WorkScope:
             calls_with=self.calls_with,
             reads=self.reads,
             data_roots=self.data_roots,
+            cores=self.cores,
             clock=self.clock,
         )
 

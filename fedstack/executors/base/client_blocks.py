@@ -121,7 +121,9 @@ class ClientBlocks:
         self.smallest_block = smallest_block or 1
         bounds = (max_threads or max(32, CORES), max_parallel(program))
         self.max_threads = min(one for one in bounds if one is not None)
-        self.progress = current_scope().progress if program.steps else None
+        scope = current_scope()
+        self.progress = scope.progress if program.steps else None
+        self._cores = scope.cores or CORES
         self._finished: threading.Event | None = None  # there is one as soon as helpers wait for it
         self._next = clients.start
         self._working: dict[int, _Block] = {}  # the blocks that run, by their start
@@ -202,7 +204,7 @@ class ClientBlocks:
     def _pays(self, seconds: float | None) -> bool:
         """Returns whether a client that takes so long, if that is known, is worth one more thread that computes."""
         lasts = seconds is None or seconds >= _HELPER_MIN_SECONDS
-        return lasts and self._expected < CORES and self.measured.runs_without_helpers == 0
+        return lasts and self._expected < self._cores and self.measured.runs_without_helpers == 0
 
     def _call_helper(self, threads: LeafThreads, *, waits: bool) -> None:
         """Lets a thread come to help; if there is none, the work is done without."""

@@ -5,6 +5,7 @@ from typing import cast
 
 import numpy as np
 
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Fold
 from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError
@@ -65,7 +66,8 @@ def _fold_block(threads: LeafThreads, leaf: LeafFold, arrays: Sequence[np.ndarra
     out = np.empty(arrays[0].shape, leaf.dtype)
     flat_out = out.reshape(-1)
     size = flat_out.size
-    workers = min(CORES, threads.max_threads, max(1, size * out.itemsize * len(arrays) // _MIN_BYTES_PER_THREAD))
+    cores = current_scope().cores or CORES
+    workers = min(cores, threads.max_threads, max(1, size * out.itemsize * len(arrays) // _MIN_BYTES_PER_THREAD))
     bounds = [size * i // workers for i in range(workers + 1)]
 
     def fold_range(index: int) -> None:

@@ -1,22 +1,22 @@
 """Takes arrays as they have come from another process, where the memory that they came in can be theirs.
 
 An engine that pickles, or has a store of objects, gives the receiver memory that is filled already, and so does gRPC
-with each frame. `arrays_of` makes what such an engine takes of the segments of a message, and an `AdoptingUnpacker`
+with each frame. `memory_of` makes what such an engine takes of the segments of a message, and an `AdoptingUnpacker`
 makes values of it without a copy.
 """
 
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.types.language import Type
-from fedstack.computations.values.columns import Column
+from fedstack.computations.types.language import TensorType, Type
+from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.messages.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError
@@ -24,13 +24,13 @@ from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.segments import Rows, Segment
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
+# What can be pickled, and says how many bytes it has.
+Memory: TypeAlias = NDArray[Any] | Rows
 
-def arrays_of(segments: Iterable[Segment]) -> list[NDArray[Any]]:
-    """Returns the memory of segments as arrays, which can be pickled."""
-    arrays: list[NDArray[Any]] = []
-    for segment in segments:
-        arrays.extend(segment.arrays if isinstance(segment, Rows) else (np.frombuffer(segment, np.uint8),))
-    return arrays
+
+def memory_of(segments: Iterable[Segment]) -> list[Memory]:
+    """Returns the memory of segments as what can be pickled."""
+    return [segment if isinstance(segment, Rows) else np.frombuffer(segment, np.uint8) for segment in segments]
 
 
 def announced_bytes(packed: Packed) -> int:
@@ -61,20 +61,20 @@ class AdoptingUnpacker(Unpacker):
     """Unpacks payloads whose bytes are there: its arrays are read-only views of what came.
 
     Args:
-      arrays: What `arrays_of` returned on the other side, or frames; among them columns of values that are read here.
+      came: What `memory_of` returned on the other side, or frames; among it columns of values that are read here.
       clients: The number of clients that columns must have; `None` for any.
       for_results: Whether large rows are arrays of their own, of which none is copied that came in one piece.
     """
 
     def __init__(
         self,
-        arrays: Iterable[NDArray[Any] | DeferredColumn],
+        came: Iterable[Memory | DeferredColumn],
         clients: int | None = None,
         *,
         for_results: bool = False,
     ) -> None:
         super().__init__(max_bytes=MOST_RESULT_BYTES, clients=clients, for_results=for_results)
-        self._came: deque[Any] = deque(arrays)
+        self._came: deque[Any] = deque(came)
 
     def _column_of(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
         if kind == "references" and self._came and isinstance(self._came[0], DeferredColumn):
@@ -86,7 +86,18 @@ class AdoptingUnpacker(Unpacker):
     def _is_by_row(self, row_bytes: int) -> bool:
         if super()._is_by_row(row_bytes):
             return True
-        return row_bytes > 0 and bool(self._came) and not self._in_sequence and self._came[0].nbytes == row_bytes
+        if not row_bytes or not self._came or self._in_sequence:
+            return False
+        first = self._came[0]
+        return (first.row_bytes if isinstance(first, Rows) else first.nbytes) == row_bytes
+
+    def _own_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> Column:
+        rows = self._came[0] if self._came else None
+        if isinstance(rows, Rows) and len(rows.arrays) == shape[0] and _are_ready(rows, shape[1:], member):
+            self._checked_rows(shape, member, path)
+            self._came.popleft()
+            return ListColumn(rows.arrays)
+        return super()._own_rows(shape, member, path)
 
     def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
         size = math.prod(shape) * dtype.itemsize
@@ -105,7 +116,11 @@ class AdoptingUnpacker(Unpacker):
         while size:
             if not self._came:
                 raise InvalidValueError(f"Expected {size} more bytes of an array, found no more; at {path}")
-            piece = self._came.popleft().reshape(-1).view(np.uint8)
+            piece = self._came.popleft()
+            if isinstance(piece, Rows):
+                self._came.extendleft(reversed(piece.arrays))
+                continue
+            piece = piece.reshape(-1).view(np.uint8)
             if len(piece) > size:
                 self._came.appendleft(piece[size:])
                 piece = piece[:size]
@@ -117,3 +132,11 @@ class AdoptingUnpacker(Unpacker):
         if self._came:
             raise InvalidValueError(f"Expected no more bytes of arrays, found {sum(a.nbytes for a in self._came)}")
         super().finish()
+
+
+def _are_ready(rows: Rows, shape: Sequence[int], member: TensorType) -> bool:
+    """Returns whether rows are arrays as a client may get them: of the shape and dtype, aligned and read-only."""
+    first = rows.arrays[0]
+    if first.dtype != member.dtype or first.shape != shape or sys.byteorder != "little":
+        return False
+    return all(array.flags.aligned and not array.flags.writeable for array in rows.arrays)

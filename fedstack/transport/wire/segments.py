@@ -1,8 +1,10 @@
 """The memory beside a message: arrays that are sent as they lie there, and memory that arrays are received in."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.errors import InvalidValueError
@@ -11,8 +13,10 @@ from fedstack.errors import InvalidValueError
 class Rows:
     """Arrays of the same size that are to be sent one after the other.
 
+    They can be pickled, as bare memory: NumPy's own way takes ten times as long for arrays of some kilobytes.
+
     Attributes:
-      arrays: The arrays, contiguous, of a dtype that Python's buffers know.
+      arrays: The arrays, contiguous, of one shape and of one dtype that Python's buffers know.
       row_bytes: The bytes of each; at least 1.
     """
 
@@ -28,6 +32,27 @@ class Rows:
     def views(self) -> Iterator[memoryview]:
         """Yields the bytes of each array."""
         return (array.data.cast("B") for array in self.arrays)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the arrays have."""
+        return len(self)
+
+    def copy(self) -> "Rows":
+        """Returns the same in memory of its own."""
+        return Rows([array.copy() for array in self.arrays])
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., "Rows"], tuple[Any, ...]]:
+        if protocol < 5:
+            return Rows, (list(self.arrays),)
+        first = self.arrays[0]
+        return _pickled_rows, (first.dtype.str, first.shape, [pickle.PickleBuffer(array.data) for array in self.arrays])
+
+
+def _pickled_rows(dtype: str, shape: Sequence[int], buffers: Sequence[Any]) -> Rows:
+    """Returns rows over memory that is there, which must not be written to."""
+    arrays = [np.frombuffer(memoryview(buffer).toreadonly(), dtype) for buffer in buffers]
+    return Rows(arrays if len(shape) == 1 else [array.reshape(shape) for array in arrays])
 
 
 Segment: TypeAlias = memoryview | Rows
