@@ -15,6 +15,7 @@ from fedstack.errors import FedstackError, LeafError, NoWorkersError, WorkerUnav
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.time_limits import within_seconds
 
 _logger = logging.getLogger(__name__)
 # As long as workers of ours look for one.
@@ -37,7 +38,7 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
     told = suspects.losses, clients.start, clients.stop - 1
     _logger.warning("%d workers have ended while clients %d to %d ran; looking for one that ends its worker", *told)
     try:
-        found = await asyncio.wait_for(_halved(run, clients), _MOST_SECONDS)
+        found = await within_seconds(_halved(run, clients), _MOST_SECONDS)
     except asyncio.TimeoutError:
         found = None
     if found is None:

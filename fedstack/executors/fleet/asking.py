@@ -89,7 +89,7 @@ class Asker:
     def heard(self, worker: Worker, answer: Features | Exception) -> None:
         """A worker that was being asked has answered or failed; called by the task that has asked it."""
         if self._tasks.get(worker) is not asyncio.current_task():
-            return  # cancelled: asyncio.wait_for may swallow that where what it waits for ends at the same time
+            return  # cancelled, and what it awaited ended at the same time
         del self._tasks[worker]
         loss = loss_of(worker)
         if isinstance(answer, Features):

@@ -11,6 +11,7 @@ from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.executors.concurrency.side_by_side import gather
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
@@ -388,7 +389,7 @@ async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T
       DeadlineExceededError: If it takes longer; it is cancelled.
     """
     try:
-        return await asyncio.wait_for(work, seconds)
+        return await within_seconds(work, seconds)
     except asyncio.TimeoutError as error:
         if isinstance(error, FedstackError):
             raise

@@ -10,6 +10,7 @@ from concurrent import futures
 from typing import Any
 
 from fedstack.errors import AddressError
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.service.server.listening import TcpListener
 from fedstack.transport.peers.daemon_threads import start_daemon
 
@@ -106,7 +107,7 @@ class PageServer:
         try:
             # What clients do wrong, or do not do in time, is an end of their connection and nothing else.
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-                await asyncio.wait_for(self._answer(reader, writer), SECONDS)
+                await within_seconds(self._answer(reader, writer), SECONDS)
         finally:
             writer.transport.abort()
             self._open.pop(writer, None)

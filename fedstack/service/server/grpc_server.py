@@ -11,6 +11,7 @@ from fedstack.computations.values.number_checks import check_bool, check_number,
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.service.limits.fair_shares import NOBODY, caller_at, caller_with
 from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.processes.inherited_sockets import let_go_of_sockets
@@ -202,7 +203,7 @@ class GrpcServer:
         await self._wait_idle_or_grace()
         self._meter.stop()
         try:
-            await asyncio.wait_for(self._router.end_calls(), _LAST_SECONDS)
+            await within_seconds(self._router.end_calls(), _LAST_SECONDS)
         except asyncio.TimeoutError:
             _logger.warning("Stopping before the end of %s", counted(self._router.running, "call"))
         if self._server is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from fedstack.errors import DeadlineExceededError
+from fedstack.foundations.time_limits import within_seconds
 
 
 class CallLimiter:
@@ -51,11 +52,16 @@ class CallLimiter:
     async def _wait(self, seconds: float, who: str) -> None:
         begun = self._clock()
         while (left := max(begun, self._answered) + seconds - self._clock()) > 0:
+            acquiring = asyncio.ensure_future(self._slots.acquire())
             try:
-                await asyncio.wait_for(self._slots.acquire(), left)
+                await within_seconds(acquiring, left)
+                return
             except asyncio.TimeoutError:
                 continue
-            return
+            except asyncio.CancelledError:
+                if acquiring.done() and not acquiring.cancelled():
+                    self._slots.release()
+                raise
         raise DeadlineExceededError(
             f"{who} answered none of the calls before this one within {seconds:g} seconds; it hangs, or the way to it "
             "is cut"

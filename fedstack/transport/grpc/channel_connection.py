@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.grpc_calls import asks_health, error_of_call, failure_of_asking, parsed
 from fedstack.transport.grpc.grpc_module import grpc
@@ -93,7 +94,7 @@ class ChannelConnection(WholeConnection):
     async def wait_ready(self, seconds: float) -> None:
         self._check_open()
         try:
-            await asyncio.wait_for(self._until_ready(), seconds)
+            await within_seconds(self._until_ready(), seconds)
         except asyncio.TimeoutError:
             error = await failure_of_asking(self)
             if error is not None:

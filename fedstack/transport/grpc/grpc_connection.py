@@ -13,6 +13,7 @@ from fedstack.errors import (
     FedstackError,
     WorkerUnavailableError,
 )
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
@@ -170,7 +171,7 @@ class GrpcConnection(WholeConnection):
     async def wait_ready(self, seconds: float) -> None:
         channel = self._open()
         try:
-            await asyncio.wait_for(self._until_ready(channel), seconds)
+            await within_seconds(self._until_ready(channel), seconds)
         except grpc.aio.UsageError:
             if channel is self._channel:
                 raise
@@ -180,7 +181,7 @@ class GrpcConnection(WholeConnection):
             if error is None:
                 return
             try:
-                error = await asyncio.wait_for(self.explained(error), _EXPLAIN_SECONDS)
+                error = await within_seconds(self.explained(error), _EXPLAIN_SECONDS)
             except asyncio.TimeoutError:
                 error = await failure_of_asking(self)
             if error is not None:
@@ -209,7 +210,6 @@ class GrpcConnection(WholeConnection):
         if self._redialling is None or self._redialling.done():
             self._redialling = asyncio.ensure_future(self._redial())
         redialling = self._redialling
-        # Not `wait_for`, which may lose a cancellation before Python 3.12: those who look do so in loops.
         await asyncio.wait([redialling], timeout=seconds)
         return redialling.done() and not redialling.cancelled() and redialling.result()
 

@@ -73,3 +73,24 @@ async def test_a_call_that_is_cancelled_takes_no_turn_with_it():
             await waiting
     async with turns.turn(0.05, "h:1"):
         pass
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_call_that_is_cancelled_when_its_turn_comes_leaves_it_to_others(steps: int):
+    turns = CallLimiter(1)
+
+    async def wait():
+        async with turns.turn(WALL, "h:1"):
+            pass
+
+    async with turns.turn(WALL, "h:1"):
+        waiting = asyncio.ensure_future(wait())
+        for _ in range(3):
+            await asyncio.sleep(0)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    cancels = waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled() == cancels
+    async with turns.turn(WALL, "h:1"):
+        pass

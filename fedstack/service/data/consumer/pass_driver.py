@@ -1,7 +1,6 @@
 """Does what the plan of a pass decides: speaks to the dispatcher and to workers, and hands elements to a thread."""
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -197,8 +196,11 @@ class PassDriver:
                 take = self._plan.take(must=now >= due)
             if take is None:
                 self._wake.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), due - now)
+                timer = self._io.loop.call_later(due - now, self._wake.set)
+                try:
+                    await self._wake.wait()
+                finally:
+                    timer.cancel()
             else:
                 self._took(await self._answer(take))
                 self._check_workers()

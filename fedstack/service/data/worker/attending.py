@@ -6,6 +6,7 @@ import logging
 
 from fedstack.errors import FedstackError, WorkerUnavailableError
 from fedstack.foundations.drawn_ids import draw_id
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, DataWorkerAddress
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
@@ -104,13 +105,13 @@ class Attending:
             self._leaving = start_apart(self._leave(self._task))
 
     async def _leave(self, attending: "asyncio.Task[None]") -> None:
-        while not attending.done():  # a cancellation may get lost, see `GrpcConnection.look`
+        while not attending.done():  # a cancellation may look like the end of the connection
             attending.cancel()
             await asyncio.wait([attending], timeout=_LEAVE_SECONDS)
         await asyncio.gather(attending, return_exceptions=True)
         with contextlib.suppress(FedstackError, asyncio.TimeoutError):
             request = AttendRequest(worker=self._worker, leaves=True)
-            await asyncio.wait_for(self._stub.attend(request), _LEAVE_SECONDS)
+            await within_seconds(self._stub.attend(request), _LEAVE_SECONDS)
 
     async def close(self) -> None:
         """Attends no more, and closes the stub. Idempotent."""

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from fedstack.errors import DeadlineExceededError, InvalidValueError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
+from fedstack.foundations.time_limits import within_seconds
 from fedstack.service.limits.limits import option_of
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.methods import Answers
@@ -90,7 +91,7 @@ class CallStream:
 
     async def _read_within(self, seconds: float) -> bytes | None:
         try:
-            return await asyncio.wait_for(self._read(), seconds)
+            return await within_seconds(self._read(), seconds)
         except asyncio.TimeoutError:
             raise too_slow(seconds) from None
 

@@ -1,0 +1,92 @@
+"""What has so much time is cancelled after it, and a cancellation from outside always arrives."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from fedstack.foundations.time_limits import within_seconds
+
+PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
+WALL = 20.0
+
+
+def test_what_is_in_time_is_returned_and_its_errors_are_raised() -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async def work() -> None:
+        assert await within_seconds(asyncio.sleep(0, "here"), WALL) == "here"
+        assert await within_seconds(asyncio.sleep(0, "here"), None) == "here"
+        with pytest.raises(ValueError, match="no"):
+            await within_seconds(fails(), WALL)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.0, -1.0])
+def test_what_takes_longer_is_cancelled_and_has_ended_then(seconds: float) -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("ended")
+
+    async def work() -> None:
+        begun = asyncio.ensure_future(waits())
+        await asyncio.sleep(0)
+        with pytest.raises(asyncio.TimeoutError):
+            await within_seconds(begun, seconds)
+        assert ended == ["ended"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_cancellation_is_not_lost_in_whatever_step_the_result_comes(steps: int) -> None:
+    async def work() -> None:
+        result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(within_seconds(result, WALL))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        result.set_result("here")
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if waiting.cancel():  # else it has returned the result already
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        else:
+            assert waiting.result() == "here"
+
+    asyncio.run(work())
+
+
+def test_who_is_cancelled_waits_until_the_work_has_ended() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("ended")
+
+    async def work() -> None:
+        waiting = asyncio.ensure_future(within_seconds(waits(), WALL))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert ended == ["ended"]
+
+    asyncio.run(work())
+
+
+def test_nothing_else_in_the_package_uses_what_may_lose_a_cancellation() -> None:
+    users = [path.name for path in PACKAGE.rglob("*.py") if re.search(r"asyncio\.wait_for\(", path.read_text("utf-8"))]
+    assert users == ["time_limits.py"]
