@@ -8,7 +8,6 @@ from collections import OrderedDict
 
 import federated_language as fl
 import numpy as np
-from sklearn.datasets import load_digits
 
 import fedstack
 
@@ -76,6 +75,8 @@ def evaluate(model, data):
 
 def load_clients(num_clients, seed):
     """Returns each client's images to train on and batches to evaluate on; nobody trains on what others evaluate on."""
+    from sklearn.datasets import load_digits  # here, since workers that import this file for its functions need none
+
     rng = np.random.default_rng(seed)
     image, digit = load_digits(return_X_y=True)
     image, digit = (image / 16).astype(np.float32), digit.astype(np.int32)

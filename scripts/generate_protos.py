@@ -63,8 +63,9 @@ def prepare_environment() -> None:
     if stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"making {ENVIRONMENT.name} with {', '.join(REQUIREMENTS)}")
-    venv.create(ENVIRONMENT, clear=True, with_pip=True)
-    run(PYTHON, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", *REQUIREMENTS)
+    venv.create(ENVIRONMENT, clear=True)
+    pip = (sys.executable, "-m", "pip", "--python", PYTHON)  # this one's: it is newer, and it is there
+    run(*pip, "install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-compile", *REQUIREMENTS)
     stamp.write_text(wanted)
 
 

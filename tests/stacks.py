@@ -1,7 +1,7 @@
 """The stacks that the conformance suites run over, by name; docs/semantics.md lists the same names."""
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import attrs
@@ -19,23 +19,28 @@ from fedstack.executors import (
     SequenceExecutor,
     SizingExecutor,
 )
-from fedstack.testing import FaultInjectingExecutor, FaultPlan, TracingExecutor
+from fedstack.testing import FaultInjectingExecutor, FaultPlan, TracingExecutor, executor_rows, stack_rows
 from fedstack.testing.conformance import ALL_TAGS
 
 # For stacks that pass values on as other stacks of these lists do: a wrapper with nothing to do, another number of
-# threads for the same blocks, a socket in place of memory, workers whose executor alone runs all rows in that form.
-# They cannot change what comes out, only when, or an error.
+# threads for the same blocks, a socket in place of memory, workers whose executor alone runs all rows in that form, as
+# many workers as executors are composed of elsewhere. They cannot change what comes out, only when, or an error.
 PASSES_ON = ("errors", "timing")
 
 
 @attrs.frozen
 class ExecutorStack:
-    """How to make an executor for a number of clients, what it lacks, and what its rows are about."""
+    """How to make an executor for a number of clients, what it lacks, and what its rows are about.
+
+    Rows about values that both suites have run over one of two `twins`, the executor and the factory of one stack: a
+    context asks the executor for what the other row asks it for.
+    """
 
     kind: str
     make: Callable[[int], Executor]
     without: Collection[Any] = ()
     tags: Collection[Any] = ALL_TAGS
+    is_second_twin: bool = False
 
 
 @attrs.frozen
@@ -47,6 +52,17 @@ class FactoryStack:
     without: Collection[Any] = ()
     options: dict[str, Any] = attrs.field(factory=dict)
     tags: Collection[Any] = ALL_TAGS
+    is_second_twin: bool = False
+
+
+def rows_for(stack: ExecutorStack | FactoryStack) -> Iterator[Any]:
+    """Yields the rows of the suite that a stack is for."""
+    suite = executor_rows if isinstance(stack, ExecutorStack) else stack_rows
+    for row in suite(without=stack.without, tags=stack.tags):
+        promise = row.promise
+        is_of_both = promise.of_executors and promise.of_stacks
+        if not (stack.is_second_twin and is_of_both and promise.tag == "values"):
+            yield row
 
 
 class NoData:
@@ -96,12 +112,12 @@ EXECUTORS = {
     "one function at a time": ExecutorStack(
         "local", lambda n: federating(n, max_concurrent_clients=1), ["concurrency"], PASSES_ON
     ),
-    "thread per client": ExecutorStack("local", lambda n: federating(n, clients_per_thread=1)),
+    "thread per client": ExecutorStack("local", lambda n: federating(n, clients_per_thread=1), is_second_twin=True),
     "composed of 1": ExecutorStack("composed", lambda n: composed(n, 1), tags=PASSES_ON),
     "composed of 2": ExecutorStack("composed", lambda n: composed(n, 2)),
     "composed of 5": ExecutorStack("composed", lambda n: composed(n, 5)),
     "composed twice": ExecutorStack("composed", composed_twice),
-    "sized": ExecutorStack("wrapped", lambda n: wrapped_clients(n, SizingExecutor)),
+    "sized": ExecutorStack("wrapped", lambda n: wrapped_clients(n, SizingExecutor), is_second_twin=True),
     "with data": ExecutorStack(
         "wrapped", lambda n: federating(n, lambda target: DataExecutor(target, NoData())), tags=PASSES_ON
     ),
@@ -128,6 +144,7 @@ EXECUTORS = {
         "remote",
         lambda n: remote_stacks.remote(n, remote_stacks.pool_stub()),
         without=["lazy arguments", "same process"],
+        is_second_twin=True,
     ),
     "remote, plain verbs": remote_executor(
         lambda n: remote_stacks.remote(n, remote_stacks.in_memory_stub(**remote_stacks.PLAIN))
@@ -165,17 +182,18 @@ FACTORIES = {
     "with data": FactoryStack(
         "wrapped", lambda: fedstack.local_executor_factory(data_backend=NoData()), tags=PASSES_ON
     ),
-    "composed of 2": FactoryStack("composed", lambda: composing_factory(2)),
-    "composed of 5": FactoryStack("composed", lambda: composing_factory(5)),
+    "composed of 2": FactoryStack("composed", lambda: composing_factory(2), is_second_twin=True),
+    "composed of 5": FactoryStack("composed", lambda: composing_factory(5), is_second_twin=True),
     "faults and retries": FactoryStack(
         "wrapped",
         faulty_factory,
         without=["one attempt"],
         options={"retry_policy": fedstack.RetryPolicy(attempts=20, first_pause=0.0)},
+        tags=PASSES_ON,
     ),
     "1 worker": remote_factory(lambda: remote_stacks.workers([remote_stacks.loopback_target()]), PASSES_ON),
     "2 workers": remote_factory(lambda: fedstack.remote_executor_factory(remote_stacks.cluster())),
-    "5 workers": remote_factory(lambda: remote_stacks.in_memory_workers(5)),
+    "5 workers": remote_factory(lambda: remote_stacks.in_memory_workers(5), PASSES_ON),
     "2 workers over mTLS": remote_factory(lambda: remote_stacks.workers([remote_stacks.mtls_target()] * 2), PASSES_ON),
     "2 workers in chunks": remote_factory(
         lambda: remote_stacks.in_memory_workers(2, {"chunking": remote_stacks.CHUNKED}), PASSES_ON
@@ -213,16 +231,21 @@ SLOW = frozenset(
         "2 workers with faults and retries",
         "5 workers",
         "2 workers, plain verbs",
+        "composed of 1",
         "composed of 5",
         "composed twice",
         "faults and retries",
+        "one function at a time",
         "remote in chunks",
+        "remote over loopback",
         "remote over mTLS",
         "remote, plain verbs",
         "remote, structs streamed",
         "sized",
         "three clients by default",
         "thread per client",
+        "traced",
         "with data",
+        "without faults",
     }
 )

@@ -28,6 +28,8 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
         training, evaluation = example.load_clients(clients, seed)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise ImportError(f'The demo needs {error.name}; install it with: pip install "fedstack[demo]"') from error
     print(f"{describe_clients(training)}.", file=sys.stderr)
     trained = run_rounds(example, training, evaluation, rounds, seed, workers, engine)
     csv_file, picture = out / "federated_averaging.csv", out / "federated_averaging.png"

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import remote_stacks
-from stacks import EXECUTORS, FACTORIES, SLOW, FactoryStack
+from stacks import EXECUTORS, FACTORIES, SLOW, FactoryStack, rows_for
 
 from fedstack.errors import ForeignValueError
-from fedstack.testing import ExecutorRow, StackRow, executor_rows, stack_rows
+from fedstack.testing import ExecutorRow, StackRow
 
 
 def marks_of(name: str, kind: str) -> list[pytest.MarkDecorator]:
@@ -20,12 +20,12 @@ def marks_of(name: str, kind: str) -> list[pytest.MarkDecorator]:
 EXECUTOR_ROWS = [
     pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
     for name, stack in EXECUTORS.items()
-    for row in executor_rows(without=stack.without, tags=stack.tags)
+    for row in rows_for(stack)
 ]
 STACK_ROWS = [
     pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
     for name, stack in FACTORIES.items()
-    for row in stack_rows(without=stack.without, tags=stack.tags)
+    for row in rows_for(stack)
 ]
 
 

@@ -51,7 +51,7 @@ Fail = Callable[[], object]
 Way = Callable[[], Iterator[Fail]]
 WARM_UP, TIMES = 2, 6
 # Each time costs a process that starts.
-TIMES_OF_WORKERS = 5
+TIMES_OF_WORKERS = 4
 MOST_BYTES = 3 * BYTES
 SETTLING_SECONDS = 10.0
 MOST_SECONDS = 100.0
@@ -466,7 +466,7 @@ def a_worker_that_ends() -> Iterator[Fail]:
         return fl.federated_sum(fl.federated_map(ends_the_process, xs))
 
     def fail() -> None:
-        with local_worker_pool(1) as pool:
+        with local_worker_pool(1, respawn=False) as pool:
             context = fedstack.create_sync_remote_execution_context(pool, retry_policy=fedstack.RetryPolicy.none())
             with installed(context):
                 failing(lambda: ends([array()]), fedstack.errors.WorkerUnavailableError)()

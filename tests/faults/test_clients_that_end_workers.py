@@ -68,7 +68,7 @@ def check_two_ended(caplog: pytest.LogCaptureFixture, how: str) -> None:
     assert all(f"ended with {how}" in text for text in endings(caplog))
 
 
-@pytest.mark.parametrize("workers", [4, 2, 1])
+@pytest.mark.parametrize("workers", [4, 1])
 def test_a_client_that_crashes_is_named_and_the_workers_come_back(workers: int, caplog) -> None:
     total = total_of(crash)
     with pool_of(workers) as pool:

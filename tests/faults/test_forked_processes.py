@@ -66,7 +66,7 @@ def check_children(role: str, target: str, children: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["client", "server"])
 def test_children_of_a_busy_process_live_and_work_and_so_does_their_parent(fleet: Fleet, role: str) -> None:
-    check_children(role, fleet.start().target, 30)
+    check_children(role, fleet.start().target, 15)
 
 
 @pytest.mark.soak

@@ -26,6 +26,7 @@ def test_a_shortened_text_keeps_its_ends_and_says_what_is_missing(text, limit):
     assert 0 <= len(text.encode()) - len((head + tail).encode()) - int(size) <= 6
 
 
+@pytest.mark.slow
 @given(st.text() | st.text(alphabet="\x00\x1b\r\n\t\u202e\ud800a"))
 def test_a_printable_text_has_no_control_characters_but_line_feeds_and_tabs(text):
     found = printable(text)

@@ -294,6 +294,7 @@ print("the run goes on")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="cannot bound the size of files")
 @pytest.mark.parametrize("most", [0, 5, 3000, 4999])
 def test_a_disk_that_is_full_costs_the_rest_of_the_trace_and_one_warning(most: int, tmp_path: Path) -> None:

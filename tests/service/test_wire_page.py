@@ -23,6 +23,7 @@ from fedstack.transport.wire import frames
 TEXT = PAGE.read_text(encoding="utf-8")
 ADVICE = "run: python tests/service/wire_page.py"
 WALL = 60
+pytestmark = pytest.mark.slow  # about the page, whatever Python reads it
 
 
 @pytest.fixture(scope="module")

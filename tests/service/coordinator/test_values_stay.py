@@ -1,6 +1,7 @@
 """Values stay at the workers that made them, however many calls follow."""
 
 import numpy as np
+import pytest
 
 import fedstack
 from fedstack.observe import Event, Observer, RpcEnded, add_observer
@@ -35,6 +36,7 @@ def last(x):
     return x[-1]
 
 
+@pytest.mark.slow
 def test_a_chain_over_a_large_value_sends_none_of_it() -> None:
     counted = Bytes()
     with (

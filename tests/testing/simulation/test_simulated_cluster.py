@@ -49,6 +49,7 @@ def test_a_calm_cluster_answers_every_call():
     assert "Error" not in cluster.trace
 
 
+@pytest.mark.slow
 def test_rough_clusters_see_faults_of_all_kinds():
     clusters = [SimulatedCluster(3, seed, SimulatedFaults.rough()) for seed in range(8)]
     for cluster in clusters:

@@ -50,6 +50,7 @@ def test_a_calm_service_sends_everything_once_without_an_error() -> None:
         assert "Error" not in cluster.trace.replace("KilledError", "")
 
 
+@pytest.mark.slow
 def test_rough_services_see_faults_of_all_kinds() -> None:
     told = "".join(rough_passes(seed).trace for seed in range(16))
     for kind in (
@@ -66,6 +67,7 @@ def test_rough_services_see_faults_of_all_kinds() -> None:
         assert kind in told, kind
 
 
+@pytest.mark.slow
 def test_a_seed_does_the_same_again_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [rough_passes(seed).trace for seed in range(4)]
     # No machine makes elements so fast.
@@ -74,6 +76,7 @@ def test_a_seed_does_the_same_again_on_a_slow_machine(monkeypatch: pytest.Monkey
     assert [rough_passes(seed).trace for seed in range(4)] == traces
 
 
+@pytest.mark.slow
 def test_a_seed_does_the_same_again_in_another_process_too() -> None:
     program = (
         "import logging; logging.disable(logging.ERROR)\n"
@@ -125,6 +128,7 @@ def test_a_consumer_that_is_killed_is_forgotten_after_its_lease() -> None:
     SimulatedDataCluster(1, 1).run(program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_disk_without_power_has_all_that_was_committed_and_nothing_by_half(tmp_path: Path, seed: int) -> None:
     loop = VirtualLoop()

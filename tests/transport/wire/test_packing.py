@@ -441,6 +441,7 @@ SAMPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", range(len(SAMPLES)))
 @pytest.mark.parametrize("wanted", range(len(SAMPLES)))
 def test_a_value_is_read_by_its_own_type_only(sent, wanted):

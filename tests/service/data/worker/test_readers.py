@@ -21,6 +21,8 @@ from fedstack.service.data.worker.streams import AHEAD
 from fedstack.transport.peers.io_loop import io_loop
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [GRPC, LOCAL])
+# What elements are is made of them before they are sent: a connection is used by one Python only, many times.
+ALL_PROTOCOLS = pytest.mark.parametrize("protocol", [pytest.param(GRPC, marks=pytest.mark.slow), LOCAL])
 
 
 @fedstack.python_computation([np.int64], np.int64)
@@ -66,7 +68,7 @@ DATASETS = {
 }  # fmt: skip
 
 
-@PROTOCOLS
+@ALL_PROTOCOLS
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_worker_reads_what_the_dataset_has(
     protocol: str, name: str, catalogue: Catalogue, start_worker: StartWorker
@@ -79,7 +81,7 @@ def test_a_worker_reads_what_the_dataset_has(
     assert_same(read(worker.target, whole(digest, 4), dataset.element_type), payloads[4:])
 
 
-@PROTOCOLS
+@ALL_PROTOCOLS
 @pytest.mark.parametrize("name", DATASETS)
 def test_ranges_of_splits_together_have_all_elements(
     protocol: str, name: str, catalogue: Catalogue, start_worker: StartWorker
