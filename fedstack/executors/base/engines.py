@@ -65,6 +65,11 @@ class Engine(abc.ABC):
         """How many clients values have to be for; `None` if this engine does not say."""
         return None
 
+    @property
+    def leaf_threads(self) -> LeafThreads | None:
+        """The threads of the leaf engine below, for work of our own beside the leaves'."""
+        return None
+
     def accepts(self, computation: computation_pb2.Computation, executor: Executor) -> None:  # noqa: B027
         """Checks that a computation of this kind runs here. By default all do.
 
@@ -104,11 +109,6 @@ class ProgramEngine(Engine):
     @property
     def programs(self) -> "ProgramEngine":
         return self
-
-    @property
-    def leaf_threads(self) -> LeafThreads | None:
-        """The threads of the leaf engine below, for work of our own beside the leaves'."""
-        return None
 
     @abc.abstractmethod
     def runs_intrinsic(self, uri: str) -> bool:

@@ -4,10 +4,12 @@ A call is a `Frame`: the traced function, what it is called with, and what has b
 pulled or members of it; what two members need runs once.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
 from fedstack.computations.plan.graph import Callee, Pack, Parameter, Scope, Symbol
+from fedstack.computations.plan.schedule import calls_functions_only
 from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_function, fields_of
 from fedstack.executors.base.engines import Engine, FunctionRun
@@ -17,7 +19,7 @@ from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner, Ve
 from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 from fedstack.executors.concurrency.leaf_threads import runs_inline
 from fedstack.executors.concurrency.side_by_side import gather
-from fedstack.executors.concurrency.sync_driver import need_event_loop
+from fedstack.executors.concurrency.sync_driver import need_event_loop, run_at_once
 
 # So many values are pulled side by side.
 _AT_ONCE = 1000
@@ -27,6 +29,19 @@ class LazyValue(VerbValue):
     """A value that is known, or recorded and not yet run."""
 
     __slots__ = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nothing has to run for its payload any more."""
+        return False
+
+    def begin(self) -> "asyncio.Future[object] | None":
+        """Begins to run what it needs on a thread of its own; `None` if that has to wait for something, or has begun.
+
+        Returns:
+          The payload, on the running loop.
+        """
+        return None
 
     def member(self, position: int, type_spec: Type) -> "LazyValue":
         """Returns the member of a struct value, without running anything."""
@@ -46,6 +61,10 @@ class KnownValue(LazyValue):
     def __init__(self, executor: ValueOwner, type_spec: Type, payload: object) -> None:
         super().__init__(executor, type_spec)
         self.payload = payload
+
+    @property
+    def is_known(self) -> bool:
+        return True
 
     async def pull(self) -> object:
         self._executor.check_open()
@@ -77,12 +96,19 @@ class FunctionValue(LazyValue):
 class StructValue(LazyValue):
     """A struct put together out of other values."""
 
-    __slots__ = ("_pulled", "members")
+    __slots__ = ("_is_known", "_pulled", "members")
 
     def __init__(self, executor: ValueOwner, type_spec: Type, members: Sequence[LazyValue]) -> None:
         super().__init__(executor, type_spec)
         self.members = members
         self._pulled: LazyTask[object] | None = None
+        self._is_known = False
+
+    @property
+    def is_known(self) -> bool:
+        # It stays so, and is asked of many structs that share members; see `pull`.
+        self._is_known = self._is_known or all(member.is_known for member in self.members)
+        return self._is_known
 
     async def pull(self) -> object:
         # Once: structs may share members, level by level, and then there are many more ways through them than members.
@@ -108,6 +134,14 @@ class CallValue(LazyValue):
         super().__init__(executor, type_spec)
         self._frame = frame
         self._path = path
+
+    @property
+    def is_known(self) -> bool:
+        return self._frame.has_run
+
+    def begin(self) -> "asyncio.Future[object] | None":
+        self._executor.check_open()
+        return None if self._path else self._frame.begin()
 
     async def pull(self) -> object:
         self._executor.check_open()
@@ -137,6 +171,11 @@ class Frame:
         self._parts: dict[tuple[int, ...], LazyTask[object]] = {}
         self._run_in_parts: FunctionRun | None = None
 
+    @property
+    def has_run(self) -> bool:
+        """Whether all of it has run."""
+        return self._whole.done
+
     async def pull(self, path: tuple[int, ...]) -> object:
         """Returns the result, or the member of it that `path` leads to, running only what that needs."""
         if not path or self._whole.done:
@@ -150,14 +189,24 @@ class Frame:
             part = self._parts[path] = LazyTask(lambda: owner()._run(path))
         return await part.get()
 
+    def begin(self) -> "asyncio.Future[object] | None":
+        """Begins to run the call on one thread from end to end, if all that has to run is functions."""
+        threads, argument = self._engine.leaf_threads, self._argument
+        if threads is None or self._parts or self._whole.has_begun or not (argument is None or argument.is_known):
+            return None
+        if not calls_functions_only(self._call.function):
+            return None
+        return self._whole.begin_on(threads, lambda: run_at_once(self._run(())))
+
     async def _run(self, path: tuple[int, ...]) -> object:
+        argument = await self._pull_argument(path)
         # Parts share one run, so that what two of them need runs once.
         run = self._run_in_parts
         if run is None:
-            run = self._engine.begin(self._call.function, in_parts=bool(path))
-            if path:
-                self._run_in_parts = run
-        return await run.pull(path, await self._pull_argument(path))
+            if not path:
+                return await self._engine.run(self._call.function, argument)
+            run = self._run_in_parts = self._engine.begin(self._call.function, in_parts=True)
+        return await run.pull(path, argument)
 
     async def _pull_argument(self, path: tuple[int, ...]) -> object:
         """Pulls the members of the argument that the function uses for a part of its result."""
@@ -175,11 +224,11 @@ class Frame:
 async def pull_side_by_side(values: Sequence[LazyValue]) -> tuple[object, ...]:
     """Pulls several values, each once however often it comes, on a loop if more than one of them has to run."""
     distinct = list(dict.fromkeys(values))
-    if sum(isinstance(value, CallValue) for value in distinct) > 1 and runs_inline():
+    # What is known needs no task; of the others there may be any number.
+    running = [value for value in distinct if not value.is_known]
+    if sum(isinstance(value, CallValue) for value in running) > 1 and runs_inline():
         await need_event_loop()
     payloads: dict[LazyValue, object] = {}
-    # What is known needs no task; of the others there may be any number.
-    running = [value for value in distinct if not isinstance(value, KnownValue)]
     if len(running) <= 1 or runs_inline():
         for value in running:
             payloads[value] = await value.pull()
@@ -188,7 +237,7 @@ async def pull_side_by_side(values: Sequence[LazyValue]) -> tuple[object, ...]:
             some = running[first : first + _AT_ONCE]
             payloads.update(zip(some, await gather([value.pull() for value in some])))
     for value in distinct:
-        if isinstance(value, KnownValue):
+        if value not in payloads:
             payloads[value] = await value.pull()
     return tuple([payloads[value] for value in values])
 

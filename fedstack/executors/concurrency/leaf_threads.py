@@ -125,8 +125,7 @@ class LeafThreads:
         except asyncio.CancelledError:
             if cancel is not None:
                 cancel()
-            self.abandon(future)
-            future.add_done_callback(drop_outcome)
+            self.give_up(future)
             raise
         try:
             return future.result()
@@ -139,6 +138,11 @@ class LeafThreads:
             self._pool.remove(job)
         elif not self._work_ends:
             self._pool.abandon(job)
+
+    def give_up(self, job: Job[Any]) -> None:
+        """Gives up what `submit` has returned, and lets go of what comes of it."""
+        self.abandon(job)
+        job.add_done_callback(drop_outcome)
 
     def close(self) -> None:
         """Lets idle threads end; work that has been handed in is done to its end. Idempotent."""

@@ -36,6 +36,17 @@ async def need_event_loop() -> None:
         await _LoopRequest()
 
 
+def run_at_once(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine that waits for nothing on the current thread, leaf work in it too."""
+    try:
+        with RunInline():
+            coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise RuntimeError("Expected a coroutine that waits for nothing, found one that does")
+
+
 async def wait(seconds: float) -> None:
     """Waits on an event loop or, where a debugging context allows none, on the caller's thread."""
     await need_event_loop()

@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
+import attrs
+
+from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.contexts.invocation import telling_path
 from fedstack.executors.base.verb_values import VerbValue
-from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.proto.extensions_pb2 import StartResponse, Status
 from fedstack.service.executor.sessions.held_values import SharedComputation
@@ -36,10 +39,11 @@ class Starts:
         """Runs values that are in a session, or joins them; returns the outcomes of those that end first."""
         outcomes: list[StartResponse.Outcome] = []
         pulls: dict[str, SharedComputation] = {}
-        now = asyncio.get_running_loop().time()
+        now, together = asyncio.get_running_loop().time(), ToldCounts()
+        set_scope(attrs.evolve(current_scope(), progress=together))  # of this task only
         for value_id in dict.fromkeys(values):
             try:
-                pulls[value_id] = pull = self._core.pull(session, value_id)
+                pulls[value_id] = pull = self._core.pull(session, value_id, together)
             except StatusError as error:
                 outcomes.append(_outcome(value_id, error))
             else:

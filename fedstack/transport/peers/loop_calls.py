@@ -5,10 +5,13 @@ both loops would spend more time on waking each other than on what they do.
 """
 
 import asyncio
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+_T = TypeVar("_T", covariant=True)
 
 from fedstack.foundations.loop_timers import timers_on
 
@@ -60,7 +63,7 @@ def calls_on(loop: asyncio.AbstractEventLoop) -> LoopCalls:
     return found if found is not None else _calls.setdefault(loop, LoopCalls(loop))
 
 
-class Arriving(Protocol):
+class Arriving(Protocol[_T]):
     """What another thread fulfils, such as a future."""
 
     def done(self) -> bool:
@@ -71,8 +74,42 @@ class Arriving(Protocol):
         """Calls something when it happens, or at once."""
         ...
 
+    def result(self) -> _T:
+        """Returns the result, or raises the error."""
+        ...
 
-async def arrival(future: Arriving, seconds: float | None = None) -> bool:
+    def exception(self) -> BaseException | None:
+        """Returns the error, if there is one."""
+        ...
+
+
+def outcome_of(future: Arriving[_T]) -> "asyncio.Future[_T]":
+    """Returns a future of this loop with the outcome of one that another thread fulfils."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+    calls = calls_on(loop)
+
+    def arrive() -> None:
+        if outcome.done():
+            return
+        error = future.exception()
+        if error is None:
+            outcome.set_result(future.result())
+        else:
+            outcome.set_exception(error)
+
+    def done(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            calls.add(arrive)
+
+    if future.done():
+        arrive()
+    else:
+        future.add_done_callback(done)
+    return outcome
+
+
+async def arrival(future: Arriving[Any], seconds: float | None = None) -> bool:
     """Waits until a future that another thread fulfils is done, by one call on this loop.
 
     Args:

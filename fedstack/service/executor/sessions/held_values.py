@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -24,12 +25,13 @@ from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients
 from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
-from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
+from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
+from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.limits.limits import ServiceLimits, check_sizes
 
@@ -120,17 +122,7 @@ async def _create(
     """Creates something; in an executor of ours on a thread if it may take long."""
     if is_quick or not isinstance(executor, VerbExecutor) or executor.waits_to_create:
         return await create()
-    return await off_loop(lambda: _at_once(create()))
-
-
-def _at_once(creation: Coroutine[Any, Any, ExecutorValue]) -> ExecutorValue:
-    """Runs a coroutine that waits for nothing."""
-    try:
-        creation.send(None)
-    except StopIteration as end:
-        return end.value
-    creation.close()
-    raise RuntimeError("Expected a creation that waits for nothing, found one that does")
+    return await off_loop(lambda: run_at_once(create()))
 
 
 async def written(value: ExecutorValue, payload: object, write: Callable[[object, Type], _T]) -> _T:
@@ -144,10 +136,12 @@ async def written(value: ExecutorValue, payload: object, write: Callable[[object
     return await off_loop(lambda: write(payload, type_spec))
 
 
-async def compute(value: ExecutorValue, progress: ProgressCounts) -> object:
-    """Runs what a value needs and returns its payload; in a task of its own."""
-    set_scope(attrs.evolve(current_scope(), progress=progress))
-    return await pull(value)
+def begin(value: ExecutorValue, progress: ProgressCounts) -> "asyncio.Future[object]":
+    """Begins to run what a value needs, and returns what comes of it."""
+    if current_scope().progress is not progress:
+        set_scope(attrs.evolve(current_scope(), progress=progress))
+    begun = value.begin() if isinstance(value, LazyValue) else None
+    return asyncio.ensure_future(pull(value)) if begun is None else begun
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
@@ -178,14 +172,15 @@ class SharedComputation:
     Args:
       value: The value.
       grace_seconds: For how long it goes on when nobody waits.
+      progress: What counts the work for it; by default its own counts.
 
     Attributes:
       progress: Knows what runs for it.
     """
 
-    def __init__(self, value: ExecutorValue, grace_seconds: float) -> None:
-        self.progress = ToldCounts()
-        self._task = asyncio.ensure_future(compute(value, self.progress))
+    def __init__(self, value: ExecutorValue, grace_seconds: float, progress: ProgressCounts | None = None) -> None:
+        self.progress = progress or ToldCounts()
+        self._task = contextvars.copy_context().run(begin, value, self.progress)
         self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds
         self._waiting = 0

@@ -21,6 +21,7 @@ from fedstack.contexts.contexts import SyncExecutionContext
 from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
+from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
@@ -173,13 +174,13 @@ class ServiceCore:
         """Ends a session, if there is one."""
         self.sessions.end(executor.id, "its client has ended it")
 
-    def pull(self, session: Session, value_id: str) -> SharedComputation:
-        """Starts to compute a value, or joins in; in what `run` runs.
+    def pull(self, session: Session, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
+        """Starts to compute a value, counted by `progress` if that is given, or joins in; in what `run` runs.
 
         Raises:
           StatusError: If there is none of that id.
         """
-        pull = session.pull(value_id)
+        pull = session.pull(value_id, progress)
         self.running.watch(pull.progress, session.id)
         return pull
 

@@ -11,6 +11,7 @@ import attrs
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Executor, ExecutorValue
 from fedstack.errors import InvalidValueError, StaleSessionError
+from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.observe.events import SessionClosed
 from fedstack.observe.observers import observers
 from fedstack.service.executor.sessions.held_values import SharedComputation
@@ -184,8 +185,8 @@ class Session:
         if pull is not None:
             pull.cancel()
 
-    def pull(self, value_id: str) -> SharedComputation:
-        """Starts to compute a value, or joins in.
+    def pull(self, value_id: str, progress: ProgressCounts | None = None) -> SharedComputation:
+        """Starts to compute a value, counted by `progress` if that is given, or joins in.
 
         Raises:
           StatusError: If there is none of that id.
@@ -193,7 +194,7 @@ class Session:
         value = self.find(value_id)
         pull = self._pulls.get(value_id)
         if pull is None or pull.was_cancelled:
-            pull = self._pulls[value_id] = SharedComputation(value, PULL_GRACE_SECONDS)
+            pull = self._pulls[value_id] = SharedComputation(value, PULL_GRACE_SECONDS, progress)
         return pull
 
     def delivered(self, value_id: str) -> None:
