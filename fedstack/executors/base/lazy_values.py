@@ -158,7 +158,7 @@ class Frame:
       engine: Runs it.
       call: What is called.
       argument: The value of the function's parameter.
-      called: The values that were called, kept for as long as they may have to run.
+      called: The values that were called, kept for as long as they have to run.
     """
 
     def __init__(self, engine: Engine, call: ResolvedCall, argument: LazyValue | None, called: object) -> None:
@@ -180,6 +180,7 @@ class Frame:
         """Returns the result, or the member of it that `path` leads to, running only what that needs."""
         if not path or self._whole.done:
             value = await self._whole.get()
+            self._let_go()
             for position in path:
                 value = cast("tuple[object, ...]", value)[position]
             return value
@@ -196,7 +197,15 @@ class Frame:
             return None
         if not calls_functions_only(self._call.function):
             return None
-        return self._whole.begin_on(threads, lambda: run_at_once(self._run(())))
+        outcome = self._whole.begin_on(threads, lambda: run_at_once(self._run(())))
+        outcome.add_done_callback(self._let_go)
+        return outcome
+
+    def _let_go(self, _: object = None) -> None:
+        """Drops what it takes to run, once there is a result: of a chain of calls each would keep the one before."""
+        if self._whole.has_value:
+            self._argument = self._called = self._call.members = self._run_in_parts = None
+            self._parts.clear()
 
     async def _run(self, path: tuple[int, ...]) -> object:
         argument = await self._pull_argument(path)

@@ -47,6 +47,11 @@ class LazyTask(Generic[_T]):
         return self._start is None
 
     @property
+    def has_value(self) -> bool:
+        """Whether the outcome is known, and is no error."""
+        return self.done and self._error is None
+
+    @property
     def has_begun(self) -> bool:
         """Whether it runs, or has."""
         return self._job is not None or self._task is not None or self._start is None

@@ -75,7 +75,9 @@ class RemoteRecorder(Recorder[RemoteValue]):
         """Computes a value and returns its payload."""
         with naming_intrinsics(value):
             work = self._moving(value.session).compute(value.id, value.type_signature)
-            return await self._sessions.call(value.keeper, work)
+            payload = await self._sessions.call(value.keeper, work)
+        value.has_run()
+        return payload
 
     async def start(self, values: Sequence[RemoteValue], waiting: int = 0) -> dict[RemoteValue, Exception | None]:
         """Runs values of one session; returns of those that end first why they failed, and else `None`."""
@@ -83,6 +85,9 @@ class RemoteRecorder(Recorder[RemoteValue]):
         by_id = {value.id: value for value in values}
         work = keeper.session.start({value.id: value.type_signature for value in values}, waiting)
         outcomes = await self._sessions.call(keeper, work)
+        for value_id, error in outcomes.items():
+            if error is None:
+                by_id[value_id].has_run()
         return {by_id[value_id]: error for value_id, error in outcomes.items()}
 
     async def stop(self, values: Sequence[RemoteValue]) -> None:

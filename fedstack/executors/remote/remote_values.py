@@ -34,7 +34,7 @@ class RemoteValue(VerbValue):
     Attributes:
       keeper: Looks after the session that it belongs to.
       id: Its id there.
-      source: What it was made of: a computation, or other values.
+      source: What it was made of: a computation, or other values; nothing once it has run.
     """
 
     keeps_payload = False
@@ -64,6 +64,10 @@ class RemoteValue(VerbValue):
     @property
     def reference(self) -> object:
         return self.id
+
+    def has_run(self) -> None:
+        """Lets go of what it was made of: of a chain of calls each would keep the one before at the peer."""
+        self.source = None
 
     async def pull(self) -> object:
         """Runs what the value needs and fetches its payload.

@@ -1,7 +1,9 @@
 """A call that was begun on a thread runs once, whoever needs it meanwhile."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -75,3 +77,20 @@ async def test_that_a_value_is_known_is_told_at_once_however_often_structs_share
         value = await executor.create_struct([value, value])
     assert isinstance(value, LazyValue)
     assert value.is_known
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["begun", "pulled"])
+async def test_a_call_that_has_run_keeps_nothing_of_what_it_was_made_of(executor, begins):
+    go.set()
+    first = await call(executor, seven)
+    await first.compute()
+    second = await call(executor, added, first, first)
+    found = second.begin() if begins else second.pull()
+    assert found is not None
+    assert await found == 14
+    gone = weakref.ref(first)
+    del first, found
+    await asyncio.sleep(0)
+    gc.collect()
+    assert gone() is None
+    assert await second.compute() == 14

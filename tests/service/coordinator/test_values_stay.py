@@ -1,12 +1,17 @@
 """Values stay at the workers that made them, however many calls follow."""
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.observe import Event, Observer, RpcEnded, add_observer
 from fedstack.service import ExecutorService, GrpcServer, ServerThread
 from fedstack.service.coordinator import ClusterCoordinator
+from fedstack.transport.peers.io_loop import io_loop
 
 SIZE = 8 << 20
 
@@ -50,6 +55,30 @@ def test_a_chain_over_a_large_value_sends_none_of_it() -> None:
         assert coordinator.schedule(last, (value,)).get() == 20.0
         coordinator.join()
     assert 0 < counted.total < 200_000
+
+
+@pytest.mark.parametrize("function", [add_one, lambda x: x + np.float32(1)], ids=["computation", "function"])
+def test_of_a_chain_the_worker_keeps_the_last_value_only(function: object) -> None:
+    service = ExecutorService(fedstack.local_executor_factory(), policy=CarrierPolicy(python_code=True))
+    with (
+        ServerThread(GrpcServer([service])) as server,
+        ClusterCoordinator(server.target) as coordinator,
+        fedstack.executors.RemoteExecutor.connect(server.target) as watcher,
+    ):
+        value = coordinator.schedule(make)
+        for _ in range(50):
+            value = coordinator.schedule(function, (value,))
+        coordinator.join()
+        # What each call was made of is let go of with the next; the functions stay.
+        _await_until(lambda: io_loop.run_sync(watcher.stub.get_status()).values < 8)
+        assert value.get()[-1] == 50.0
+
+
+def _await_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it takes too long"
+        time.sleep(0.01)
 
 
 class Calls(Observer):

@@ -237,15 +237,30 @@ class ExtendedSession(RemoteSession):
         if START not in self._peer.features:
             return await super().start(values, waiting)
         creations = self._pending.needed_for(values)
-        request = extended.StartRequest(
-            executor=self.executor,
-            creation=[creation.message for creation in creations],
-            value_ref=[plain.ValueRef(id=value) for value in values],
-            waiting=waiting,
-        )
-        segments = [memoryview(creation.data) for creation in creations if creation.data]
-        with self._on_their_way(creations):
+        # What has run and is forgotten goes along: of a chain of large values the peer has a few, and not a second's.
+        with self._released() as released, self._on_their_way(creations):
+            request = extended.StartRequest(
+                executor=self.executor,
+                creation=[creation.message for creation in creations],
+                value_ref=[plain.ValueRef(id=value) for value in values],
+                cancel_ref=[plain.ValueRef(id=value) for value in released],
+                waiting=waiting,
+            )
+            segments = [memoryview(creation.data) for creation in creations if creation.data]
             return await self._repeated(lambda: start(self.stub, self._peer, request, segments))
+
+    @contextlib.contextmanager
+    def _released(self) -> Generator[Sequence[str], None, None]:
+        """Yields what the peer can let go of with the call that is made in the block; forgets it anew if that fails."""
+        there, waiting = self._pending.drop(self.take_forgotten())
+        for value in waiting:
+            self.forget(value)
+        try:
+            yield there
+        except BaseException:
+            for value in there:
+                self.forget(value)
+            raise
 
     async def stop(self, values: Sequence[str]) -> None:
         if START not in self._peer.features:

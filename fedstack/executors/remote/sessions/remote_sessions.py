@@ -112,6 +112,7 @@ class RemoteSession(abc.ABC):
       lost: Why it is of no use any more; empty as long as it is.
       lease_seconds: How long it may be silent; `None` if it need not be renewed.
       forget: Called with the ids of values that the peer may have and nobody here will refer to.
+      take_forgotten: Returns some of those of which the peer is still to be told.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class RemoteSession(abc.ABC):
         self.lost = ""
         self.lease_seconds = lease_seconds
         self.forget: Callable[[str], None] = lambda value: None
+        self.take_forgotten: Callable[[], Sequence[str]] = lambda: ()
 
     @abc.abstractmethod
     def put(self, payload: object, type_spec: Type) -> Made:

@@ -38,11 +38,12 @@ class SessionKeeper:
     ) -> None:
         self.session = session
         self._clock = clock
+        self._batch_size = dispose_batch_size
         self._queue: DisposalQueue[str] = DisposalQueue(dispose_batch_size, _DISPOSAL_SECONDS, clock)
         self._renewed = clock()
         self._ending = False
         self._task: asyncio.Task[None] | None = None
-        session.forget = self.forget
+        session.forget, session.take_forgotten = self.forget, self._take_few
 
     def start(self) -> None:
         """Begins to look after the session; called on the transport's loop."""
@@ -79,12 +80,19 @@ class SessionKeeper:
                 _logger.debug("Ending a session at %s failed: %s", stub.address, error)
             self.session.lost = self.session.lost or "it has been closed"
         self.session.forget = lambda value: None  # so that it does not lead back here
+        self.session.take_forgotten = lambda: ()
 
     async def _say_goodbye(self) -> None:
         rest = [value for batch in self._queue.take(force=True) for value in batch]
         await self._dispose([rest] if rest else [])
         if not self.session.lost:
             await self.session.end()
+
+    def _take_few(self) -> Sequence[str]:
+        """Returns what is forgotten if that is little, for a call that is made anyway; else it goes in its batches."""
+        if len(self._queue) >= self._batch_size:
+            return ()
+        return [value for batch in self._queue.take(force=True) for value in batch]
 
     def _look(self) -> None:
         """Begins what is to be done, if anything is: there may be thousands of sessions, of which few need anything."""
