@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-_T = TypeVar("_T", covariant=True)
-
 from fedstack.foundations.loop_timers import timers_on
+
+_T = TypeVar("_T", covariant=True)
 
 
 class LoopCalls:
