@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.errors import JournalError
+from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
@@ -137,6 +137,8 @@ class _Dispatcher(SimulatedWorker):
         except JournalError:
             if self.disk.failures == failures:
                 raise
+        except ResourceLimitError:  # there is no room to begin; so it is tried again
+            self._restart(self)
 
     def crash(self) -> None:
         self.disk.cut()

@@ -1,7 +1,10 @@
-"""A disk of a simulation: the journal of a dispatcher is in real files, and the power fails when it is written."""
+"""A disk of a simulation, with the real files of a journal: the power fails when they are written, or it is full."""
 
 import contextlib
+import errno
+import os
 import random
+import sqlite3
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
@@ -53,6 +56,13 @@ class SimulatedDisk:
         """Decides whether the power fails with the commit that comes now."""
         return self._network.happens(self._network.faults.power_loss_rate)
 
+    def is_full(self) -> bool:
+        """Decides whether there is no room for the change that comes now."""
+        is_full = self._network.happens(self._network.faults.full_disk_rate)
+        if is_full:
+            self._network.say("the disk is full")
+        return is_full
+
     def fail(self, before: _Files, after: _Files) -> _Files:
         """Lets the power fail; returns what is on the disk then.
 
@@ -85,8 +95,9 @@ class SimulatedJournal(Journal):
     def __init__(self, folder: Path, disk: SimulatedDisk) -> None:
         self._files = [folder / name for name in (FILE, _WAL, f"{FILE}-journal")]
         self._disk = disk
-        self._is_cut = False
+        self._is_cut = self._is_open = False
         super().__init__(folder)
+        self._is_open = True
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Tables, None, None]:
@@ -95,9 +106,17 @@ class SimulatedJournal(Journal):
         before = self._image() if self._disk.fails() else None
         with super().transaction() as tables:
             yield tables
+            if self._is_open and self._disk.is_full():
+                raise sqlite3.OperationalError("database or disk is full")
         if before is not None:
             self._cut(self._disk.fail(before, self._image()))
             raise JournalError("The power failed")
+
+    def keep_definition(self, digest: bytes, definition: memoryview) -> None:
+        if self._disk.is_full():
+            with self._errors():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().keep_definition(digest, definition)
 
     def close(self) -> None:
         """Leaves the files as they are. Idempotent."""

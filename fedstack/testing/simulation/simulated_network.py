@@ -38,6 +38,7 @@ class SimulatedFaults:
       cut_seconds: After how many seconds on average one process is cut off from one other; see `heal_seconds`.
       commit_seconds: The least and the most seconds that a disk takes for a commit.
       power_loss_rate: In how many commits the power fails, so that any part of them is on the disk.
+      full_disk_rate: How many changes find the disk full, so that nothing of them is kept.
     """
 
     delay: tuple[float, float] = attrs.field(default=(0.0005, 0.005), validator=_is_span)
@@ -55,6 +56,7 @@ class SimulatedFaults:
     cut_seconds: float = attrs.field(default=float("inf"), validator=number_validator(endless=True))
     commit_seconds: tuple[float, float] = attrs.field(default=(0.0, 0.002), validator=_is_span)
     power_loss_rate: float = attrs.field(default=0.0, validator=rate_validator)
+    full_disk_rate: float = attrs.field(default=0.0, validator=rate_validator)
 
     @classmethod
     def rough(cls) -> "SimulatedFaults":
@@ -70,6 +72,7 @@ class SimulatedFaults:
             cut_seconds=30.0,
             commit_seconds=(0.0, 0.05),
             power_loss_rate=0.01,
+            full_disk_rate=0.005,
         )
 
 

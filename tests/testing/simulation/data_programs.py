@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 import fedstack
-from fedstack.errors import FedstackError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import FedstackError, ResourceLimitError, StaleSessionError, WorkerUnavailableError
 from fedstack.service.data import Dataset
 from fedstack.service.data.consumer.cursors import read_cursor
 from fedstack.service.data.consumer.descriptions import KnownDataset, described
@@ -26,6 +26,8 @@ ROUGH_SECONDS = 60.0
 # A worker that nobody hears of is given up after 10 s by those that read there, after 5 s by the dispatcher; a consumer
 # after 10 s, and others read then what it has not finished. What is left is read in a moment.
 LONGEST_REST = 60.0
+# What may end a pass early; the last one is that of a full disk.
+PROMISED = (WorkerUnavailableError, StaleSessionError, ResourceLimitError)
 
 
 @fedstack.python_computation(np.int64, np.int64)
@@ -70,6 +72,9 @@ def jobs(chance: random.Random) -> Iterator[Job]:
         policy = chance.choice((ShardingPolicy.DYNAMIC, ShardingPolicy.DYNAMIC, ShardingPolicy.OFF))
         if policy is ShardingPolicy.OFF and chance.random() < 0.5:
             dataset, elements = dataset.skip(3), elements[3:]
+        if chance.random() < 0.3:
+            # At a worker that reads all of it, else where it is consumed: not here.
+            dataset = dataset.shuffle(16, seed=number).batch(5)
         name = chance.choice(("", f"job {number}"))
         yield Job(name, described(dataset), elements, policy, chance.choice(tuple(Guarantee)))
 
@@ -80,15 +85,16 @@ async def passes(cluster: SimulatedDataCluster) -> None:
     asyncio.get_running_loop().call_later(ROUGH_SECONDS, cluster.calm)
     await asyncio.gather(
         *(
-            _job(cluster, job, cluster.consumers[2 * number : 2 * number + 2], random.Random(chance.random()))
+            run_job(cluster, job, cluster.consumers[2 * number : 2 * number + 2], random.Random(chance.random()))
             for number, job in enumerate(jobs(chance))
         )
     )
 
 
-async def _job(
+async def run_job(
     cluster: SimulatedDataCluster, job: Job, processes: Sequence[SimulatedWorker], chance: random.Random
 ) -> None:
+    """Has processes read a job, and checks that it was done as it was guaranteed."""
     cluster.say(f"{job.name or 'one consumer'}: {job.policy.name}, {job.guarantee.value}, {len(job.elements)} elements")
     consumers = [
         _Consumer(cluster, job, process, random.Random(chance.random()))
@@ -111,7 +117,7 @@ class _Consumer:
 
     Attributes:
       process: The process.
-      found: The elements that it has got.
+      found: The elements that it has got, or the batches of them.
       missing: How many it was told are missing; `None` if some are, and it does not know how many.
       failure: What ended its pass early.
     """
@@ -120,7 +126,7 @@ class _Consumer:
         self, cluster: SimulatedDataCluster, job: Job, process: SimulatedWorker, chance: random.Random
     ) -> None:
         self.process = process
-        self.found: list[int] = []
+        self.found: list[object] = []
         self.missing: int | None = 0
         self.failure: Exception | None = None
         self._cluster = cluster
@@ -150,7 +156,7 @@ class _Consumer:
                 self.failure = error
             except FedstackError as error:
                 self._cluster.say(f"{self.process.address}: {error!r}")
-                assert isinstance(error, (WorkerUnavailableError, StaleSessionError)), f"{error!r} is not promised"
+                assert isinstance(error, PROMISED), f"{error!r} is not promised"
                 self.failure = error
             finally:
                 driver.close()
@@ -169,7 +175,7 @@ class _Consumer:
             if column is None:
                 driver.deliver(None)
                 return
-            elements = [int(element) for element in column]
+            elements = list(column)
             some = self._chance.randint(0, len(elements))
             self.found += elements[:some]
             if self._job.guarantee is Guarantee.EXACTLY_ONCE and self._chance.random() < 0.3:
@@ -184,7 +190,9 @@ class _Consumer:
 
 def check(job: Job, consumers: Sequence[_Consumer], copies: int) -> None:
     """Checks what was guaranteed."""
-    counts = Counter(element for consumer in consumers for element in consumer.found)
+    counts = Counter(
+        int(element) for consumer in consumers for some in consumer.found for element in np.atleast_1d(some)
+    )
     strange = counts.keys() - set(job.elements)
     assert not strange, f"{sorted(strange)[:5]} are no elements of the dataset"
     most = max(counts.values(), default=0)

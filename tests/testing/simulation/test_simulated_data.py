@@ -1,20 +1,26 @@
 """Simulated data services: passes over many seeds, what the disk of a dispatcher has after a loss of power."""
 
 import asyncio
+import itertools
 import logging
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
-from data_programs import passes, rough_passes
+from data_programs import Job, passes, rough_passes, run_job
 
-from fedstack.errors import JournalError
+from fedstack.computations.values.columns import Column
+from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data import Dataset
+from fedstack.service.data.consumer.cursors import read_cursor
 from fedstack.service.data.consumer.descriptions import described
 from fedstack.service.data.consumer.distributed_dataset import DistributedSource, Terms
+from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Guarantee
 from fedstack.service.data.consumer.sharding import ShardingPolicy
 from fedstack.service.data.datasets import blocks
@@ -55,6 +61,7 @@ def test_rough_services_see_faults_of_all_kinds() -> None:
     told = "".join(rough_passes(seed).trace for seed in range(16))
     for kind in (
         "the power fails",
+        "the disk is full",
         "== dispatcher crash",
         "== data-0:1 start 2",
         "== consumer-0 parted",
@@ -126,6 +133,74 @@ def test_a_consumer_that_is_killed_is_forgotten_after_its_lease() -> None:
         assert not cluster.dispatcher.sessions
 
     SimulatedDataCluster(1, 1).run(program)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_a_pass_holds_its_guarantee_at_whichever_write_of_the_journal_the_power_fails(
+    guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, elements = described(Dataset.range(40)), range(40)
+    writes = itertools.count()
+    fatal = 0
+    monkeypatch.setattr(SimulatedDisk, "fails", lambda _: next(writes) == fatal)
+
+    async def program(cluster: SimulatedDataCluster) -> None:
+        job = Job("", known, elements, ShardingPolicy.DYNAMIC, guarantee)
+        await run_job(cluster, job, cluster.consumers, random.Random(fatal))
+
+    failures = 0
+    for fatal in range(100):
+        writes = itertools.count()
+        cluster = SimulatedDataCluster(2, 1, fatal)
+        cluster.run(program)
+        failures += cluster.dispatcher.disk.failures
+        if next(writes) <= fatal:
+            break
+    assert failures == fatal > 10
+
+
+def test_a_disk_that_is_full_costs_the_requests_meanwhile_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = False
+    monkeypatch.setattr(SimulatedDisk, "is_full", lambda _: full)
+
+    async def program(cluster: SimulatedDataCluster) -> list[int]:
+        nonlocal full
+        terms = Terms(ShardingPolicy.DYNAMIC, Guarantee.EXACTLY_ONCE)
+        known, (process,) = described(Dataset.range(400)), cluster.consumers
+        source = DistributedSource(known, terms, cluster.connections(process))
+        full = True
+        driver = source.begin()
+        with pytest.raises(ResourceLimitError, match="The disk of the dispatcher's journal is full"):
+            await take(driver)
+        driver.close()
+        full = False
+        driver = source.begin()
+        found = [int(element) for element in await take(driver) or ()]
+        driver.deliver(len(found))
+        cursor = source.cursor(driver, len(found))
+        full = True
+        with pytest.raises(ResourceLimitError, match="The disk of the dispatcher's journal is full"):
+            while (column := await take(driver)) is not None:
+                driver.deliver(None)
+        driver.close()
+        full = False
+        await asyncio.sleep(10.0)
+        again = DistributedSource(known, attrs.evolve(terms, resume=read_cursor(cursor)), cluster.connections(process))
+        driver = again.begin()
+        while (column := await take(driver)) is not None:
+            found += map(int, column)
+            driver.deliver(None)
+        driver.close()
+        return found
+
+    assert sorted(SimulatedDataCluster(2, 1).run(program)) == list(range(400))
+
+
+async def take(driver: PassDriver) -> Column | None:
+    while not driver.has_news():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # a thread would wait here
+    return driver.next()
 
 
 @pytest.mark.slow
