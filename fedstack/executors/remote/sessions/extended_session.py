@@ -122,10 +122,11 @@ class ExtendedSession(RemoteSession):
         return creation.id
 
     def call(self, function: str, argument: str | None) -> Made:
-        call = extended.CreateRequest.Call(function_ref=plain.ValueRef(id=function))
+        creation = Creation(id=next(self._ids))
+        creation.call.function_ref.id = function  # in place: messages are copied into others
         if argument is not None:
-            call.argument_ref.id = argument
-        return self._keep_back(Creation(id=next(self._ids), call=call), (function, argument or ""))
+            creation.call.argument_ref.id = argument
+        return self._keep_back(creation, (function,) if argument is None else (function, argument))
 
     def struct(self, members: Named) -> Made:
         struct = extended.CreateRequest.Struct(element=elements_of(members))
