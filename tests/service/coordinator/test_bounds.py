@@ -66,3 +66,14 @@ def test_what_functions_keep_counts_as_values(coordinator: ClusterCoordinator) -
     with pytest.raises(FedstackError, match="Expected at most 100 values in a session"):
         coordinator.fetch([coordinator.schedule(lambda kept: kept[0], (value,)) for value in values])
     del values
+
+
+def test_what_functions_keep_ends_with_what_stands_for_it(coordinator: ClusterCoordinator) -> None:
+    def step(numbers: Iterator[int]) -> int:
+        return next(numbers)
+
+    dataset = coordinator.create_per_worker_dataset(lambda: range(3))
+    for _ in range(150):  # an iterator for each epoch
+        iterator = iter(dataset)
+        epoch = [coordinator.schedule(step, (iterator,)) for _ in range(3)]
+        assert sorted(coordinator.fetch(epoch)) == [0, 1, 2]

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from typing import Any
 
@@ -19,11 +20,21 @@ VALUE, BOXED, KEPT = "value", "boxed", "kept"
 
 @attrs.define(eq=False)
 class _Kept:
-    """What a worker keeps for one coordinator."""
+    """What a worker keeps for one coordinator.
+
+    Attributes:
+      lock: Is held while a closure uses it.
+      made: Whether it is there.
+      value: It.
+      maker: What has made it; a value of the coordinator's session, as long as that refers to it.
+      ends_with_maker: Whether it is dropped with that.
+    """
 
     lock: threading.Lock = attrs.field(factory=threading.Lock)
     made: bool = False
     value: object = None
+    maker: "Callable[[], object]" = lambda: None
+    ends_with_maker: bool = False
 
 
 def body_of(function: Callable[..., object], name: str) -> Callable[[Sequence[Any]], Box]:
@@ -67,11 +78,15 @@ def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> 
 @contextlib.contextmanager
 def _in_use(key: str, maker: Box) -> Generator[object, None, None]:
     """Gives what a worker keeps under a key to one closure at a time; it is made where it is not there."""
-    entry: _Kept = _keeping().setdefault(key, _Kept())
+    kept = _keeping()
+    entry: _Kept = kept.setdefault(key, _Kept())
     with entry.lock:
         if not entry.made:
             entry.value = loads(maker.tobytes())()
-            entry.made = True
+            entry.made, entry.maker = True, weakref.ref(maker)
+        elif not entry.ends_with_maker and entry.maker() is maker:  # else it is another copy for each call
+            weakref.finalize(maker, kept.pop, key, None).atexit = False
+            entry.ends_with_maker = True
         yield entry.value
 
 

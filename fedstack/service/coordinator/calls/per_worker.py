@@ -35,6 +35,8 @@ class ArgumentOnly:
 class PerWorkerValues(ArgumentOnly):
     """A value of which each worker has its own: made there when it is first used, and anew when a worker was lost.
 
+    It ends there some time after nothing refers to this any more.
+
     Give it as an argument of Python functions; one closure at a time uses it.
     """
 
