@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from await_until import await_until
 from freezing import freeze
 from serving import Server, served
 
@@ -30,13 +31,6 @@ def _square() -> Callable[[int], int]:
 
 
 square = _square()
-
-
-def await_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -125,6 +119,19 @@ def test_a_returning_worker_gets_work_again(servers: list[Server]) -> None:
         assert set(coordinator.fetch([coordinator.schedule(index) for _ in range(20)], timeout=20.0)) == {1}
         with served(*OPTIONS, "--port", port):
             await_until(lambda: 0 in coordinator.fetch([coordinator.schedule(index) for _ in range(20)], timeout=20.0))
+
+
+def test_what_each_worker_has_of_its_own_begins_anew_where_a_worker_was_lost(servers: list[Server]) -> None:
+    port = servers[0].target.rpartition(":")[2]
+    with coordinator_of(servers[:1]) as coordinator:
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: range(100)))
+        for expected in range(3):
+            assert coordinator.schedule(next, (iterator,)).get(timeout=20.0) == expected
+        servers[0].process.kill()
+        servers[0].process.wait()
+        with served(*OPTIONS, "--port", port):
+            for expected in range(3):
+                assert coordinator.schedule(next, (iterator,)).get(timeout=20.0) == expected
 
 
 def test_a_call_that_ends_its_workers_fails_and_the_others_are_right() -> None:

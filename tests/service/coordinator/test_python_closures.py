@@ -11,10 +11,16 @@ import pytest
 import fedstack
 from fedstack.errors import CarrierError, ContextError, InvalidValueError, LeafError, TypeMismatchError
 from fedstack.service.coordinator import ClusterCoordinator, PerWorkerValues, current_worker_index
+from fedstack.service.data import Dataset
 
 
 @fedstack.python_computation([np.float32], np.float32)
 def double(x):
+    return 2 * x
+
+
+@fedstack.python_computation([np.int64], np.int64)
+def twice(x):
     return 2 * x
 
 
@@ -210,6 +216,15 @@ def test_a_dataset_as_an_argument_is_the_workers_own(coordinator: ClusterCoordin
     dataset = coordinator.create_per_worker_dataset(lambda: [1, 2, 3])
     sums = [coordinator.schedule(lambda numbers: sum(numbers), (dataset,)) for _ in range(4)]
     assert coordinator.fetch(sums) == [6] * 4
+
+
+@pytest.mark.parametrize(
+    "source", [Dataset.range(0, 100, 2), lambda: Dataset.range(100).map(twice)], ids=["it", "made"]
+)
+def test_a_dataset_of_the_data_service_is_a_source_too(coordinator: ClusterCoordinator, source: Any) -> None:
+    iterator = iter(coordinator.create_per_worker_dataset(source))
+    found = [coordinator.schedule(next, (iterator,)).get() for _ in range(4)]
+    assert set(found) <= {0, 2, 4, 6}
 
 
 def test_what_workers_have_is_refused_where_it_is_captured(coordinator: ClusterCoordinator) -> None:

@@ -1,10 +1,8 @@
 """Values stay at the workers that made them, however many calls follow."""
 
-import time
-from collections.abc import Callable
-
 import numpy as np
 import pytest
+from await_until import await_until
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
@@ -70,15 +68,8 @@ def test_of_a_chain_the_worker_keeps_the_last_value_only(function: object) -> No
             value = coordinator.schedule(function, (value,))
         coordinator.join()
         # What each call was made of is let go of with the next; the functions stay.
-        _await_until(lambda: io_loop.run_sync(watcher.stub.get_status()).values < 8)
+        await_until(lambda: io_loop.run_sync(watcher.stub.get_status()).values < 8)
         assert value.get()[-1] == 50.0
-
-
-def _await_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it takes too long"
-        time.sleep(0.01)
 
 
 class Calls(Observer):

@@ -100,14 +100,7 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
 
     def by_position(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
         """Returns the arguments of a call, by the order of the function's parameters."""
-        signature = inspect.signature(self._function.function)
-        try:
-            return signature.bind(*args, **kwargs).args
-        except TypeError as error:
-            raise TypeMismatchError(
-                f"Expected an argument for each of the parameters {list(signature.parameters)} of "
-                f"{self._function.name!r}, found {len(args)} by position and {list(kwargs)} by name: {error}"
-            ) from error
+        return bound(inspect.signature(self._function.function), self._function.name, args, kwargs).args
 
     def __get__(self, instance: object, owner: type | None = None) -> "PythonComputation[_P, _R]":
         """Returns itself, also as a member of a class. What has a `__get__` is shown by `help` as a function is."""
@@ -119,6 +112,23 @@ class PythonComputation(Decorated, ConcreteComputation, Generic[_P, _R]):
 
     def __repr__(self) -> str:
         return f"<python_computation {self._function.name} {self.type_signature}>"
+
+
+def bound(
+    signature: inspect.Signature, name: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> inspect.BoundArguments:
+    """Returns what the parameters of a function get in a call.
+
+    Raises:
+      TypeMismatchError: If it cannot be called with that.
+    """
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeMismatchError(
+            f"Expected an argument for each of the parameters {list(signature.parameters)} of {name!r}, found "
+            f"{len(args)} by position and {list(kwargs)} by name: {error}"
+        ) from error
 
 
 def python_computation(

@@ -1,5 +1,6 @@
 """Says what a closure calls, and with which argument: known values, and values of other closures inside of them."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -30,10 +31,12 @@ class Function:
     Attributes:
       computation: The computation; it keeps a Python function alive.
       name: What messages call it.
+      signature: The parameters of the Python function that it is made of, if that tells them.
     """
 
     computation: ConcreteComputation
     name: str
+    signature: inspect.Signature | None = None
 
     @property
     def type_signature(self) -> FunctionType:

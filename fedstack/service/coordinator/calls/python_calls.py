@@ -1,12 +1,13 @@
 """Makes calls of Python functions: their arguments are written along, and values of other calls are found there."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedstack.computations.leaves.python.captures import variables_of
 from fedstack.computations.leaves.python.function_pickles import dumps
-from fedstack.computations.leaves.python.python_computation import python_computation
+from fedstack.computations.leaves.python.python_computation import bound, python_computation
 from fedstack.computations.types.language import StructType, Type
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.service.coordinator.calls.boxes import BOX
@@ -34,7 +35,14 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
             )
     body = body_of(function, name)
     body.__name__ = body.__qualname__ = name
-    return Function(python_computation([StructType(types)], BOX)(body), name)
+    return Function(python_computation([StructType(types)], BOX)(body), name, _signature_of(function))
+
+
+def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # some of those that are not written in Python
+        return None
 
 
 def opener_for(expected: Type) -> Function:
@@ -60,6 +68,7 @@ def python_call(
 
     Raises:
       CarrierError: If something in the arguments cannot be written.
+      TypeMismatchError: If the function cannot be called with them.
     """
     members: list[Known | Lasting | Result] = []
     positions: dict[object, int] = {}
@@ -91,4 +100,6 @@ def python_call(
         ) from error
     members.insert(0, Known(np.frombuffer(dumps((list(uses.items()), content)), np.uint8), BOX))
     function = function_for([member.type_signature for member in members])
+    if function.signature is not None:
+        bound(function.signature, name, args, kwargs)
     return Call(function, Members([None] * len(members), members), boxed=True)
