@@ -62,7 +62,7 @@ class PassDriver:
         self._arrived = threading.Condition()
         self._error: Exception | None = None
         self._closed = False
-        self._is_resumable = False
+        self._is_resumable = opening.request.resumes
         self._wake = asyncio.Event()
         self._addresses: dict[bytes, str] = {}
         self._foreign: set[bytes] = set()

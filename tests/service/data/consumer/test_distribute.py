@@ -387,6 +387,20 @@ def test_a_cursor_that_was_taken_in_the_middle_is_good_after_the_end_too(service
     assert sorted([*had, *again]) == sorted([*had, *rest]) == list(range(300))
 
 
+def test_a_cursor_is_good_for_who_could_not_go_on_from_it_before(service: DispatchServer) -> None:
+    local = Dataset.range(5000)
+    elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
+    before = [int(next(elements)) for _ in range(1234)]
+    cursor = elements.cursor()
+    elements.close()
+    for _ in range(2):
+        again = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor)))
+        next(again)
+        again.close()
+    at_last = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
+    assert sorted(before + list(map(int, at_last))) == list(range(5000))
+
+
 def test_a_cursor_counts_the_elements_of_batches(service: DispatchServer) -> None:
     local = Dataset.range(1000).batch(7)
     elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")).map(_sum))
