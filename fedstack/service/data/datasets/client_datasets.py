@@ -110,12 +110,19 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
           elements: Those of the dataset, or what has the same.
         """
         column = cast(StructColumn, BlockSequence(elements).held(self._dataset.element_type).column)
-        clients, rows = group_rows(self._ids(column.fields[self._place]), self._column)
+        clients, rows = self.divided(column)
         stops = np.cumsum(list(map(len, rows))).tolist()
         places = {client: slice(stop - len(mine), stop) for client, mine, stop in zip(clients, rows, stops)}
-        rest = column.fields[: self._place] + column.fields[self._place + 1 :]
         order = np.concatenate(rows) if rows else np.empty(0, np.intp)
-        return places, picked(StructColumn(rest, len(column)), order)
+        return places, picked(self.without_id(column), order)
+
+    def divided(self, column: StructColumn) -> tuple[list[Any], list[NDArray[np.intp]]]:
+        """Returns the clients of some elements of the dataset, in order, and the places of each one's."""
+        return group_rows(self._ids(column.fields[self._place]), self._column)
+
+    def without_id(self, column: StructColumn) -> StructColumn:
+        """Returns elements of the dataset as clients have them: without what says whose they are."""
+        return StructColumn(column.fields[: self._place] + column.fields[self._place + 1 :], len(column))
 
     def _ids(self, ids: Column) -> NDArray[Any]:
         if isinstance(ids, RowsColumn):

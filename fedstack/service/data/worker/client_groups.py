@@ -1,4 +1,4 @@
-"""Groups datasets by client at a data worker: each is read once, held in memory, and read by client from there."""
+"""Groups datasets by client at a data worker: what is held in memory, and what is read again when it is asked for."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,46 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from fedstack.computations.types.bounded_cache import SharedCache
-from fedstack.computations.types.language import TensorType, Type
+from fedstack.computations.types.language import Type
 from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
-from fedstack.service.data.datasets.blocks import Blocks, size_in
+from fedstack.service.data.datasets.blocks import Blocks, size_in, without_first
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
 from fedstack.service.data.datasets.dataset import Dataset
-from fedstack.service.limits.limits import DataWorkerLimits, exceeded
+from fedstack.service.data.worker.client_places import ClientRows, SplitsOfClients
+from fedstack.service.limits.limits import DataWorkerLimits
 
 _MOST_GROUPED = 1000
-
-
-@attrs.frozen(eq=False)
-class GroupedDataset:
-    """The elements of a dataset, client by client.
-
-    Attributes:
-      places: Where those of each client are, by its id as it travels.
-      rows: All elements.
-      id_type: The type of ids.
-    """
-
-    places: Mapping[bytes, slice]
-    rows: Column
-    id_type: TensorType
-
-    def place(self, key: bytes) -> slice:
-        """Returns where the elements of a client are.
-
-        Raises:
-          InvalidValueError: If there is no such client.
-        """
-        found = self.places.get(key)
-        if found is None:
-            raise InvalidValueError(
-                f"Expected the id of a client of the dataset, found {describe(_shown(key, self.id_type))}; see "
-                "client_ids of its data source"
-            )
-        return found
 
 
 @attrs.frozen(eq=False)
@@ -54,7 +26,7 @@ class ClientElements:
 
     Attributes:
       element: Their type.
-      blocks: Yields them, each client's in a block of its own, without copying.
+      blocks: Yields them, no block with those of several clients.
       rows: How many each client has; empty until the first block is there.
     """
 
@@ -91,22 +63,20 @@ class ClientGroups:
 
         def blocks() -> Iterator[Column]:
             grouped = self.find(digest, clients)
-            places = list(map(grouped.place, keys))
-            rows.extend(place.stop - place.start for place in places)
+            rows.extend(_rows_of(grouped, key, clients) for key in keys)
             left_out = start
-            for place in places:
-                first = min(place.start + left_out, place.stop)
-                left_out -= first - place.start
-                if first < place.stop:
-                    yield grouped.rows.slice(first, place.stop)
+            for key, count in zip(keys, rows):
+                if left_out < count:
+                    yield from without_first(grouped.read(key), left_out)
+                left_out = max(0, left_out - count)
 
         return ClientElements(clients.element_type, blocks(), rows)
 
-    def find(self, digest: bytes, clients: ClientDatasets[Dataset]) -> GroupedDataset:
-        """Returns a dataset by client; it is read if it is not held. Others that want it wait meanwhile.
+    def find(self, digest: bytes, clients: ClientDatasets[Dataset]) -> ClientRows:
+        """Returns a dataset by client; it is read if it is not known. Others that want it wait meanwhile.
 
         Raises:
-          ResourceLimitError: If it has more bytes than may be held.
+          ResourceLimitError: If it has more bytes than may be held, and cannot be read client by client.
           FedstackError: What is wrong with the data, or the functions that are applied to them.
         """
         with self._lock:
@@ -114,21 +84,45 @@ class ClientGroups:
         with reading:
             found = self._held.get(digest)
             if found is None:
-                bounded = _Bounded(clients.dataset, self._limits)
-                places, rows = clients.grouped(bounded)
-                id_type = clients.id_type
-                found = GroupedDataset({key_of(c, id_type): place for c, place in places.items()}, rows, id_type)
-                self._held.put(digest, found, bounded.size)
+                found, size = self._grouped(clients)
+                self._held.put(digest, found, size)
         with self._lock:
             self._reading.pop(digest, None)
         return found
 
+    def _grouped(self, clients: ClientDatasets[Dataset]) -> tuple[ClientRows, int]:
+        bounded = _Bounded(clients.dataset, self._limits)
+        try:
+            places, rows = clients.grouped(bounded)
+        except _TooManyError:
+            places = SplitsOfClients(clients, self._limits)
+            return places, places.size
+        return _Held({key_of(c, clients.id_type): place for c, place in places.items()}, rows), bounded.size
+
     def clear(self) -> None:
         """Holds nothing any more."""
-        self._held: SharedCache[bytes, GroupedDataset] = SharedCache(_MOST_GROUPED, self._limits.max_client_bytes)
+        self._held: SharedCache[bytes, ClientRows] = SharedCache(_MOST_GROUPED, self._limits.max_client_bytes)
 
     def __repr__(self) -> str:
         return f"<ClientGroups of {len(self._held)} datasets, {self._held.bytes} bytes>"
+
+
+class _Held(ClientRows):
+    """All elements of a dataset, client by client."""
+
+    def __init__(self, places: Mapping[bytes, slice], elements: Column) -> None:
+        super().__init__({key: place.stop - place.start for key, place in places.items()})
+        self._places = places
+        self._elements = elements
+
+    def read(self, key: bytes) -> Blocks:
+        place = self._places[key]
+        if place.start < place.stop:
+            yield self._elements.slice(place.start, place.stop)
+
+
+class _TooManyError(Exception):
+    """The elements of a dataset are too many bytes to be held."""
 
 
 class _Bounded(HasBlocks):
@@ -152,15 +146,21 @@ class _Bounded(HasBlocks):
         for block in self._dataset.blocks():
             self.size += bytes_of(block)
             if self.size > self._limits.max_client_bytes:
-                raise exceeded(self._limits, "max_client_bytes", f"at least {self.size}", "divide the dataset")
+                raise _TooManyError
             yield block
 
     def __repr__(self) -> str:
         return repr(self._dataset)
 
 
-def _shown(key: bytes, id_type: TensorType) -> object:
+def _rows_of(grouped: ClientRows, key: bytes, clients: ClientDatasets[Dataset]) -> int:
+    found = grouped.rows.get(key)
+    if found is not None:
+        return found
     try:
-        return id_of(key, id_type)
+        shown = id_of(key, clients.id_type)
     except FedstackError:
-        return key
+        shown = key
+    raise InvalidValueError(
+        f"Expected the id of a client of the dataset, found {describe(shown)}; see client_ids of its data source"
+    )

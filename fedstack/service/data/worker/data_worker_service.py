@@ -211,8 +211,7 @@ class DataWorkerService(Service):
         clients = known.clients
         with attrs.evolve(self._scope, caller=current_scope().caller, origin=current_scope().origin).entered():
             grouped = await self.threads.run(lambda: self._clients.find(request.digest, clients))
-        rows = [place.stop - place.start for place in grouped.places.values()]
-        return ListClientsResponse(client=grouped.places, rows=rows)
+        return ListClientsResponse(client=grouped.rows, rows=grouped.rows.values())
 
     async def _list_clients(self, content: bytes) -> Answers:
         listing = asyncio.ensure_future(self.list_clients(await read_message(ListClientsRequest, content)))

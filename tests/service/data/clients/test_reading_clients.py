@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstack.computations.types.language import TensorType
-from fedstack.errors import CarrierError, FedstackError, InvalidValueError
+from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ResourceLimitError
 from fedstack.program import DatasetDataSource
 from fedstack.proto.client_references_pb2 import ClientDataset
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest
@@ -21,7 +22,7 @@ from fedstack.proto.extensions_pb2 import HandshakeRequest
 from fedstack.service.data import Dataset, DataWorkerLimits, register_dataset
 from fedstack.service.data.clients.reference_reader import ReferenceReader, canonical
 from fedstack.service.data.consumer.descriptions import described
-from fedstack.service.data.datasets.client_datasets import id_of, key_of
+from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.readers import reader_at
 from fedstack.transport.peers.io_loop import io_loop
@@ -161,3 +162,74 @@ def test_an_address_is_the_same_however_it_is_written() -> None:
     assert canonical("there:1") != canonical("localhost:1")
     with pytest.raises(InvalidValueError, match="port"):
         ReferenceReader(allowed=["nowhere"])
+
+
+# Datasets that are too large to be held.
+
+FILE_ROWS = 40
+SMALL = DataWorkerLimits(max_client_bytes=1000)  # two rooms have that
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> ClientDatasets[Dataset]:
+    """A file for each of five rooms, and another one in which there are two more of the last."""
+    for number, room in enumerate("ecadb"):
+        (tmp_path / f"{number}.csv").write_text(
+            "room,celsius\n" + "".join(f"{room},{100 * number + row}\n" for row in range(FILE_ROWS))
+        )
+    (tmp_path / "9.csv").write_text("room,celsius\nb,1000\nb,1001\n")
+    return Dataset.from_csv(str(tmp_path / "*.csv"), {"room": np.str_, "celsius": np.float64}).by_client("room")
+
+
+def test_where_splits_have_few_clients_they_are_read_for_these_alone(rooms: ClientDatasets[Dataset]) -> None:
+    groups, keys = ClientGroups(SMALL), [b"b", b"e", b"a"]
+    assert dict(groups.find(b"digest", rooms).rows) == {b"a": 40, b"b": 42, b"c": 40, b"d": 40, b"e": 40}
+    expected = [row["celsius"] for room in "bea" for row in rooms[room]]
+    for start in (0, 1, 41, 42, 43, 100, 122, 130):
+        read = groups.read(b"digest", rooms, keys, start)
+        found = [float(row) for block in read.blocks for row in block.field(0).values]
+        assert (found, read.rows) == (expected[start:], [42, 40, 40])
+    with pytest.raises(InvalidValueError, match="Expected the id of a client of the dataset, found .*nobody"):
+        list(groups.read(b"digest", rooms, [b"nobody"], 0).blocks)
+
+
+def test_consecutive_elements_of_clients_in_arrays_are_read_for_these_alone() -> None:
+    who = np.repeat(np.arange(5), 10_000)
+    clients = Dataset.from_arrays({"who": who, "x": np.arange(50_000)}).by_client("who")
+    groups, keys = ClientGroups(SMALL), [key_of(client, clients.id_type) for client in (3, 0)]
+    read = groups.read(b"digest", clients, keys, 5)
+    found = [int(row) for block in read.blocks for row in block.field(0).values]
+    assert found == [*range(30_005, 40_000), *range(10_000)]
+
+
+def test_what_would_be_read_again_for_each_of_many_clients_is_refused() -> None:
+    who = np.arange(50_000) % 5
+    mixed = Dataset.from_arrays({"who": who, "x": np.arange(50_000)})
+    with pytest.raises(ResourceLimitError, match="a file of its own, divide the dataset.*--max-client-bytes"):
+        ClientGroups(SMALL).find(b"digest", mixed.by_client("who"))
+
+
+def test_what_is_done_to_all_elements_together_is_not_left_out(rooms: ClientDatasets[Dataset]) -> None:
+    shuffled = rooms.dataset.shuffle(8, seed=1).by_client("room")
+    with pytest.raises(ResourceLimitError, match="--max-client-bytes"):
+        ClientGroups(SMALL).find(b"digest", shuffled)
+    assert len(ClientGroups(DataWorkerLimits()).find(b"digest", shuffled).rows) == 5
+
+
+def test_a_file_that_has_changed_since_is_found_out(rooms: ClientDatasets[Dataset], tmp_path: Path) -> None:
+    groups = ClientGroups(SMALL)
+    groups.find(b"digest", rooms)
+    (tmp_path / "9.csv").write_text("room,celsius\nb,1000\n")
+    with pytest.raises(
+        InvalidValueError, match="Expected 2 elements of client 'b' in splits 5 to 6, found 1: the data"
+    ):
+        list(groups.read(b"digest", rooms, [b"b"], 0).blocks)
+
+
+def test_clients_in_files_of_their_own_are_read_by_reference(rooms: ClientDatasets[Dataset], tmp_path: Path) -> None:
+    with data_service(1, limits=SMALL, data_roots=[tmp_path]) as found:
+        register_dataset(found.target, rooms, "rooms")
+        with DatasetDataSource(found.target, "rooms") as source:
+            assert source.client_ids == list("abcde")
+            references = source.select(list("db"))
+            assert [list(reference) for reference in references] == [list(rooms["d"]), list(rooms["b"])]
