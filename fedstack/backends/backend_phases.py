@@ -8,13 +8,13 @@ import attrs
 from fedstack.backends import guest
 from fedstack.backends.backend import Backend
 from fedstack.backends.ending_clients import find_ending
-from fedstack.backends.place_phases import MergedPlaces, PlacePhases
+from fedstack.backends.place_phases import MergedPlaces, PhaseAtClients, PlacePhases
 from fedstack.backends.task_packer import SharedValues
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import Executor
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArguments, slice_inputs
+from fedstack.executors.base.fold_arguments import FoldArguments
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine
@@ -46,7 +46,7 @@ class BackendPhases(PhaseEngine):
         await need_event_loop()
         losses = current_scope().losses
         if losses and (suspects := losses.suspects(phase)):
-            run = functools.partial(self._run_some, phase, inputs, arguments, clients.start)
+            run = functools.partial(self._run_some, PhaseAtClients(phase, inputs, arguments, clients))
             for some in suspects:
                 await find_ending(run, phase, some)
             losses.forget(phase)
@@ -59,14 +59,11 @@ class BackendPhases(PhaseEngine):
         phases = composed(self.server, children, counts, self._max_fanout)
         return await phases.fold_phase(phase, inputs, arguments, clients, all_clients=all_clients)
 
-    async def _run_some(
-        self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, first: int, some: range
-    ) -> None:
+    async def _run_some(self, whole: PhaseAtClients, some: range) -> None:
         """Runs a phase for some clients at one worker, for nothing but to see whether it ends."""
         place = (await self.backend.places())[0]
-        part = slice_inputs(inputs, some.start - first, some.stop - first)
         with attrs.evolve(current_scope(), progress=None, losses=None).entered():  # the attempt counts them
-            await PlacePhases(self.backend, place, SharedValues(), self._settings).kept(phase, part, arguments, some)
+            await PlacePhases(self.backend, place, SharedValues(), self._settings).kept(whole.at(some))
 
 
 class BackendExecutor(VerbExecutor):

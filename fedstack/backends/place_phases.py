@@ -1,8 +1,11 @@
 """Runs the phases of some clients at one worker of another engine, or at several, of which one merges what they say."""
 
 import functools
+import itertools
 from collections.abc import Hashable, Sequence
-from typing import Any, cast
+from typing import cast
+
+import attrs
 
 from fedstack.backends import guest
 from fedstack.backends.backend import Backend, Task
@@ -33,6 +36,34 @@ def _portable(computation: computation_pb2.Computation) -> computation_pb2.Compu
     return portable(computation, _ANYWHERE)
 
 
+@attrs.frozen(eq=False)
+class PhaseAtClients:
+    """A phase, and the clients to run it for.
+
+    Attributes:
+      phase: The phase.
+      inputs: A column of these clients for each of its inputs.
+      arguments: What its folds begin with.
+      clients: The clients, counted over the whole federation.
+    """
+
+    phase: Phase
+    inputs: Sequence[object]
+    arguments: FoldArguments
+    clients: range
+
+    def at(self, clients: range) -> "PhaseAtClients":
+        """Returns the same for some of the clients."""
+        first = self.clients.start
+        inputs = slice_inputs(self.inputs, clients.start - first, clients.stop - first)
+        return attrs.evolve(self, inputs=inputs, clients=clients)
+
+    def at_none(self) -> "PhaseAtClients":
+        """Returns the same for no clients."""
+        inputs = [empty_column(member) for member in self.phase.input_types]
+        return attrs.evolve(self, inputs=inputs, clients=self.clients[:0])
+
+
 class PlacePhases(PhaseRunner):
     """Runs the phases of some clients at one worker.
 
@@ -53,7 +84,7 @@ class PlacePhases(PhaseRunner):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
     ) -> PhaseResult:
         with told_phase(phase.program, clients, str(self.place)) as note:
-            place, content = await self._answered(phase, inputs, arguments, clients, note)
+            place, content = await self._answered(PhaseAtClients(phase, inputs, arguments, clients), note)
             content = cast(guest.Content, await self.backend.fetch(content))
 
             def read() -> PhaseResult:
@@ -65,46 +96,35 @@ class PlacePhases(PhaseRunner):
                 note.bytes_received = len(content[0]) + sum(array.nbytes for array in content[1])
             return await sized(len(content[0]), read)
 
-    async def kept(self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range) -> object:
-        """Runs a phase for a range of clients, and returns what stands for its content, which stays where it is."""
-        with told_phase(phase.program, clients, str(self.place)) as note:
-            return (await self._answered(phase, inputs, arguments, clients, note))[1]
+    async def kept(self, part: PhaseAtClients) -> object:
+        """Runs a phase, and returns what stands for its content, which stays where it is."""
+        with told_phase(part.phase.program, part.clients, str(self.place)) as note:
+            return (await self._answered(part, note))[1]
 
-    async def _answered(
-        self,
-        phase: Phase,
-        inputs: Sequence[object],
-        arguments: FoldArguments,
-        clients: range,
-        note: PhaseNote | None,
-    ) -> tuple[str, object]:
+    async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
         """Returns where a phase has run, and what stands for its content."""
-        header, parts = await self._written(phase, inputs, arguments, clients, note)
+        header, parts = await self._written(part, note)
         task = Task(guest.run_phase, (self.settings, header, *parts), guest.answer_phase)
-        with PhaseReport(current_scope().progress, len(clients) if phase.program.steps else 0) as report:
-            return await self._done(task, phase, clients, report)
+        with PhaseReport(current_scope().progress, len(part.clients) if part.phase.program.steps else 0) as report:
+            return await self._done(task, part, report)
 
-    async def _written(
-        self,
-        phase: Phase,
-        inputs: Sequence[object],
-        arguments: FoldArguments,
-        clients: range,
-        note: PhaseNote | None,
-    ) -> tuple[bytes, list[object]]:
+    async def _written(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[bytes, list[object]]:
         """Returns a phase as a message, and what belongs to it."""
-        reads = self.backend.reads
+        reads, inputs = self.backend.reads, part.inputs
         packer = TaskPacker(self.shared, reads)
         if not reads and not inputs_are_here(inputs):
             inputs = await off_loop(functools.partial(inputs_here, inputs))
-        request = write_phase(phase, inputs, arguments, clients, packer, _portable, _portable, sends_code=True)
+        request = write_phase(
+            part.phase, inputs, part.arguments, part.clients, packer, _portable, _portable, sends_code=True
+        )
         header = request.SerializeToString()
         if note is not None:
             note.bytes_sent = len(header) + packer.segment_bytes
         return header, await packer.parts(self.backend)
 
-    async def _done(self, task: Task, phase: Phase, clients: range, report: PhaseReport) -> tuple[str, object]:
+    async def _done(self, task: Task, part: PhaseAtClients, report: PhaseReport) -> tuple[str, object]:
         """Returns where a task has run, and what stands for the content of its answer."""
+        clients = part.clients
         try:
             said, content = cast("tuple[guest.Note, object]", await self.backend.run(self.place, task, report.heard))
         except WorkerUnavailableError as error:
@@ -112,7 +132,7 @@ class PlacePhases(PhaseRunner):
                 error.advice = "the engine may know why"
             losses = current_scope().losses
             if losses is not None and clients and error.had_begun is not False:
-                losses.add(phase, clients, report.running, is_sure=error.had_begun is True)
+                losses.add(part.phase, clients, report.running, is_sure=error.had_begun is True)
             raise
         except FedstackError:
             raise
@@ -141,25 +161,12 @@ class MergedPlaces(PlacePhases):
         self._children = children
         self._counts = counts
 
-    async def _answered(
-        self,
-        phase: Phase,
-        inputs: Sequence[object],
-        arguments: FoldArguments,
-        clients: range,
-        note: PhaseNote | None,
-    ) -> tuple[str, object]:
-        running: list[Any] = []
-        start = clients.start
-        for child, count in zip(self._children, self._counts):
-            offset = start - clients.start
-            part = slice_inputs(inputs, offset, offset + count)
-            running.append(child.kept(phase, part, arguments, range(start, start + count)))
-            start += count
+    async def _answered(self, part: PhaseAtClients, note: PhaseNote | None) -> tuple[str, object]:
+        stops = [part.clients.start + count for count in itertools.accumulate(self._counts)]
+        ranges = map(range, [part.clients.start, *stops], stops)
+        running = [child.kept(part.at(clients)) for child, clients in zip(self._children, ranges)]
         contents = await all_in_order(running, LOSSES)
-        nobody = range(clients.start, clients.start)
-        empty = [empty_column(member) for member in phase.input_types]
-        header, parts = await self._written(phase, empty, arguments, nobody, note)
+        nobody = part.at_none()
+        header, parts = await self._written(nobody, note)
         given = (self.settings, header, self._counts, *contents, *parts)
-        task = Task(guest.run_merge, given, guest.answer_merge)
-        return await self._done(task, phase, nobody, PhaseReport(None, 0))
+        return await self._done(Task(guest.run_merge, given, guest.answer_merge), nobody, PhaseReport(None, 0))

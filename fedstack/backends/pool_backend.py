@@ -23,6 +23,8 @@ _NEVER_ANSWERED = (
     "the first process is to do"
 )
 
+_MEND = "mend the client function that ends them, if one does"
+
 
 class PoolBackend(Backend):
     """A pool whose workers take what is next: a place is a share of the work, and no worker in particular.
@@ -74,6 +76,14 @@ class PoolBackend(Backend):
             if "shutdown" not in str(error):
                 raise
             raise ClosedError(f"The pool is shut down ({error}); make a new one, and a context over it") from error
+        except Exception as error:
+            if (type(error).__module__, type(error).__name__) != ("distributed.scheduler", "KilledWorker"):
+                raise
+            lost = WorkerUnavailableError(f"Dask gave up a task that was at workers which ended ({error})")
+            lost.causes = {place: str(error)}
+            lost.advice = _MEND
+            lost.had_begun = None  # it may have waited there for another one
+            raise lost from error
         self._has_answered = True
         return answer
 
@@ -120,7 +130,7 @@ class PoolBackend(Backend):
                 executor.shutdown(wait=False)
             lost = WorkerUnavailableError(f"A process of the pool {why} ({found})" if was_taken else found)
             lost.causes = {place: found}
-            lost.advice = "mend the client function that ends them, if one does"
+            lost.advice = _MEND
         # It hands parts to processes that are starting, too, so that nobody knows whether one has begun.
         lost.had_begun = was_taken and (self._has_answered or None)
         return lost

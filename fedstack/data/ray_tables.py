@@ -12,7 +12,7 @@ from fedstack.computations.types.language import SequenceType, StructType, Tenso
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
-from fedstack.computations.values.deferred_column import Elsewhere, Where
+from fedstack.computations.values.deferred_column import Elsewhere, Where, refuse
 from fedstack.computations.values.sequences import Batches, Batching
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.data.client_columns import is_missing, unusable_ids
@@ -20,6 +20,13 @@ from fedstack.data.client_data import batching_of
 from fedstack.data.object_refs import imported_ray, read_refs, said_in_task
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.foundations.error_text import counted
+
+for _name in ("dataset.Dataset", "dataset.MaterializedDataset", "grouped_data.GroupedData"):
+    refuse(
+        f"ray.data.{_name}",
+        f"a ray.data.{_name.rpartition('.')[2]}",
+        "give list(fedstack.by_client(ds, id).values()), with the column that says whose row it is",
+    )
 
 
 @runtime_checkable

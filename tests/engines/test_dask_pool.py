@@ -10,7 +10,7 @@ from pool_leaves import doubled, ending_once, ends_at_three, total_of
 
 import fedstack
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
-from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, RemoteError
+from fedstack.errors import InvalidValueError, LeafError, NoWorkersError
 from fedstack.testing import stack_rows
 
 pytestmark = pytest.mark.fedstack_leak_check(False)  # the cluster is for all tests
@@ -51,9 +51,16 @@ def test_dask_runs_again_what_was_on_a_worker_that_ended(client: distributed.Cli
         assert ending_once(tmp_path / "ended")(list(range(8))) == 28
 
 
-def test_a_client_that_ends_one_worker_after_the_other_is_among_those_named(client: distributed.Client) -> None:
-    with context_over(client), pytest.raises(RemoteError, match="Running clients .* raised KilledWorker"):
-        total_of(ends_at_three)(list(range(8)))
+def test_a_client_that_ends_one_worker_after_the_other_is_named(client: distributed.Client) -> None:
+    def allow(failures: int) -> None:
+        client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", failures))
+
+    allow(0)
+    try:
+        with context_over(client), pytest.raises(LeafError, match="'ends_at_three' ended its worker; at client 3"):
+            total_of(ends_at_three)(list(range(8)))
+    finally:
+        allow(1)
 
 
 async def test_a_client_with_an_event_loop_of_its_own_needs_a_number() -> None:

@@ -63,6 +63,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "computations.leaves.python.handles.registry._kept": (None, "functions decorated here; by clients, as code only"),
     "computations.values.containers._argument_makers._items": (None, "a type's, and ends with it"),
     "computations.values.containers._result_makers._items": (None, "a type's, and ends with it"),
+    "computations.values.deferred_column._refused": (CONSTANT, "classes that fedstack knows"),
     "computations.values.deferred_column._standing_for": (CONSTANT, "classes of fedstack's"),
     "computations.leaves.python.function_pickles._pickler": (1, "takes no argument"),
     "computations.leaves.python.function_pickles._reducers": (CONSTANT, "classes of fedstack's"),

@@ -26,11 +26,10 @@ _E = TypeVar("_E", bound="Elsewhere")
 
 # By the names of classes of others what stands here for an object of such a class.
 _standing_for: "dict[str, type[Elsewhere]]" = {}
+# By the names of classes of others what their objects are called, and what to give in place of one.
+_refused: dict[str, tuple[str, str]] = {}
 # What most values are: nobody asks these where they are.
 _USUAL = frozenset({int, float, bool, str, bytes, tuple, list, dict, np.ndarray, np.float32, np.float64, np.int32})
-# What Ray calls datasets, which have the rows of many clients.
-_DATASETS = frozenset({"Dataset", "MaterializedDataset", "GroupedData"})
-SPLIT = "give list(fedstack.by_client(ds, id).values()), with the column that says whose row it is"
 _FIRST = "[client 0]"
 
 
@@ -67,6 +66,22 @@ def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
         return kind
 
     return register
+
+
+def refuse(name: str, found: str, advice: str) -> None:
+    """Makes objects of a class of others no values of clients, whatever it is that they hold.
+
+    Args:
+      name: The name of the class, with its module.
+      found: What its objects are called in messages.
+      advice: What to give in place of one.
+    """
+    _refused[name] = found, advice
+
+
+def refusal(kind: type[object]) -> tuple[str, str] | None:
+    """Returns what objects of a class are called and what to give in place of one, if they are no values."""
+    return _refused.get(_name_of(kind))
 
 
 class DeferredColumn(Column):
@@ -204,9 +219,10 @@ def deferred(
     """
     if kinds <= _USUAL:
         return None
-    if any(map(is_dataset, kinds)):
-        index, kind = next((index, type(value)) for index, value in enumerate(values) if is_dataset(type(value)))
-        mismatch(member, f"a ray.data.{kind.__name__}", where(index), SPLIT)
+    for kind in kinds:
+        if (refused := refusal(kind)) is not None:
+            found, advice = refused
+            mismatch(member, found, where([type(value) for value in values].index(kind)), advice)
     standing = {kind: made for kind in kinds if (made := _standing(kind)) is not None}
     if not standing:
         return None
@@ -235,12 +251,11 @@ def _standing_in(value: object, member: Type, where: Where, index: int) -> objec
     return _SplitStruct(members) if any(isinstance(one, Elsewhere) for one in members) else value
 
 
-def is_dataset(kind: type[object]) -> bool:
-    """Returns whether objects of a class are datasets of Ray's."""
-    return kind.__name__ in _DATASETS and kind.__module__.startswith("ray.data.")
-
-
 def _standing(kind: type[object]) -> Callable[[Any], Elsewhere] | None:
     if issubclass(kind, Elsewhere):
         return lambda value: cast(Elsewhere, value)
-    return _standing_for.get(f"{kind.__module__}.{kind.__qualname__}")
+    return _standing_for.get(_name_of(kind))
+
+
+def _name_of(kind: type[object]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -30,7 +30,7 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
-from fedstack.computations.values.deferred_column import SPLIT, Where, deferred, is_dataset
+from fedstack.computations.values.deferred_column import Where, deferred, refusal
 from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
 from fedstack.computations.values.tensor_values import (
@@ -128,9 +128,8 @@ def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Co
         return value
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
-        kind = type(value)
-        found = f"a ray.data.{kind.__name__}" if is_dataset(kind) else describe(value)
-        mismatch(wanted, found, path, _client_hint(value))
+        found, advice = refusal(type(value)) or (describe(value), _client_hint(value))
+        mismatch(wanted, found, path, advice)
     return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]", may_be_elsewhere=True)
 
 
@@ -141,8 +140,6 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 def _client_hint(value: object) -> str:
     if isinstance(value, Mapping):
         return "give list(mapping.values()), in the order of clients that you want"
-    if is_dataset(type(value)):
-        return SPLIT
     if is_data_frame(value):
         return "give list(fedstack.by_client(df, id).values()), with the column that says whose row it is"
     if hasattr(value, "__array__"):
