@@ -1,32 +1,20 @@
 """Drivers of Ray that tests run in a process of their own: `python ray_driver.py wait FOLDER`."""
 
 import sys
+import threading
+from pathlib import Path
 
 import ray
-from ray_calls import checked, held_up, numbers, processes
+from ray_calls import checked, held_up, numbers, processes, wait_until
 
 import fedstack
 from fedstack.errors import NoWorkersError
 
 HALF = {"num_workers": 2, "resources_per_worker": {"CPU": 0.5}}
-QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
-def again() -> None:
-    """Calls before anybody has initialised Ray, and after it was shut down."""
-    with fedstack.create_sync_ray_execution_context(**HALF):
-        before = set(processes(numbers(1)))
-        assert ray.is_initialized()
-        ray.shutdown()
-        ray.init(**QUIET)
-        after = set(processes(numbers(1)))
-        print(len(before), len(after), before.isdisjoint(after), flush=True)
-    ray.shutdown()
-
-
-def shut_down() -> None:
-    """Calls after Ray was shut down, and after the next local cluster, in which all has the same numbers, was begun."""
-    local = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000, **QUIET}
+def shut_down(folder: str) -> None:
+    """Calls before anybody has initialised Ray, after it was shut down, after it was again, and meanwhile."""
 
     def call(computation, *arguments) -> None:
         try:
@@ -34,13 +22,20 @@ def shut_down() -> None:
         except NoWorkersError as error:
             print(str(error).splitlines()[0], ray.is_initialized(), flush=True)
 
-    ray.init("local", **local)
+    def cut() -> None:
+        wait_until(lambda: any(Path(folder).glob("here-*")), "clients are at work")
+        ray.shutdown()
+
     with fedstack.create_sync_ray_execution_context(**HALF):
         call(checked, numbers(5))
         ray.shutdown()
         call(checked, numbers(5))
-        ray.init("local", **local)
+        ray.init(log_to_driver=False, logging_level="ERROR")
         call(checked, numbers(5))
+        thread = threading.Thread(target=cut)
+        thread.start()
+        call(held_up, folder, numbers(4))
+        thread.join()
     print("closed", flush=True)
 
 
@@ -52,4 +47,4 @@ def wait(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    {"again": again, "shut_down": shut_down, "wait": wait}[sys.argv[1]](*sys.argv[2:])
+    {"shut_down": shut_down, "wait": wait}[sys.argv[1]](*sys.argv[2:])

@@ -217,14 +217,10 @@ def test_a_killed_driver_leaves_no_actor_behind(cluster, tmp_path) -> None:
     wait_until(lambda: not any(map(is_running, found)), "the actors have ended")
 
 
-def test_ray_is_initialised_where_nobody_has_and_may_be_shut_down_in_between(cluster) -> None:
-    with driver(cluster, "again") as process:
-        assert process.stdout.read().split() == ["1", "1", "True"]
-
-
-def test_after_ray_was_shut_down_no_other_is_started_and_the_context_goes_on_with_the_next(cluster) -> None:
-    with driver(cluster, "shut_down") as process:
-        before, between, after, closed = process.stdout.read().splitlines()
+def test_ray_is_initialised_where_nobody_has_and_after_it_is_shut_down_by_its_user_alone(cluster, tmp_path) -> None:
+    with driver(cluster, "shut_down", str(tmp_path)) as process:
+        before, between, after, during, closed = process.stdout.read().splitlines()
     assert (before, after, closed) == ("10 True", "10 True", "closed")
+    assert during == between
     assert between.startswith("Ray has been shut down since this context began to use it")
     assert between.endswith("the context has new workers there False")

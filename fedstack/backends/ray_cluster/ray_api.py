@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ try:
     import ray as _ray
     from ray import exceptions as _exceptions
     from ray._private import auto_init_hook as _hook
+    from ray._private import worker as _ray_worker
     from ray.runtime_env import RuntimeEnv as _RuntimeEnv
     from ray.util.placement_group import PlacementGroup
     from ray.util.scheduling_strategies import (
@@ -33,6 +35,7 @@ Handle = Any
 ray: Any = _ray
 exceptions: Any = _exceptions
 RuntimeEnv: Any = _RuntimeEnv
+_worker: Any = _ray_worker
 
 # What an actor takes, or what it works on, has gone with its process, its node or the process that made it.
 LOSSES: tuple[type[Exception], ...] = (
@@ -89,16 +92,20 @@ starting = _Starting()
 
 
 def session() -> object:
-    """Returns what tells the Ray that this process uses from any other; `None` where it uses none."""
-    with starting.prevented():
-        if not ray.is_initialized():
-            return None
-        try:
-            context = ray.get_runtime_context()
-            # The first driver of each local cluster has the same id; that of the node is made by chance.
-            return context.get_worker_id(), context.get_node_id()
-        except Exception:  # it is being shut down
-            return None
+    """Returns what tells the Ray that this process uses from any other; `None` where it uses none.
+
+    That is found in Python: a process that calls functions of Ray's core while that is shut down is ended by it.
+    """
+    if not ray.is_initialized():
+        return None
+    return _worker.global_worker.node or ray.util.client.ray.get_context().client_worker
+
+
+def wait_until_gone(seconds: float = 10.0) -> None:
+    """Waits for a Ray that is being shut down: whoever drops an `ObjectRef` meanwhile calls its core, too."""
+    end = time.monotonic() + seconds
+    while not ray.is_initialized() and hasattr(_worker.global_worker, "core_worker") and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def checked_resources(resources: Mapping[str, float] | None) -> dict[str, float]:

@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TypeVar, cast
 
 from fedstack.backends.backend import Backend, Task
-from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray, starting
+from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray, session, starting
 from fedstack.backends.ray_cluster.ray_workers import RayPlace, RayWorkers
 from fedstack.data.object_refs import RayObject
 from fedstack.data.ray_tables import RayRows
 from fedstack.errors import (
     FedstackError,
-    NoWorkersError,
     RemoteError,
     ResourceLimitError,
     WorkerUnavailableError,
@@ -122,10 +121,9 @@ class RayBackend(Backend):
             try:
                 self._workers.check()
                 yield
-            except (NoWorkersError, ResourceLimitError, WorkerUnavailableError):
-                raise
-            except Exception:
-                await off_loop(self._workers.check_again)
+            except Exception as error:
+                if session() is None or not isinstance(error, (ResourceLimitError, WorkerUnavailableError)):
+                    await off_loop(self._workers.check_again)
                 raise
 
     def _error(self, place: RayPlace | None, error: Exception) -> FedstackError:

@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 import attrs
 
 from fedstack.backends.ray_cluster.ray_actor import Greeting, RayWorker
-from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray, session, starting
+from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray, session, starting, wait_until_gone
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -117,7 +117,7 @@ class RayWorkers:
     def lost(self, place: RayPlace) -> None:
         """Gives an actor no more work until there is a sign of life of it."""
         with self._lock:
-            if place in self._places and session() == self._session:
+            if place in self._places and session() is self._session:
                 # It may be shut down meanwhile.
                 with contextlib.suppress(exceptions.RaySystemError), starting.prevented():
                     self._places[self._places.index(place)] = RayPlace(place.handle, place.handle.greet.remote())
@@ -127,7 +127,7 @@ class RayWorkers:
         with self._lock:
             places, self._places = self._places, []
             with contextlib.suppress(Exception):  # it may be shut down at the same time
-                if session() == self._session:
+                if session() is self._session:
                     for place in places:
                         ray.kill(place.handle)
 
@@ -138,18 +138,19 @@ class RayWorkers:
           NoWorkersError: If Ray has been shut down since they were asked for.
         """
         found = session()
-        if found != self._session:
+        if found is not self._session:
             raise _shut_down(is_final=found is None)
 
     def check_again(self) -> None:
-        """Sees whether something has failed because the actors are not there: a Ray that is shut down is gone then.
+        """Sees whether something has failed because Ray is shut down, and waits until that is done.
 
         Raises:
           NoWorkersError: If Ray is shut down.
         """
         end = time.monotonic() + _SHUT_DOWN_SECONDS
-        while session() == self._session and time.monotonic() < end:
+        while session() is self._session and time.monotonic() < end:  # it fails before it is gone
             time.sleep(_LONGEST_PAUSE_SECONDS)
+        wait_until_gone()
         self.check()
 
     def _ask(self) -> None:
@@ -159,7 +160,7 @@ class RayWorkers:
                 if self._session is not None:
                     raise _shut_down(is_final=True)
                 ray.init()
-            if session() != self._session:  # it has been shut down since, and the actors with it
+            if session() is not self._session:  # it has been shut down since, and the actors with it
                 self._session = session()
                 self._places, self._wanted, self._told_missing = [], self._num_workers, 0
             with self._in_session():
@@ -220,7 +221,7 @@ class RayWorkers:
             with starting.prevented():
                 yield
         except Exception as error:
-            if not (isinstance(error, NoWorkersError) and error.is_final):
+            if session() is None or not (isinstance(error, NoWorkersError) and error.is_final):
                 self.check_again()
             raise
 
