@@ -166,7 +166,7 @@ def remote_factory(make: Callable[[], ExecutorFactory], tags: Collection[Any] = 
 
 
 FACTORIES = {
-    "local": FactoryStack("local", fedstack.local_executor_factory),
+    "local": FactoryStack("local", fedstack.local_executor_factory, is_second_twin=True),
     "three clients by default": FactoryStack(
         "local",
         lambda: fedstack.local_executor_factory(default_num_clients=3),

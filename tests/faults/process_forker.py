@@ -78,7 +78,7 @@ def serve(lifeline: socket.socket, port: int, extensions: bool, threads: int | N
 def serve_task(lifeline: socket.socket, cluster: dict[str, Any], job: str, index: int) -> None:
     """Serves as a task of a cluster until the process ends."""
     config = ServerConfig(
-        policy=CarrierPolicy(modules=["*"], python_code=True), limits=ServiceLimits(heartbeat_seconds=0.25)
+        policy=CarrierPolicy(modules=["*"], python_code=True), limits=ServiceLimits(heartbeat_seconds=1.0)
     )
     keep(lifeline, Server(cluster, job, index, config=config))
 

@@ -141,9 +141,9 @@ class Fleet:
           port: Where it listens; 0 for anywhere.
           extensions: Whether it has more than the plain executor service.
           threads: The most threads that run functions; by default as many as usual.
-          **limits: As of `ServiceLimits`; a heartbeat comes four times a second unless they say otherwise.
+          **limits: As of `ServiceLimits`; a heartbeat comes every second unless they say otherwise.
         """
-        limits = {"heartbeat_seconds": 0.25, **limits}
+        limits = {"heartbeat_seconds": 1.0, **limits}
         options: dict[str, Any] = {"port": port, "extensions": extensions, "threads": threads, "limits": limits}
         return self._add(WorkerProcess(self._forker.start(role="worker", **options)))
 
@@ -153,7 +153,7 @@ class Fleet:
         return self.start(worker.port, **options)
 
     def start_task(self, cluster: dict[str, list[str]], job: str, index: int) -> WorkerProcess:
-        """Starts a task of a cluster, which can be dialled; a heartbeat comes four times a second."""
+        """Starts a task of a cluster, which can be dialled; a heartbeat comes every second."""
         return self._add(WorkerProcess(self._forker.start(role="task", cluster=cluster, job=job, index=index)))
 
     def start_dispatcher(self, port: int = 0, **config: Any) -> WorkerProcess:

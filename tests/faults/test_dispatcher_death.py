@@ -11,6 +11,7 @@ from serving import Server, served
 from fedstack.errors import StaleSessionError
 from fedstack.proto import data_service_pb2 as messages
 
+pytestmark = pytest.mark.slow
 SPLITS = 3000
 
 

@@ -176,11 +176,11 @@ def test_a_client_that_is_only_quiet_keeps_its_session(fleet: Fleet) -> None:
 
 def test_a_client_that_wakes_up_after_a_while_does_not_blame_its_worker(fleet: Fleet, door: Door) -> None:
     """The worker's signs of life are all there; the client only has not looked."""
-    worker = fleet.start()
+    worker = fleet.start(heartbeat_seconds=0.5)
     client = fleet.start_client("run_one_round", target=worker.target, port=door.port)
     eventually(lambda: door.visitors)
     client.stop()
-    until = time.monotonic() + 2.5  # ten heartbeats; four that stay away are too many
+    until = time.monotonic() + 5.0  # ten heartbeats; four that stay away are too many
     eventually(lambda: time.monotonic() > until)
     client.wake()
     until = time.monotonic() + 0.5

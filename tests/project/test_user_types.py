@@ -79,7 +79,8 @@ def of_pyright(python: Path, code: Path) -> list[Found]:
 
 
 def of_mypy(python: Path, code: Path) -> list[Found]:
-    command = [sys.executable, "-m", "mypy", "--python-executable", python, "--check-untyped-defs", *UNTYPED, "."]
+    command = [sys.executable, "-m", "mypy", "--python-executable", python, "--check-untyped-defs", *UNTYPED]
+    command += ["--cache-dir", os.devnull, "."]  # nothing is checked twice
     done = subprocess.run(command, cwd=code, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.stdout.startswith(("Success", "Found")) or "\nFound" in done.stdout, done.stdout + done.stderr
     found = re.findall(r"^(.+?):(\d+): error: (.*)$", done.stdout, re.MULTILINE)

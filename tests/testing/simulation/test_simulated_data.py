@@ -31,7 +31,7 @@ from fedstack.testing.simulation.simulated_disk import SimulatedDisk
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 
-SEEDS = range(100)
+SEEDS = range(60)
 
 
 @pytest.fixture(autouse=True)

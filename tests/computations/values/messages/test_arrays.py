@@ -7,9 +7,10 @@ import federated_language
 import ml_dtypes
 import numpy as np
 import pytest
+from example_counts import examples
 from federated_language.proto import array_pb2, data_type_pb2
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstack.computations.values.messages.arrays import array_from_proto, array_to_literal, array_to_proto
@@ -22,6 +23,7 @@ NUMERIC = [
 ALL = [*NUMERIC, np.str_]
 STRING = np.dtype(np.str_)
 dims = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+a_few = settings(max_examples=examples(30))  # of each dtype
 
 
 def make(dtype, shape, data):
@@ -69,6 +71,7 @@ def reparse(proto):
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@a_few
 @given(shape=dims, data=st.data())
 def test_array_survives_the_wire(dtype, shape, data):
     payload = make(dtype, shape, data)
@@ -97,6 +100,7 @@ def test_array_to_proto_writes_lists_for_scalars_and_strings_and_content_for_the
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@a_few
 @given(shape=dims, data=st.data())
 def test_a_literal_is_a_list_that_the_language_reads(dtype, shape, data):
     payload = make(dtype, shape, data)
@@ -134,6 +138,7 @@ def test_strings_keep_nuls_and_bytes_that_are_no_text(value):
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@a_few
 @given(shape=dims, data=st.data())
 def test_array_from_proto_reads_the_lists_that_the_language_writes(dtype, shape, data):
     payload = make(dtype, shape, data)
@@ -144,6 +149,7 @@ def test_array_from_proto_reads_the_lists_that_the_language_writes(dtype, shape,
 
 
 @pytest.mark.parametrize("dtype", NUMERIC)
+@a_few
 @given(shape=dims, data=st.data())
 def test_array_from_proto_reads_the_content_that_the_language_writes(dtype, shape, data):
     payload = make(dtype, shape, data)
@@ -152,6 +158,7 @@ def test_array_from_proto_reads_the_content_that_the_language_writes(dtype, shap
 
 
 @pytest.mark.parametrize("dtype", ALL)
+@a_few
 @given(shape=dims, data=st.data())
 def test_language_reads_what_array_to_proto_writes(dtype, shape, data):
     payload = make(dtype, shape, data)
