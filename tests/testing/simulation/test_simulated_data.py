@@ -135,6 +135,25 @@ def test_a_consumer_that_is_killed_is_forgotten_after_its_lease() -> None:
     SimulatedDataCluster(1, 1).run(program)
 
 
+def test_who_has_lost_the_dispatcher_finds_it_a_moment_after_its_return() -> None:
+    async def program(cluster: SimulatedDataCluster) -> None:
+        stub = cluster.connections(cluster.consumers[0]).dispatcher
+        await asyncio.sleep(2.0)
+        assert len((await stub.list_workers()).worker) == 2
+        cluster.dispatcher.crash()
+        await asyncio.sleep(10.0)
+        looking = asyncio.ensure_future(stub.persistently(stub.list_workers, None, lambda loss: None))
+        await asyncio.sleep(10.0)
+        cluster.dispatcher.start()
+        begun = cluster.time
+        await looking
+        assert cluster.time - begun < 0.2
+        await asyncio.sleep(0.2)
+        assert len((await stub.list_workers()).worker) == 2
+
+    SimulatedDataCluster(2, 1).run(program)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", Guarantee)
 def test_a_pass_holds_its_guarantee_at_whichever_write_of_the_journal_the_power_fails(
