@@ -1,22 +1,25 @@
-"""Does what a scheduler decides: runs closures at sites, wakes whoever waits, and brings values home."""
+"""Does what a scheduler decides: has closures run at sites, and wakes whoever waits for them.
+
+What is sent to a worker together is in `runs.py`, how values are brought home and rebuilt in `fetching.py`, and what is
+lost with a worker in `scheduling/losses.py`.
+"""
 
 import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
-from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
+from fedstack.service.coordinator.fetching import Fetching
 from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
-from fedstack.service.coordinator.sites import Held, Site, payloads_of
+from fedstack.service.coordinator.sites import Held, Site
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
@@ -58,6 +61,9 @@ class Driver:
     Args:
       scheduler: Decides.
       workforce: Where sites come from, and on which loop everything runs.
+
+    Attributes:
+      fetching: Brings values home.
     """
 
     def __init__(self, scheduler: Scheduler, workforce: Workforce) -> None:
@@ -69,6 +75,7 @@ class Driver:
         self._dropped: deque[Closure] = deque()
         self._sites: dict[Place, Site] = {}
         self._runs = Runs(scheduler, self._lock, self)
+        self.fetching = Fetching(scheduler, self._lock, self._sites, self)
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order, unlike a set
         self._looking: asyncio.Task[None] | None = None
@@ -142,9 +149,19 @@ class Driver:
         self._dropped.append(closure)
         self._wake()
 
-    def _check(self, errors: bool = True) -> None:
+    def check_open(self) -> None:
+        """Checks that closures can still run.
+
+        Raises:
+          ClosedError: After `close`.
+        """
         if self._closed:
-            raise _closed_error()
+            raise ClosedError(
+                "The coordinator is closed; make a new one, and fetch values before the end of the old one"
+            )
+
+    def _check(self, errors: bool = True) -> None:
+        self.check_open()
         if errors and self._scheduler.has_errors:
             first, *others = self._scheduler.take_errors()
             error = raised_again(first)
@@ -184,54 +201,8 @@ class Driver:
             await future
 
     async def payload_of(self, closure: Closure) -> object:
-        """Returns the payload of a closure's value, which is rebuilt if it was lost.
-
-        Raises:
-          Exception: What the closure has raised.
-          ClosureCancelledError: If it was cancelled.
-        """
-        while True:
-            await self.ended(closure)
-            if closure.copy is not None:
-                return closure.copy[0]
-            if closure.error is not None:
-                raise raised_again(closure.error)
-            if self._closed:
-                raise _closed_error()
-            for place, held in list(closure.held.items()):
-                site = self._sites.get(place)
-                if site is None:
-                    continue
-                try:
-                    return await cast(Held, held).payload()
-                except RetryableError as error:
-                    self.lose(site, error)
-                except Exception:
-                    if not place.lost:  # else what it says does not count, and there may be another
-                        raise
-            with self._lock:
-                self._scheduler.need(closure)
-            self.turn()
-            await asyncio.sleep(0)  # whatever comes of it, others get their turn
-
-    async def bring_home(self, closures: Sequence[Closure]) -> list[object]:
-        """Returns the payloads of values, and keeps them."""
-        there: dict[Closure, Held] = {}
-        for closure in closures:
-            held = next((held for place, held in list(closure.held.items()) if place in self._sites), None)
-            if held is not None and closure.copy is None:
-                there[closure] = cast(Held, held)
-        if len(there) > 1:
-            with contextlib.suppress(Exception):  # each gets an error of its own below, or another chance
-                self._copied(there, await payloads_of(list(there.values())))
-        payloads = await gather([self.payload_of(closure) for closure in closures])
-        self._copied(closures, payloads)
-        return payloads
-
-    def _copied(self, closures: Iterable[Closure], payloads: Iterable[object]) -> None:
-        with self._lock:
-            for closure, payload in zip(closures, payloads):
-                self._scheduler.copied(closure, payload)
+        """Returns the payload of a closure's value; see `Fetching.payload_of`."""
+        return await self.fetching.payload_of(closure)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None) -> None:
         with self._lock:
@@ -355,7 +326,8 @@ class Driver:
         with self._lock:
             self._scheduler.cancel_all()
         self.turn()
-        sites, self._sites = list(self._sites.values()), {}
+        sites = list(self._sites.values())
+        self._sites.clear()
         tasks = [*self._tasks, *([] if self._looking is None else [self._looking])]
         for task in tasks:
             task.cancel()
@@ -369,10 +341,6 @@ class Driver:
 
     def __repr__(self) -> str:
         return f"<Driver of {self._scheduler!r}>"
-
-
-def _closed_error() -> ClosedError:
-    return ClosedError("The coordinator is closed; make a new one, and fetch values before the end of the old one")
 
 
 def _ended_at_work(error: Exception) -> bool:

@@ -104,7 +104,7 @@ async def fetched(structure: object) -> object:
     groups: dict[Driver, list[RemoteValue]] = {}  # by the coordinator that each is of
     for value in dict.fromkeys(parts_of(structure, RemoteValue)):
         groups.setdefault(value.driver, []).append(value)
-    homes = [driver.bring_home([value.closure for value in values]) for driver, values in groups.items()]
+    homes = [driver.fetching.bring_home([value.closure for value in values]) for driver, values in groups.items()]
     payloads = dict(zip(chain.from_iterable(groups.values()), chain.from_iterable(await gather(homes))))
 
     def result(part: object) -> object:

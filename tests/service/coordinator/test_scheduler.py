@@ -4,8 +4,9 @@ import pytest
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduling.losses import MOST_DEPTH
 from fedstack.service.coordinator.scheduling.queues import GATHER_SECONDS
-from fedstack.service.coordinator.scheduling.scheduler import MOST_DEPTH, Scheduler
+from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 
 AWAY = WorkerUnavailableError("it is away")
 

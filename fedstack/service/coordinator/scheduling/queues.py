@@ -4,14 +4,11 @@ from collections import deque
 from collections.abc import Callable
 
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduling.losses import runs_alone
 
 MOST_RUNNING = 8
 # Closures that come while a call is under way wait so long for others to go along with.
 GATHER_SECONDS = 0.002
-# A closure that has lost so many workers runs without others beside it. So many more are its own fault: that two are
-# lost just then for reasons of their own is too rare to see.
-LOSSES_UNTIL_ALONE = 2
-LOSSES_ALONE = 2
 
 
 class Queues:
@@ -52,7 +49,7 @@ class Queues:
           first: Whether it is to run before others.
           at_once: Whether not to wait for others to go along with: of a chain, each link would wait anew.
         """
-        if closure.losses >= LOSSES_UNTIL_ALONE:
+        if runs_alone(closure):
             self._suspects.append(closure)
             return
         home = next((place for need in closure.needs for place in need.held), None)
@@ -99,7 +96,7 @@ class Queues:
     def _takes_more(self, place: Place, now: float) -> bool:
         if self._is_full(place) or (place.calls and place.due > now):
             return False
-        return not any(closure.losses >= LOSSES_UNTIL_ALONE for closure in place.running)
+        return not any(map(runs_alone, place.running))
 
     def _is_full(self, place: Place) -> bool:
         return place.silent or len(place.running) >= self._most_running

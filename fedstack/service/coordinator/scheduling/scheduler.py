@@ -3,13 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 
-from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
+from fedstack.errors import ClosureCancelledError
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
-from fedstack.service.coordinator.scheduling.queues import LOSSES_ALONE, LOSSES_UNTIL_ALONE, MOST_RUNNING, Queues
+from fedstack.service.coordinator.scheduling.losses import is_gone, lose_values, may_be_rebuilt, release, why_not_again
+from fedstack.service.coordinator.scheduling.queues import MOST_RUNNING, Queues
 
 MOST_QUEUED = 262_144
-# To rebuild a value, so many calls are repeated one after the other, at most.
-MOST_DEPTH = 1000
 
 
 class Scheduler:
@@ -92,7 +91,7 @@ class Scheduler:
 
     def need(self, closure: Closure) -> None:
         """A caller needs the value of a closure, which is rebuilt if it was lost."""
-        if not self._is_gone(closure) and closure.state is State.LOST:
+        if not is_gone(closure) and closure.state is State.LOST:
             self._begin([closure])
 
     def drop(self, closure: Closure) -> None:
@@ -137,22 +136,18 @@ class Scheduler:
             return
         place.lost = True
         self._queues.lose_place(place)
-        for closure in place.values:
-            closure.held.pop(place, None)
-            self._note_if_lost(closure)
+        lose_values(place)
         running = [closure for closure in place.running if closure.state is State.RUNNING]
         place.running.clear()
-        place.values.clear()
         for closure in reversed(running):
             closure.losses += at_work
             if closure.state is not State.RUNNING:
                 continue  # cancelled, since another one failed
-            if not closure.repeatable:
-                self._fail(closure, _not_repeated(closure, error))
-            elif closure.losses >= LOSSES_UNTIL_ALONE + LOSSES_ALONE:
-                self._fail(closure, _lost_too_often(closure, error))
-            else:
+            failure = why_not_again(closure, error)
+            if failure is None:
                 self._begin([closure], first=True)
+            else:
+                self._fail(closure, failure)
 
     def silent(self, place: Place, is_silent: bool) -> None:
         """A place does not answer, or does so again: meanwhile others get what could run there."""
@@ -196,10 +191,10 @@ class Scheduler:
         closure.held[place] = held
         place.values[closure] = None
         self._end(closure, State.READY)
-        if not closure.repeatable or copy is not None or closure.depth > MOST_DEPTH:
+        if not may_be_rebuilt(closure):
             self._forget_call(closure)
         if not closure.users:
-            self._release(closure)
+            release(closure)
 
     def failed(self, closure: Closure, place: Place, error: Exception) -> None:
         """A place has run a closure, which has failed by its own fault."""
@@ -263,7 +258,7 @@ class Scheduler:
             for need in dict.fromkeys(closure.needs):
                 if need.is_there:
                     continue
-                if self._is_gone(need):
+                if is_gone(need):
                     self._end_as(closure, need)
                     break
                 closure.missing += 1
@@ -338,27 +333,10 @@ class Scheduler:
         else:
             self._cancel(closure)
 
-    def _is_gone(self, closure: Closure) -> bool:
-        """Returns whether there is no value, and never will be."""
-        if closure.state is State.LOST and closure.call is None:
-            closure.state, closure.error = State.FAILED, _not_repeated(closure, None)
-        return closure.state in (State.FAILED, State.CANCELLED)
-
-    def _note_if_lost(self, closure: Closure) -> None:
-        if closure.state is State.READY and not closure.held and closure.copy is None:
-            closure.state = State.LOST
-
     def _unuse(self, closure: Closure) -> None:
         closure.users -= 1
         if not closure.users and closure.state in (State.READY, State.LOST):
-            self._release(closure)
-
-    def _release(self, closure: Closure) -> None:
-        """Lets places drop a value that nobody refers to. What rebuilds something of it later rebuilds it too."""
-        for place in closure.held:
-            place.values.pop(closure, None)
-        closure.held.clear()
-        self._note_if_lost(closure)
+            release(closure)
 
     def _forget_call(self, closure: Closure) -> None:
         """Drops what it would take to run a closure again."""
@@ -371,21 +349,3 @@ class Scheduler:
             f"<Scheduler of {self.unfinished} closures, {self.running} of them running, {self.values} values at "
             f"{len(self.places)} places>"
         )
-
-
-def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailableError:
-    cause = "its worker was lost" if error is None else f"its worker was lost: {error}"
-    return WorkerUnavailableError(
-        f"The value of {closure.name!r} is gone, since {cause}; it cannot be rebuilt: it was scheduled with "
-        f"repeatable=False, or more than {MOST_DEPTH} calls would have to be repeated for it. Fetch such values, or "
-        "schedule them with prefetch=True"
-    )
-
-
-def _lost_too_often(closure: Closure, error: Exception) -> LostWorkersError:
-    lost = LostWorkersError(
-        f"{closure.name!r} ended {closure.losses} workers, the last {LOSSES_ALONE} while nothing else ran there; it "
-        f"is not tried again: {error}"
-    )
-    lost.__cause__ = error
-    return lost
