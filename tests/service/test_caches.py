@@ -130,6 +130,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service.coordinator.variables.held_variable._servers._items": (100, "servers of variables; of allowed code alone"),
     "service.executor.updates._OPERATIONS": (CONSTANT, "operations"),
     "service.limits.fair_shares.caller_at": (4096, "addresses"),
+    "service.server.calls.call_router._scope_of": (1024, "connections"),
     "service.executor.executor_group._PLACEMENTS": (CONSTANT, "placements"),
     "transport.grpc.grpc_module._TOLD": (CONSTANT, "texts"),
     "transport.wire.status._CLASSES": (CONSTANT, "errors"),

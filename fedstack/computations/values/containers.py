@@ -84,6 +84,8 @@ def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> obje
       type_spec: Its type.
       kept: Whether somebody keeps the payload, for whoever computes the value again; its arrays are copied then.
     """
+    if isinstance(type_spec, TensorType):
+        return _copied(payload) if kept else _own(payload)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
             return [to_structure(item, type_spec.member, kept=kept) for item in cast(Column, payload).items()]
@@ -93,8 +95,10 @@ def to_structure(payload: object, type_spec: Type, *, kept: bool = True) -> obje
     if isinstance(type_spec, StructType):
         members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
         return Struct([(name, to_structure(member, t, kept=kept)) for member, (name, t) in members])
-    if not kept:
-        return _own(payload)
+    return _copied(payload) if kept else _own(payload)
+
+
+def _copied(payload: object) -> object:
     return cast("NDArray[Any]", payload).copy() if isinstance(payload, np.ndarray) else payload
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fedstack.computations.types.language import CLIENTS, Type, computation_pb2
-from fedstack.errors import StaleSessionError
+from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.base.verb_values import Recorder, Source, ValueOwner
 from fedstack.executors.remote.remote_values import RemoteValue, naming_intrinsics
 from fedstack.executors.remote.sessions.remote_sessions import Made, MovesValues, RemoteSession, naming_the_worker
@@ -41,8 +41,10 @@ class RemoteRecorder(Recorder[RemoteValue]):
           CarrierError: If a leaf function cannot travel to the peer.
         """
         keeper = await self._sessions.get()
-        with naming_the_worker(self._sessions.stub):
+        try:
             portable = keeper.session.carriers.portable(message)
+        except FedstackError as error:
+            raise naming_the_worker(error, self._sessions.stub) from error.__cause__
         return await self._made(owner, keeper, keeper.session.put_computation(portable), type_spec, source)
 
     async def known(self, owner: ValueOwner, payload: object, type_spec: Type) -> RemoteValue:
@@ -58,8 +60,10 @@ class RemoteRecorder(Recorder[RemoteValue]):
         self, owner: ValueOwner, function: RemoteValue, argument: RemoteValue | None, type_spec: Type
     ) -> RemoteValue:
         made = function.session.call(function.id, None if argument is None else argument.id)
-        with naming_intrinsics(function, argument):
+        try:
             return await self._made(owner, function.keeper, made, type_spec, (function, argument))
+        except FedstackError as error:
+            raise naming_intrinsics(error, function, argument) from error.__cause__
 
     async def struct(
         self, owner: ValueOwner, names: Sequence[str | None], members: Sequence[RemoteValue], type_spec: Type
@@ -73,9 +77,11 @@ class RemoteRecorder(Recorder[RemoteValue]):
 
     async def fetch(self, value: RemoteValue) -> object:
         """Computes a value and returns its payload."""
-        with naming_intrinsics(value):
-            work = self._moving(value.session).compute(value.id, value.type_signature)
+        work = self._moving(value.session).compute(value.id, value.type_signature)
+        try:
             payload = await self._sessions.call(value.keeper, work)
+        except FedstackError as error:
+            raise naming_intrinsics(error, value) from error.__cause__
         value.has_run()
         return payload
 

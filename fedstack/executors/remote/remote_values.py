@@ -1,15 +1,14 @@
 """Defines the values that another process holds."""
 
-import contextlib
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
 from fedstack.computations.leaves.portability import intrinsics_of
 from fedstack.computations.plan.intrinsics import INTRINSICS
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, FunctionType, Type, computation_pb2
-from fedstack.errors import InvalidValueError, RemoteError
+from fedstack.errors import FedstackError, InvalidValueError, RemoteError
 from fedstack.executors.base.verb_values import ValueOwner, VerbValue, function_error
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
@@ -85,19 +84,15 @@ class RemoteValue(VerbValue):
         return f"<RemoteValue of type {self._type} at {self.session.stub.address}>"
 
 
-@contextlib.contextmanager
-def naming_intrinsics(*values: RemoteValue | None) -> Generator[None, None, None]:
-    """Names what a plain peer may not know, where it refuses what values were made of: it says so in other words."""
-    try:
-        yield
-    except (InvalidValueError, RemoteError) as error:
-        if isinstance(error.__cause__, RemoteTraceback):
-            raise  # one of ours, and it says what it means
-        found = dict.fromkeys(filter(_is_lowered, _intrinsics_in(values)))
-        if not found:
-            raise
-        place = f"not every executor service runs {', '.join(found)}: use a context, which does that in this process"
-        raise with_place(error, place) from error.__cause__
+def naming_intrinsics(error: FedstackError, *values: RemoteValue | None) -> FedstackError:
+    """Returns an error that names what a plain peer may not know: that refuses what values are made of in its words."""
+    if not isinstance(error, (InvalidValueError, RemoteError)) or isinstance(error.__cause__, RemoteTraceback):
+        return error  # one of ours, and it says what it means
+    found = dict.fromkeys(filter(_is_lowered, _intrinsics_in(values)))
+    if not found:
+        return error
+    place = f"not every executor service runs {', '.join(found)}: use a context, which does that in this process"
+    return with_place(error, place)
 
 
 def _intrinsics_in(source: object) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Creates what a client asks for in its session: values, functions, and what is made of them, in their order."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedstack.service.executor.sessions.session import Session, check_new_id
 
 # What names and types add to a function.
 _FUNCTION_SPARE_BYTES = 1024
+# How many small ones are created before others have the loop.
+_MOST_AT_ONCE = 256
 
 
 class Creations:
@@ -46,7 +49,10 @@ class Creations:
           request_bytes: The size of the message in which they came.
           received: Has the bytes of their large arrays; `None` where there can be none.
         """
-        async for creation in in_turns(creations, at_once=256 if request_bytes <= LOOP_BYTES else 1):
+        at_once = _MOST_AT_ONCE if request_bytes <= LOOP_BYTES else 1
+        for index, creation in enumerate(creations):
+            if index and not index % at_once:
+                await asyncio.sleep(0)  # others have the loop
             check_new_id(creation.id)
             is_there = session.has(creation.id)
             if is_there and (received is None or not creation.HasField("value")):

@@ -159,7 +159,6 @@ class ExecutorExtensions:
         session = self._core.find(request.executor)
         value_id = request.value_ref.id
         packer = self._core.packer(session)
-        progress = ProgressCounts()
         is_quick_to_create = incoming.is_here and not any(one.HasField("computation") for one in request.creation)
         if is_quick_to_create:
             await self._received(session, request.creation, received)
@@ -167,6 +166,8 @@ class ExecutorExtensions:
             if known is not None and is_quick(*known):
                 yield self._parcel(_download(packer, *known), packer)
                 return
+        progress = ProgressCounts()
+        if is_quick_to_create:
             work = self._computed(session, value_id, packer, progress)
         else:
             work = self._evaluated(session, received, packer, progress)

@@ -148,13 +148,13 @@ class MethodService(Service):
                 else:
                     # One function cannot be stopped in any case: on one thread from argument to answer it is soonest.
                     job = self._threads.submit(answer)
-                    loop = asyncio.get_running_loop()
-                    begun = loop.time()
-                    if await self._is_soon_done(job, seconds):
+                    soon = min(_SOON_SECONDS, self._core.limits.heartbeat_seconds)
+                    if seconds > 0.0:  # what is not, NaN too, is any time
+                        soon = min(soon, seconds)
+                        seconds = max(_LEAST_SECONDS, seconds - soon)
+                    if await self._is_done(job, soon):
                         yield Parcel(job.result(), packer.segments, chunking.chunk_bytes)
                         return
-                    if seconds > 0.0:  # what is not, NaN too, is any time
-                        seconds = max(_LEAST_SECONDS, seconds - (loop.time() - begun))
                     work = self._outcome(job)
                 allowed = request.timeout_seconds
                 running = asyncio.ensure_future(within(seconds, work, lambda: _late(allowed)))
@@ -211,26 +211,18 @@ class MethodService(Service):
         give_back()
         return None
 
-    async def _is_soon_done(self, job: Job[bytes], seconds: float) -> bool:
-        """Waits for work on a thread until it is time to show that it goes on, or to end it."""
-        soon = min(_SOON_SECONDS, self._core.limits.heartbeat_seconds)
+    async def _is_done(self, job: Job[bytes], seconds: float | None = None) -> bool:
+        """Waits for work on a thread, so many seconds at most, and gives it up if nobody waits any more."""
         try:
-            return await arrival(job, min(soon, seconds) if seconds > 0.0 else soon)
+            return await arrival(job, seconds)
         except asyncio.CancelledError:
-            self._give_up(job)
+            self._threads.abandon(job)
+            job.add_done_callback(drop_outcome)
             raise
 
     async def _outcome(self, job: Job[bytes]) -> bytes:
-        try:
-            await arrival(job)
-        except asyncio.CancelledError:
-            self._give_up(job)
-            raise
+        await self._is_done(job)
         return job.result()
-
-    def _give_up(self, job: Job[bytes]) -> None:
-        self._threads.abandon(job)
-        job.add_done_callback(drop_outcome)
 
     async def _by_verbs(self, executor: Executor, method: Method, payload: object, packer: Packer) -> bytes:
         """Runs a method on an executor of another origin."""

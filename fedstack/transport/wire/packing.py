@@ -90,17 +90,17 @@ class Packer:
         """
         if isinstance(type_spec, TensorType):
             self._tensor(proto, payload, type_spec, path)
-        elif isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
-            column = payload if isinstance(payload, Column) else _column(payload, type_spec, path)
-            self._column(proto, column, type_spec.member, path)
-        elif isinstance(type_spec, FederatedType):
-            self.pack(proto, payload, type_spec.member, path)
         elif isinstance(type_spec, StructType):
             proto.struct.SetInParent()
             add = proto.struct.member.add
             members = zip(_members(payload, type_spec, path), fields_of(type_spec))
             for index, (member, (name, member_type)) in enumerate(members):
                 self.pack(add(), member, member_type, join_path(path, name, index))
+        elif isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
+            column = payload if isinstance(payload, Column) else _column(payload, type_spec, path)
+            self._column(proto, column, type_spec.member, path)
+        elif isinstance(type_spec, FederatedType):
+            self.pack(proto, payload, type_spec.member, path)
         elif isinstance(type_spec, SequenceType):
             check_re_iterable(payload, path)
             self._sequence(proto, cast("Iterable[object]", payload), type_spec.element, path)

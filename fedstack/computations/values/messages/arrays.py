@@ -180,7 +180,7 @@ def array_from_proto(
     """
     encoding = _BY_NUMBER.get(proto.dtype)
     if shape == () and dtype is not None and encoding is not None and dtype.type is encoding.plain:
-        scalar = _plain_scalar(proto, encoding)
+        scalar = _plain_scalar(proto, encoding.list_field, dtype.type)
         if scalar is not None:
             return scalar
     if encoding is None:
@@ -201,7 +201,7 @@ def array_from_proto(
     if not dims:
         return cast(ArrayPayload, flat[0])
     try:
-        array = np.reshape(flat, dims)
+        array = flat.reshape(dims)
     except ValueError as error:
         # Only shapes without elements get here: NumPy cannot hold some of them, such as (2**40, 2**40, 0).
         raise InvalidValueError(
@@ -212,14 +212,14 @@ def array_from_proto(
     return array
 
 
-def _plain_scalar(proto: array_pb2.Array, encoding: _Encoding) -> np.generic | None:
+def _plain_scalar(proto: array_pb2.Array, field: str, kind: type[Any]) -> np.generic | None:
     """Returns a scalar that is written as they usually are, as `array_from_proto` does; `None` for anything else."""
-    if proto.WhichOneof("kind") != encoding.list_field or proto.HasField("content"):
+    if proto.WhichOneof("kind") != field or proto.HasField("content"):
         return None
-    shape, values = proto.shape, _list_of(proto, encoding.list_field)
+    shape, values = proto.shape, getattr(proto, field).value
     if len(values) != 1 or shape.unknown_rank or shape.dim:
         return None
-    return cast(Any, encoding.plain)(values[0])
+    return kind(values[0])
 
 
 def _write_strings(proto: array_pb2.Array, payload: object, shape: Shape, path: str) -> None:

@@ -2,9 +2,8 @@
 
 import abc
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 
@@ -15,7 +14,7 @@ from fedstack.computations.values.columns import with_columns
 from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import CarrierError, InvalidValueError, ResourceLimitError
+from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ResourceLimitError
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -25,25 +24,24 @@ Computation: TypeAlias = computation_pb2.Computation
 Named: TypeAlias = "Sequence[tuple[str | None, str]]"
 # What creates a value gives its id, or, if something has to be sent for that, what to await on the transport's loop.
 Made: TypeAlias = "str | Coroutine[Any, Any, str]"
+_E = TypeVar("_E", bound=BaseException)
 
 _PLAIN_ADVICE = "use a fedstack worker: what answers is a plain executor service, which takes no Python code"
 
 
-@contextlib.contextmanager
-def naming_the_worker(stub: ExecutorStub) -> Generator[None, None, None]:
-    """Says at the end of what is about one worker for which it is: another one may let in what this one refuses.
+def naming_the_worker(error: _E, stub: ExecutorStub) -> _E | FedstackError:
+    """Returns an error that says for which worker it is, if another one may let in what this one refuses.
 
     That is a `CarrierError`, and a `ResourceLimitError` that the worker has raised.
     """
-    try:
-        yield
-    except (CarrierError, ResourceLimitError) as error:
-        if isinstance(error, ResourceLimitError) and not isinstance(error.__cause__, RemoteTraceback):
-            raise  # a limit of this process
-        kind = CarrierError if isinstance(error, CarrierError) else ResourceLimitError
-        named = kind(f"{error}; for the worker at {stub.address}")
-        named.executor_path = error.executor_path
-        raise named from error.__cause__
+    if not isinstance(error, (CarrierError, ResourceLimitError)):
+        return error
+    if isinstance(error, ResourceLimitError) and not isinstance(error.__cause__, RemoteTraceback):
+        return error  # a limit of this process
+    kind = CarrierError if isinstance(error, CarrierError) else ResourceLimitError
+    named = kind(f"{error}; for the worker at {stub.address}")
+    named.executor_path = error.executor_path
+    return named
 
 
 def checked_stub(stub: object) -> ExecutorStub:

@@ -125,8 +125,10 @@ class SessionOpener:
             if keeper is not None:
                 return keeper
             await self._reach()
-            with naming_the_worker(self.stub):
+            try:
                 session = await open_session(self.stub, cardinalities or {}, self.worker_index)
+            except FedstackError as error:
+                raise naming_the_worker(error, self.stub) from error.__cause__
             keeper = SessionKeeper(session, self._dispose_batch_size, self.stub.io.time)
             keeper.start()
             self._keeper = keeper
@@ -149,8 +151,7 @@ class SessionOpener:
     async def watched(self, keeper: SessionKeeper, work: Coroutine[Any, Any, _T]) -> _T:
         """Awaits a call, and takes note if it tells that the session is lost, or the peer."""
         try:
-            with naming_the_worker(self.stub):
-                result = await work
+            result = await work
             self.stub.out_of_reach = False
             return result
         except (FedstackError, asyncio.CancelledError) as error:
@@ -160,7 +161,7 @@ class SessionOpener:
             elif isinstance(error, (WorkerUnavailableError, DeadlineExceededError)):
                 self.stub.out_of_reach = True
                 self._check_still_open()
-            raise without_own_frames(error).with_traceback(None) from error.__cause__
+            raise without_own_frames(naming_the_worker(error, self.stub)).with_traceback(None) from error.__cause__
 
     def _check_still_open(self) -> None:
         if self._closed:

@@ -20,7 +20,7 @@ from fedstack.service.server.calls.call_counts import CallCounts
 from fedstack.service.server.calls.call_log import FailureLog, RefusalLog
 from fedstack.service.server.calls.call_stream import CallStream, Context, Task, too_slow
 from fedstack.service.server.calls.call_table import CallTable
-from fedstack.service.server.calls.whole_calls import Call, WholeCalls
+from fedstack.service.server.calls.whole_calls import WholeCalls
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.tokens import TOKEN_REFUSED, bearer_token
 from fedstack.transport.peers.methods import (
@@ -29,7 +29,6 @@ from fedstack.transport.peers.methods import (
     Method,
     Service,
     StreamMethod,
-    Unary,
     UnaryMethod,
     UploadMethod,
 )
@@ -40,7 +39,8 @@ _logger = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
-_Work: TypeAlias = Callable[[CallStream, Call], Awaitable[bytes | None]]
+_Work: TypeAlias = Callable[[CallStream], Awaitable[bytes | None]]
+_Handle: TypeAlias = Callable[[bytes, CallStream], Awaitable[bytes]]
 
 _OTHER_METHODS = "(other)"
 _WATCHERS_SECONDS = 0.5
@@ -143,37 +143,38 @@ class CallRouter(grpc.GenericRpcHandler):
             table = self._checks if isinstance(method, UnaryMethod) else self._watches
         else:
             table = self._foreground
-
-        async def work(stream: CallStream, call: Call) -> bytes | None:
-            match method:
-                case UnaryMethod():
-                    return await self._answer(method.handle, await stream.only_message(name), call)
-                case UploadMethod():
-                    return await method.handle(stream.incoming())
-                case DownloadMethod():
-                    return await stream.send_parcels(method.handle(await stream.only_message(name)))
-                case ExchangeMethod():
-                    return await stream.send_parcels(method.handle(stream.incoming()))
-                case StreamMethod():
-                    return await stream.send(method.handle(stream))
-
         one_answer = isinstance(method, (UnaryMethod, UploadMethod))
-        return self._served(name, table, work, one_answer=one_answer, in_background=in_background)
+        return self._served(
+            name, table, self._work_of(name, method), one_answer=one_answer, in_background=in_background
+        )
+
+    def _work_of(self, name: str, method: Method) -> _Work:
+        match method:
+            case UnaryMethod(handle):
+                answer: _Handle = lambda request, _: handle(request)  # noqa: E731
+                return lambda call: self._answer(name, call, answer)
+            case UploadMethod(handle):
+                return lambda call: handle(call.incoming())
+            case DownloadMethod(handle):
+
+                async def download(call: CallStream) -> None:
+                    await call.send_parcels(handle(await call.only_message(name)))
+
+                return download
+            case ExchangeMethod(handle):
+                return lambda call: call.send_parcels(handle(call.incoming()))
+            case StreamMethod(handle):
+                return lambda call: call.send(handle(call))
 
     def _whole_handler(self, name: str, method: ExchangeMethod) -> Handler:
-        async def work(stream: CallStream, call: Call) -> bytes:
-            def handle(request: bytes) -> Awaitable[bytes]:
-                return self._wholes.answer(method, request, call)
-
-            return await self._answer(handle, await stream.only_message(name), call)
-
-        return self._served(name, self._foreground, work, one_answer=True)
+        answer = functools.partial(self._wholes.answer, method)
+        return self._served(name, self._foreground, lambda call: self._answer(name, call, answer), one_answer=True)
 
     def _join_handler(self, name: str) -> Handler:
-        async def work(stream: CallStream, call: Call) -> None:
-            await stream.send_parcels(self._wholes.join(await stream.only_message(name), call))
+        async def join(call: CallStream) -> None:
+            await call.send_parcels(self._wholes.join(await call.only_message(name), call))
 
-        return self._served(name, self._joins, work, one_answer=False)
+        return self._served(name, self._joins, join, one_answer=False)
 
     def _served(
         self, name: str, table: CallTable, work: _Work, *, one_answer: bool, in_background: bool = False
@@ -181,20 +182,20 @@ class CallRouter(grpc.GenericRpcHandler):
         header_seconds = None if in_background else self._limits.header_seconds
 
         async def handle(_: object, context: Context) -> bytes | None:
-            stream = CallStream(context, table.silent, header_seconds)
-            return await self._run(name, context, stream, table, lambda call: work(stream, call))
+            return await self._run(name, context, table, header_seconds, work)
 
         if one_answer:
             return grpc.stream_unary_rpc_method_handler(cast("Any", handle))
         return grpc.stream_stream_rpc_method_handler(cast("Any", handle))
 
-    async def _answer(self, handle: Unary, request: bytes, call: Call) -> bytes:
+    async def _answer(self, name: str, call: CallStream, handle: _Handle) -> bytes:
         """Runs a method while there is room for its message, and returns the answer once there is room for that."""
+        request = await call.only_message(name)
         size = len(request)
         if size > SMALL_BYTES:
             await self._take_room(size)
         try:
-            answer = handle(request)
+            answer = handle(request, call)
             del request
             response = await answer
         finally:
@@ -221,22 +222,16 @@ class CallRouter(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
 
     async def _run(
-        self,
-        name: str,
-        context: Context,
-        stream: CallStream,
-        table: CallTable,
-        work: Callable[[Call], Awaitable[bytes | None]],
+        self, name: str, context: Context, table: CallTable, header_seconds: float | None, work: _Work
     ) -> bytes | None:
         """Does the work of a call in its task: counts it, and ends the call with a status if it raises."""
-        task = cast("Task", asyncio.current_task())
-        call = Call(task, name, time.perf_counter())
+        call = CallStream(context, cast("Task", asyncio.current_task()), name, table.silent, header_seconds)
         code, result = Code.UNKNOWN, None
         try:
             caller = self._caller(context)
             # A call is a task of its own, so this concerns nobody else.
-            set_scope(WorkScope(caller=caller, origin=context.peer()))
-            table.add(task, caller)
+            set_scope(_scope_of(caller, context.peer()))
+            table.add(call.task, caller)
             if self._stopping:
                 raise WorkerUnavailableError(_STOPPING)
             result = await work(call)
@@ -251,7 +246,7 @@ class CallRouter(grpc.GenericRpcHandler):
             error: Exception = StatusError(Code.CANCELLED, _CANCELLED)
             if self._stopping:
                 error = WorkerUnavailableError(_STOPPING)
-            elif table.gave_way(task):
+            elif table.gave_way(call.task):
                 error = too_slow(self._limits.header_seconds) if table is self._foreground else _gave_way()
             code = code_of(error)
             await _fail(context, error, cancelled)
@@ -266,8 +261,8 @@ class CallRouter(grpc.GenericRpcHandler):
             await _fail(context, known, error)
         finally:
             if call.method is not None:
-                sent = stream.bytes_sent + len(result or b"")
-                self._ended(call.method, code, time.perf_counter() - call.begun, stream.bytes_received, sent)
+                sent = call.bytes_sent + len(result or b"")
+                self._ended(call.method, code, time.perf_counter() - call.begun, call.bytes_received, sent)
         return None
 
     def _ended(self, name: str, code: Code, seconds: float, received: int, sent: int) -> None:
@@ -277,6 +272,12 @@ class CallRouter(grpc.GenericRpcHandler):
             observers.tell(
                 RpcEnded(method=name, code=code.name, seconds=seconds, bytes_received=received, bytes_sent=sent)
             )
+
+
+@functools.lru_cache(maxsize=1024)
+def _scope_of(caller: str, origin: str) -> WorkScope:
+    """Returns the scope of calls over one connection."""
+    return WorkScope(caller=caller, origin=origin)
 
 
 def _gave_way() -> DeadlineExceededError:

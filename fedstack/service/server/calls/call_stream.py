@@ -19,23 +19,33 @@ Task: TypeAlias = "asyncio.Task[object]"
 
 
 class CallStream:
-    """The two directions of a call; to iterate over it gives the messages that come in.
+    """A call that runs, and its two directions; to iterate over it gives the messages that come in.
 
     Args:
-      context: The call.
+      context: What gRPC knows of it.
+      task: What runs it.
+      method: What it is counted as when it ends.
       silent: Has the tasks of calls that have sent nothing yet, and since when, the longest first.
       seconds: How long the first message of a stream may take; `None` for any time, during which the call is silent.
 
     Attributes:
+      task: What runs it.
+      method: What it is counted as when it ends; `None` if another one goes on with it.
+      begun: When it began, by `time.perf_counter`.
       bytes_received: How much has come in.
       bytes_sent: How much has gone out this way.
     """
 
-    def __init__(self, context: Context, silent: dict[Task, float], seconds: float | None) -> None:
+    def __init__(
+        self, context: Context, task: Task, method: str, silent: dict[Task, float], seconds: float | None
+    ) -> None:
+        self.task = task
+        self.method: str | None = method
+        self.begun = time.perf_counter()
         self._context = context
         self._silent = silent
         self._seconds = seconds
-        self._begun = False
+        self._has_read = False
         self.bytes_received = self.bytes_sent = 0
 
     async def only_message(self, name: str) -> bytes:
@@ -56,10 +66,10 @@ class CallStream:
         return self
 
     async def __anext__(self) -> bytes:
-        if self._begun:
+        if self._has_read:
             message = await self._read()
         else:
-            self._begun = True
+            self._has_read = True
             message = await (self._read_silently() if self._seconds is None else self._read_within(self._seconds))
         if message is None:
             raise StopAsyncIteration
@@ -81,13 +91,11 @@ class CallStream:
         await self._context.write(message)
 
     async def _read_silently(self) -> bytes | None:
-        task = asyncio.current_task()
-        assert task is not None, "calls are read in their tasks"
-        self._silent[task] = time.monotonic()
+        self._silent[self.task] = time.monotonic()
         try:
             return await self._read()
         finally:
-            self._silent.pop(task, None)
+            self._silent.pop(self.task, None)
 
     async def _read_within(self, seconds: float) -> bytes | None:
         try:

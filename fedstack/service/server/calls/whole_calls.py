@@ -14,28 +14,13 @@ import attrs
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
 from fedstack.proto.extensions_pb2 import JoinRequest
-from fedstack.service.server.calls.call_stream import Task, end_answers
+from fedstack.service.server.calls.call_stream import CallStream, Task, end_answers
 from fedstack.transport.peers.methods import Answers, ExchangeMethod
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.wholes import fits_whole, read_whole, write_goes_on, write_whole
 
 _JOIN_SECONDS = 10.0
-
-
-@attrs.define(eq=False)
-class Call:
-    """A call that runs.
-
-    Attributes:
-      task: What runs it.
-      method: What it is counted as when it ends; `None` if another one goes on with it.
-      begun: When it began, by `time.perf_counter`.
-    """
-
-    task: Task
-    method: str | None
-    begun: float
 
 
 @attrs.frozen(eq=False)
@@ -64,7 +49,7 @@ class WholeCalls:
         self._hand_over = hand_over
         self._kept: dict[str, _Kept] = {}
 
-    async def answer(self, method: ExchangeMethod, request: bytes, call: Call) -> bytes:
+    async def answer(self, method: ExchangeMethod, request: bytes, call: CallStream) -> bytes:
         """Runs a method, and returns its answer, or that it goes on."""
         parcel = read_whole(request)
         if not isinstance(parcel, Parcel):
@@ -99,7 +84,7 @@ class WholeCalls:
             if self._kept.pop(name, None) is not None:
                 await end_answers(kept.answers)
 
-    async def join(self, request: bytes, call: Call) -> Answers:
+    async def join(self, request: bytes, call: CallStream) -> Answers:
         """Yields the answers of a call that goes on.
 
         Raises:
