@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias, TypeVar
 
@@ -19,7 +19,7 @@ from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
-from fedstack.transport.wire.parcels import Incoming
+from fedstack.transport.wire.parcels import Incoming, Parcel
 from fedstack.transport.wire.segments import Segment
 from fedstack.transport.wire.wholes import WHOLE
 
@@ -194,15 +194,17 @@ class ExecutorStub(ServiceStub):
 
     def evaluate(
         self, request: extended.EvaluateRequest, segments: Sequence[Segment], heartbeat_seconds: float
-    ) -> Answer:
+    ) -> Awaitable[Parcel | Answer]:
         """Creates values, and computes one of them."""
         soon = self._control_seconds + SOON_SECONDS
-        return self.exchange(f"/{EXTENSIONS}/Evaluate", request, segments, heartbeat_seconds, soon_seconds=soon)
+        return self.ask(f"/{EXTENSIONS}/Evaluate", request, segments, heartbeat_seconds, soon_seconds=soon)
 
-    def start(self, request: extended.StartRequest, segments: Sequence[Segment], heartbeat_seconds: float) -> Answer:
+    def start(
+        self, request: extended.StartRequest, segments: Sequence[Segment], heartbeat_seconds: float
+    ) -> Awaitable[Parcel | Answer]:
         """Creates values, and runs some of them."""
         soon = self._control_seconds + SOON_SECONDS
-        return self.exchange(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
+        return self.ask(f"/{EXTENSIONS}/Start", request, segments, heartbeat_seconds, soon_seconds=soon)
 
     async def update(self, request: extended.UpdateRequest, segments: Sequence[Segment]) -> None:
         """Puts another value in place of one."""

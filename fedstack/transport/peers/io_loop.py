@@ -11,14 +11,14 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fedstack.errors import ClosedError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.transport.peers.daemon_threads import start_loop
 from fedstack.transport.peers.fork_guard import fork_guard
-from fedstack.transport.peers.loop_calls import calls_on
+from fedstack.transport.peers.loop_calls import arrival, calls_on
 from fedstack.transport.peers.outcomes import Outcome
 
 _T = TypeVar("_T")
@@ -113,12 +113,19 @@ class IoLoop:
         """Runs a coroutine on the loop, from any loop. Cancelling the caller cancels it, and waits for its end."""
         if self.is_current():
             return await coroutine
-        crossing = _Crossing(self._loop_for(coroutine), coroutine)
+        submitted = self.submit(coroutine)
         try:
-            return await crossing.outcome
+            await arrival(submitted)
+            if submitted.cancelled():
+                raise asyncio.CancelledError
+            return submitted.result()
         except asyncio.CancelledError:
-            await crossing.cancel()
+            submitted.add_done_callback(drop_outcome)
+            if submitted.cancel():
+                await arrival(submitted, _CANCEL_SECONDS)
             raise
+        finally:
+            del submitted  # it has the error, whose frames have this one
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Submitted[_T]":
         """Starts a coroutine on the loop, from any thread; returns its outcome as a future that can cancel it."""
@@ -177,9 +184,10 @@ class Submitted(Outcome[_T]):
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> None:
         super().__init__()
         self._loop = loop
-        self._task: asyncio.Task[_T] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_cancelled = False
         in_context = contextvars.copy_context().run
-        calls_on(loop).add(lambda: in_context(self._start, coroutine))
+        calls_on(loop).add(lambda: in_context(loop.create_task, self._run(coroutine)))
 
     def cancel(self) -> bool:
         if self.done():
@@ -187,81 +195,28 @@ class Submitted(Outcome[_T]):
         calls_on(self._loop).add(self._cancel)
         return True
 
-    def _start(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        self._task = self._loop.create_task(coroutine)
-        self._task.add_done_callback(self._end)
-
     def _cancel(self) -> None:
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
 
-    def _end(self, task: "asyncio.Task[_T]") -> None:
-        self._task = None
-        if task.cancelled():
+    async def _run(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        """Tells what comes of the coroutine; a callback of the task would do so a turn of the loop later."""
+        try:
+            self._task = asyncio.current_task()
+            if self._is_cancelled:  # before this first step
+                coroutine.close()
+                raise asyncio.CancelledError
+            result = await coroutine
+        except asyncio.CancelledError:
             self.tell(None, concurrent.futures.CancelledError())
-        elif (error := task.exception()) is not None:
+        except BaseException as error:
             self.tell(None, error)
         else:
-            self.tell(task.result(), None)
-
-
-class _Crossing(Generic[_T]):
-    """A coroutine on a loop, for a caller on another one: a switch of threads there, one back, and nothing else.
-
-    A future of `concurrent.futures` would do, with its lock, and asyncio's own to wait for it. Every small call goes
-    this way, and those take as long as half of the call.
-
-    Attributes:
-      outcome: What comes of the coroutine, on the caller's loop.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> None:
-        self._loop = loop
-        self._home = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[_T] = self._home.create_future()
-        self._task: asyncio.Task[_T] | None = None
-        self._ended: asyncio.Future[None] | None = None
-        self._arrived = False
-        in_context = contextvars.copy_context().run
-        calls_on(loop).add(lambda: in_context(self._start, coroutine))
-
-    async def cancel(self) -> None:
-        """Asks the coroutine to end, if it has not, and waits for that a while."""
-        if self.outcome.done() and not self.outcome.cancelled():
-            drop_outcome(self.outcome)  # it came just when the caller was cancelled
-        elif not self._arrived:
-            self._ended = self._home.create_future()
-            calls_on(self._loop).add(self._cancel)
-            await asyncio.wait([self._ended], timeout=_CANCEL_SECONDS)
-
-    def _start(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        self._task = asyncio.ensure_future(coroutine)
-        self._task.add_done_callback(self._go_home)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def _go_home(self, task: "asyncio.Task[_T]") -> None:
-        self._task = None
-        try:
-            calls_on(self._home).add(lambda: self._arrive(task))
-        except RuntimeError:  # the caller's loop is closed
-            drop_outcome(task)
-
-    def _arrive(self, task: "asyncio.Task[_T]") -> None:
-        self._arrived = True
-        if self.outcome.done():  # the caller was cancelled
-            drop_outcome(task)
-        elif task.cancelled():
-            self.outcome.cancel()
-        elif (error := task.exception()) is not None:
-            self.outcome.set_exception(error)
-            self.outcome.exception()  # a caller that is cancelled now does not ask, and asyncio would complain
-        else:
-            self.outcome.set_result(task.result())
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+            self.tell(result, None)
+        finally:
+            self._task = None
+            del self  # an error refers to this frame
 
 
 def start_apart(coroutine: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":

@@ -160,16 +160,15 @@ class ExtendedSession(RemoteSession):
 
     async def _send(self, creations: Sequence[Pending]) -> None:
         """Sends creations in a call of their own."""
-        with self._on_their_way(creations):
-            await self._repeated(lambda: self._create(creations))
+        await self._answered(creations, self._repeated(lambda: self._create(creations)))
 
-    @contextlib.contextmanager
-    def _on_their_way(self, creations: Sequence[Pending]) -> Generator[None, None, None]:
-        """Takes note at the end whether creations have come to the peer."""
+    async def _answered(self, creations: Sequence[Pending], call: Awaitable[_T]) -> _T:
+        """Awaits a call that brings creations, and notes at its end whether they have come to the peer."""
         created = False
         try:
-            yield
+            result = await call
             created = True
+            return result
         finally:
             self._pending.arrived(creations, created)
 
@@ -212,8 +211,7 @@ class ExtendedSession(RemoteSession):
     async def compute(self, value: str, type_spec: Type) -> object:
         creations = self._pending.needed_for([value])
         if self._evaluates:
-            with self._on_their_way(creations):
-                return await self._evaluate(creations, value, type_spec)
+            return await self._answered(creations, self._evaluate(creations, value, type_spec))
         if least_bytes(type_spec) <= _QUICK_BYTES:
             response = await self._compute_now(value, creations)
             if response.HasField("value"):
@@ -231,15 +229,14 @@ class ExtendedSession(RemoteSession):
             max_bytes=_QUICK_BYTES,
             creation=[creation.message for creation in creations],
         )
-        with self._on_their_way(creations):
-            return await self.stub.compute_now(request)
+        return await self._answered(creations, self.stub.compute_now(request))
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
         if START not in self._peer.features:
             return await super().start(values, waiting)
         creations = self._pending.needed_for(values)
         # What has run and is forgotten goes along: of a chain of large values the peer has a few, and not a second's.
-        with self._released() as released, self._on_their_way(creations):
+        with self._released() as released:
             request = extended.StartRequest(
                 executor=self.executor,
                 creation=[creation.message for creation in creations],
@@ -248,7 +245,8 @@ class ExtendedSession(RemoteSession):
                 waiting=waiting,
             )
             segments = [memoryview(creation.data) for creation in creations if creation.data]
-            return await self._repeated(lambda: start(self.stub, self._peer, request, segments))
+            work = self._repeated(lambda: start(self.stub, self._peer, request, segments))
+            return await self._answered(creations, work)
 
     @contextlib.contextmanager
     def _released(self) -> Generator[Sequence[str], None, None]:

@@ -95,7 +95,8 @@ async def evaluate(
         warn_of_differing(header.differing_module, stub.address)
         return None if type_spec is None else unpacker.unpack(header.value, type_spec, "result")
 
-    return await receive(stub.evaluate(request, segments, peer.heartbeat_seconds), extended.Download, read, unpacker)
+    answer = await stub.evaluate(request, segments, peer.heartbeat_seconds)
+    return await receive(answer, extended.Download, read, unpacker)
 
 
 async def start(
@@ -105,7 +106,7 @@ async def start(
     segments: Sequence[Segment] = (),
 ) -> Mapping[str, Exception | None]:
     """Runs the values that a request names; returns of those that have ended why they failed, and else `None`."""
-    answer = stub.start(request, segments, peer.heartbeat_seconds)
+    answer = await stub.start(request, segments, peer.heartbeat_seconds)
     unpacker = Unpacker(max_bytes=0)
     response = await receive(answer, extended.StartResponse, lambda response: response, unpacker)
     warn_of_differing(response.differing_module, stub.address)
