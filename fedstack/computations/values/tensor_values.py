@@ -71,16 +71,16 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
     Raises:
       TypeMismatchError: If dtype or shape do not fit.
     """
-    dtype = tensor.dtype
-    if is_string(tensor):
+    kind = tensor.dtype.type
+    if kind is np.str_:
         return _normalize_string(value, tensor, path)
     if is_scalar(tensor):
-        if type(value) is dtype.type:
+        if type(value) is kind:
             return value
         # As below, where it takes ten times as long.
-        if type(value) is int and (some := _INTEGERS.get(dtype.type)) is not None and value in some:
-            return dtype.type(value)
-        if type(value) is float and dtype.type is np.float64:
+        if type(value) is int and (some := _INTEGERS.get(kind)) is not None and value in some:
+            return kind(value)
+        if type(value) is float and kind is np.float64:
             return np.float64(value)
     _check_unmasked(value, tensor, path)
     if isinstance(value, np.ndarray):

@@ -116,7 +116,7 @@ class IoLoop:
         submitted = self.submit(coroutine)
         try:
             await arrival(submitted)
-            if submitted.cancelled():
+            if type(submitted.exception()) is concurrent.futures.CancelledError:  # and no class of the work's own
                 raise asyncio.CancelledError
             return submitted.result()
         except asyncio.CancelledError:
