@@ -249,3 +249,7 @@ SLOW = frozenset(
         "without faults",
     }
 )
+
+# Of these what is about values runs on one Python only. On every Python it runs over a worker in memory, which packs as
+# others do, and over executors that are composed; what is between are gRPC's sockets.
+SLOW_VALUES = frozenset({"2 workers"})

@@ -5,25 +5,26 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import remote_stacks
-from stacks import EXECUTORS, FACTORIES, SLOW, FactoryStack, rows_for
+from stacks import EXECUTORS, FACTORIES, SLOW, SLOW_VALUES, FactoryStack, rows_for
 
 from fedstack.errors import ForeignValueError
 from fedstack.testing import ExecutorRow, StackRow
 
 
-def marks_of(name: str, kind: str) -> list[pytest.MarkDecorator]:
+def marks_of(name: str, kind: str, row: ExecutorRow | StackRow | None = None) -> list[pytest.MarkDecorator]:
     # The services that remote stacks share keep leaf threads for the next test. What they must not keep are sessions.
     marks = [pytest.mark.fedstack_leak_check(False)] if kind == "remote" else []
-    return [*marks, pytest.mark.slow] if name in SLOW else marks
+    is_slow = name in SLOW or (name in SLOW_VALUES and row is not None and row.promise.tag == "values")
+    return [*marks, pytest.mark.slow] if is_slow else marks
 
 
 EXECUTOR_ROWS = [
-    pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
+    pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind, row))
     for name, stack in EXECUTORS.items()
     for row in rows_for(stack)
 ]
 STACK_ROWS = [
-    pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind))
+    pytest.param(stack, row, id=f"{name}-{row.name}", marks=marks_of(name, stack.kind, row))
     for name, stack in FACTORIES.items()
     for row in rows_for(stack)
 ]

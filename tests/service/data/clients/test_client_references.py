@@ -77,6 +77,7 @@ def test_training_by_reference_has_the_bits_of_local_training(
         assert trained(source) == expected
 
 
+@pytest.mark.slow
 def test_workers_read_what_they_train_on_and_have_the_same_bits(
     service: DataService, source: DatasetDataSource, expected: list[bytes]
 ) -> None:
