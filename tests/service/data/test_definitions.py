@@ -18,7 +18,8 @@ from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetStep
 from fedstack.service.data import Dataset
-from fedstack.service.data.datasets.definitions import definition_of, digest_of_definition, read_definition
+from fedstack.service.data.consumer.descriptions import described
+from fedstack.service.data.datasets.definitions import definition_of, read_definition
 
 HERE = Destination(takes_code=True)
 
@@ -57,7 +58,7 @@ def again(dataset: Dataset) -> Dataset:
     assert found.element_type.is_equivalent_to(dataset.element_type)
     assert found.cardinality == dataset.cardinality
     assert found.num_splits == dataset.num_splits
-    assert digest_of_definition(definition_of(found, HERE)) == digest_of_definition(proto)
+    assert described(found).description.digest == described(dataset).description.digest
     return found
 
 
@@ -136,7 +137,7 @@ def test_a_definition_is_read_without_its_files(tmp_path: Path) -> None:
 
 def test_what_differs_has_another_digest() -> None:
     def of(dataset: Dataset) -> bytes:
-        return digest_of_definition(definition_of(dataset, HERE))
+        return described(dataset).description.digest
 
     rows = np.arange(5)
     datasets = [

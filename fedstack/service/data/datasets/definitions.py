@@ -1,7 +1,6 @@
 """Writes datasets as messages, and reads them: what is registered, and travels to those who read splits."""
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -83,11 +82,6 @@ def with_steps(dataset: Dataset, protos: Iterable[DatasetStep]) -> Dataset:
             raise InvalidComputationError(f"Expected a step, found none that this release knows; at {_THE_DATASET}")
         dataset = _STEPS[name](dataset, step)
     return dataset
-
-
-def digest_of_definition(proto: DatasetDefinition) -> bytes:
-    """Returns what stands for all that a definition says; of files it says only where they are."""
-    return hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
 
 
 @functools.singledispatch

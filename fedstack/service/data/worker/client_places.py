@@ -16,6 +16,8 @@ from fedstack.service.limits.limits import DataWorkerLimits, exceeded
 
 # To read the elements of all clients may take so many times what it takes to read the dataset.
 _MOST_TIMES = 4
+# A split that has so many times what may be held is taken for one without end.
+_MOST_IN_SPLIT = 64
 # What it takes to remember one place.
 _PLACE_BYTES = 200
 
@@ -55,7 +57,8 @@ class SplitsOfClients(ClientRows):
       size: About how many bytes it takes to remember that.
 
     Raises:
-      ResourceLimitError: If most splits have elements of many clients, or what is done last is done to all together.
+      ResourceLimitError: If most splits have elements of many clients, one has no end, or what is done last is done to
+        all together.
     """
 
     def __init__(self, clients: ClientDatasets[Dataset], limits: DataWorkerLimits) -> None:
@@ -88,12 +91,14 @@ class SplitsOfClients(ClientRows):
         for first in range(0, splits, together):
             last = min(first + together, splits)
             counts: dict[Any, int] = {}
+            most = self._bytes + _MOST_IN_SPLIT * self._limits.max_client_bytes
             for block in dataset.read(first, last):
                 found, rows = self._clients.divided(cast(StructColumn, block))
                 self._bytes += bytes_of(block)
                 for client, mine in zip(found, rows):
                     counts[client] = counts.get(client, 0) + len(mine)
-                if self._bytes > self._limits.max_client_bytes and not self._is_worth_it(counts):
+                is_large = self._bytes > self._limits.max_client_bytes
+                if self._bytes > most or (is_large and not self._is_worth_it(counts)):
                     raise self._too_many()
             for client, rows in counts.items():
                 self._places.setdefault(client, []).append(_Place(first, last, rows))

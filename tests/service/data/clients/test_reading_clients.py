@@ -209,6 +209,16 @@ def test_what_would_be_read_again_for_each_of_many_clients_is_refused() -> None:
         ClientGroups(SMALL).find(b"digest", mixed.by_client("who"))
 
 
+def test_a_split_without_end_is_given_up() -> None:
+    def rows(split: int):
+        while True:
+            yield {"who": split, "x": 1.0}
+
+    endless = Dataset.from_generator(rows, {"who": np.int64, "x": np.float64}, 3).by_client("who")
+    with pytest.raises(ResourceLimitError, match="--max-client-bytes"):
+        ClientGroups(SMALL).find(b"digest", endless)
+
+
 def test_what_is_done_to_all_elements_together_is_not_left_out(rooms: ClientDatasets[Dataset]) -> None:
     shuffled = rooms.dataset.shuffle(8, seed=1).by_client("room")
     with pytest.raises(ResourceLimitError, match="--max-client-bytes"):
