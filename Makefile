@@ -93,7 +93,8 @@ environments: .venv/.installed-dev $(FOUND:%=.venv-%/.installed-test)
 matrix: $(FOUND:%=matrix-%) ## run the core tests on every supported Python found here
 	@echo "matrix: found $(or $(FOUND),none) of $(MATRIX)"
 
-matrix-%: .venv-%/.installed-test
+# After .venv, as then the goals of .ci/run begin in their order.
+matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 	@echo "matrix: Python $*"
 	.venv-$*/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=few -m "not slow and not soak" \
 		$(NOT_CORE:%=--ignore=%)
