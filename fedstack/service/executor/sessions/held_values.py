@@ -140,7 +140,10 @@ def begin(value: ExecutorValue, progress: ProgressCounts) -> "asyncio.Future[obj
     """Begins to run what a value needs, and returns what comes of it."""
     if current_scope().progress is not progress:
         set_scope(attrs.evolve(current_scope(), progress=progress))
-    begun = value.begin() if isinstance(value, LazyValue) else None
+    begun = None
+    if isinstance(value, LazyValue):
+        with contextlib.suppress(Exception):  # what is wrong with it is found again, and told, by what pulls it
+            begun = value.begin()
     return asyncio.ensure_future(pull(value)) if begun is None else begun
 
 
