@@ -1,4 +1,4 @@
-"""One cluster of Ray for all tests here: a head with four CPUs, to which tests add nodes of their own."""
+"""One cluster of Ray for all tests here: four CPUs, and a GPU that it believes in."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def cluster() -> Iterator[Any]:
     # Workers import what is in the folder of the driver's script, and that is pytest's.
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    head = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    head = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield cluster

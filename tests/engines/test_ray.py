@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 
 import federated_language as fl
 import numpy as np
@@ -51,12 +52,13 @@ async def test_an_async_context_runs_calls_side_by_side() -> None:
     assert found == [3, 10, 21]
 
 
-def test_an_error_names_client_function_and_line(two) -> None:
+def test_an_error_names_client_function_line_and_node(two) -> None:
     with fedstack.use_context(two), pytest.raises(LeafError) as caught:
         checked(numbers(20))
     assert caught.value.client_index == 7
     assert "'not_seven' raised ValueError: it is 7; at client 7" in str(caught.value)
     assert 'raise ValueError("it is 7")' in str(caught.value)
+    assert f"at {socket.gethostname()}, process" in str(caught.value.__cause__)
 
 
 def test_what_a_user_keeps_of_a_result_is_no_memory_of_the_object_store(two) -> None:
@@ -149,17 +151,32 @@ def test_a_closed_context_leaves_no_actor_behind() -> None:
     wait_until(lambda: not any(map(is_running, found)), "the actors have ended")
 
 
-def test_actors_have_the_resources_that_they_are_given() -> None:
-    with fedstack.create_sync_ray_execution_context(num_workers=1, resources_per_worker={"CPU": 3}):
-        checked(numbers(2))
-        wait_until(lambda: ray.available_resources().get("CPU", 0) == 0, "three CPUs are taken")
-    wait_until(lambda: ray.available_resources().get("CPU") == 3, "they are given back")
+def test_actors_have_the_resources_and_the_environment_that_they_are_given() -> None:
+    @fedstack.python_computation([np.int32], np.str_)
+    def told(_):
+        return f"{os.environ['OF_CLIENTS']}, GPU {os.environ['CUDA_VISIBLE_DEVICES']}"
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def of_all(numbers):
+        return fl.federated_map(told, numbers)
+
+    def free() -> list[float]:
+        found = ray.available_resources()
+        return [found.get("CPU", 0), found.get("GPU", 0)]
+
+    options = {"placement": "PACK", "runtime_env": {"env_vars": {"OF_CLIENTS": "seven"}}}
+    needs = {"CPU": 3, "GPU": 0.5}
+    with fedstack.create_sync_ray_execution_context(num_workers=1, resources_per_worker=needs, **options):
+        assert of_all(numbers(2)) == [b"seven, GPU 0"] * 2
+        wait_until(lambda: free() == [0, 0.5], "three CPUs and half of a GPU are taken")
+    wait_until(lambda: free() == [3, 1], "they are given back")
 
 
-def test_as_many_actors_start_as_there_is_room_for() -> None:
-    with fedstack.create_sync_ray_execution_context(resources_per_worker={"CPU": 1.5}) as context:
-        assert len(set(processes(numbers(6)))) == 2
-        assert "2 Ray workers, 2 ready" in repr(context)
+@pytest.mark.parametrize(("limit", "count"), [({}, 2), ({"max_workers": 1}, 1)])
+def test_as_many_actors_start_as_there_is_room_for_and_no_more_than_allowed(limit, count) -> None:
+    with fedstack.create_sync_ray_execution_context(resources_per_worker={"CPU": 1.5}, **limit) as context:
+        assert len(set(processes(numbers(6)))) == count
+        assert f"{count} Ray worker{'s' if count > 1 else ''}, {count} ready" in repr(context)
 
 
 def test_options_that_cannot_be_right_are_refused() -> None:

@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+import federated_language as fl
+import numpy as np
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -70,33 +72,81 @@ class Owner:
         return [ray.put(arrays)]
 
 
-@pytest.mark.usefixtures("cluster")
-def test_what_is_gone_from_the_object_store_with_its_owner_is_sent_again(monkeypatch) -> None:
-    share, lost = RayBackend.share, []
+def lost_ref(*content: object) -> object:
+    """Returns a reference to something that is gone with its owner."""
+    owner = Owner.remote()
+    (ref,) = ray.get(owner.put.remote(*content))
+    ray.kill(owner)
 
-    async def losing(self, arrays):
-        if lost:
-            return await share(self, arrays)
-        owner = Owner.remote()
-        lost.extend(ray.get(owner.put.remote(arrays)))
-        ray.kill(owner)
-        return lost[0]
+    def is_lost() -> bool:
+        try:
+            ray.get(ref)
+        except ray.exceptions.OwnerDiedError:
+            return True
+        return False
+
+    wait_until(is_lost, "the loss of what the actor had put")
+    return ref
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_is_gone_from_the_object_store_with_its_owner_is_sent_and_made_again(monkeypatch) -> None:
+    share, fetch, lost = RayBackend.share, RayBackend.fetch, []
+
+    async def losing_what_is_sent(self, memory):
+        if not lost:
+            lost.append(lost_ref(memory))
+            return lost[0]
+        return await share(self, memory)
+
+    async def losing_what_comes(self, content):
+        if len(lost) == 1:
+            content = lost_ref(np.zeros(50_000))
+            lost.append(content)
+        return await fetch(self, content)
 
     with fedstack.create_sync_local_execution_context():
         expected = average(*inputs(20))
-    monkeypatch.setattr(RayBackend, "share", losing)
+    monkeypatch.setattr(RayBackend, "share", losing_what_is_sent)
+    monkeypatch.setattr(RayBackend, "fetch", losing_what_comes)
     with over_ray(num_workers=2):
         assert average(*inputs(20)).tobytes() == expected.tobytes()
-    assert lost
+    assert len(lost) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_client_that_needs_more_memory_than_its_process_may_have_is_named() -> None:
+    @fedstack.python_computation([np.int32], np.int32)
+    def eats(number):
+        if number != 2:
+            return number
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (there + 100_000_000, before[1]))
+        try:
+            return np.ones(500_000_000, np.int8)[number]
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def total(numbers):
+        return fl.federated_sum(fl.federated_map(eats, numbers))
+
+    with over_ray(num_workers=1):
+        with pytest.raises(LeafError, match="'eats' raised .*MemoryError: Unable to allocate .*; at client 2"):
+            total(numbers(4))
+        assert total(numbers(2)) == 1
 
 
 @pytest.mark.usefixtures("cluster")
 def test_too_few_resources_are_an_error_that_says_which() -> None:
-    with over_ray(num_workers=2, resources_per_worker={"CPU": 1, "GPU": 1}, start_seconds=0.5):
+    with over_ray(num_workers=2, resources_per_worker={"CPU": 1, "GPU": 2}, start_seconds=0.5):
         with pytest.raises(NoWorkersError) as caught:
             checked(numbers(3))
     assert "No Ray worker was there within 0.5 s: each needs 1 CPU (the cluster has 4" in str(caught.value)
-    assert "1 GPU (the cluster has 0, 0 of them free); ask for less in resources_per_worker" in str(caught.value)
+    assert "2 GPU (the cluster has 1, 1 of them free); ask for less in resources_per_worker" in str(caught.value)
 
 
 @pytest.mark.usefixtures("cluster")
