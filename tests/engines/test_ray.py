@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import threading
 
 import federated_language as fl
 import numpy as np
@@ -14,6 +16,7 @@ import fedstack
 from benchmarks.ray_rounds import _bytes_put
 from fedstack.backends.ray_cluster.ray_backend import RayBackend
 from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.types.language import get_context_stack
 from fedstack.errors import InvalidValueError, LeafError
 from fedstack.observe import Observer, PhaseEnded, add_observer
 
@@ -131,18 +134,26 @@ def test_what_all_clients_get_is_put_into_the_object_store_once_and_a_range_wher
     assert model.nbytes * 5 <= _bytes_put(ray) - before < model.nbytes * 5.5
 
 
-def test_as_many_functions_compute_at_the_same_time_as_an_actor_has_cpus() -> None:
-    @fedstack.python_computation([np.int32], np.int32)
-    def cores(_):
-        return current_scope().cores
+@fedstack.python_computation([np.int32], np.int32)
+def cores(_):
+    return current_scope().cores
 
-    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
-    def most_cores(numbers):
-        return fl.federated_max(fl.federated_map(cores, numbers))
 
-    for cpus, expected in ((0.5, 1), (0, 1), (2, 2)):
-        with fedstack.create_sync_ray_execution_context(num_workers=1, resources_per_worker={"CPU": cpus}):
-            assert most_cores(numbers(3)) == expected
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def most_cores(numbers):
+    return fl.federated_max(fl.federated_map(cores, numbers))
+
+
+def test_as_many_functions_compute_at_the_same_time_as_an_actor_has_cpus_and_one_at_least(two) -> None:
+    with fedstack.use_context(two):
+        assert most_cores(numbers(3)) == 1
+
+
+def test_a_forked_child_leaves_the_actors_to_its_parent(two) -> None:
+    with fedstack.use_context(two):
+        before = set(processes(numbers(4)))
+        subprocess.run(["true"], preexec_fn=lambda: None, check=True)
+        assert set(processes(numbers(4))) == before
 
 
 def test_a_closed_context_leaves_no_actor_behind() -> None:
@@ -168,6 +179,7 @@ def test_actors_have_the_resources_and_the_environment_that_they_are_given() -> 
     needs = {"CPU": 3, "GPU": 0.5}
     with fedstack.create_sync_ray_execution_context(num_workers=1, resources_per_worker=needs, **options):
         assert of_all(numbers(2)) == [b"seven, GPU 0"] * 2
+        assert most_cores(numbers(2)) == 3
         wait_until(lambda: free() == [0, 0.5], "three CPUs and half of a GPU are taken")
     wait_until(lambda: free() == [3, 1], "they are given back")
 
@@ -177,6 +189,20 @@ def test_as_many_actors_start_as_there_is_room_for_and_no_more_than_allowed(limi
     with fedstack.create_sync_ray_execution_context(resources_per_worker={"CPU": 1.5}, **limit) as context:
         assert len(set(processes(numbers(6)))) == count
         assert f"{count} Ray worker{'s' if count > 1 else ''}, {count} ready" in repr(context)
+
+
+def test_a_context_over_ray_can_be_made_the_default_of_a_thread() -> None:
+    found: list[str] = []
+
+    def install(make) -> None:
+        make(num_workers=2)
+        found.append(repr(get_context_stack().current))
+
+    for make in (fedstack.set_sync_ray_execution_context, fedstack.set_async_ray_execution_context):
+        thread = threading.Thread(target=install, args=(make,))
+        thread.start()
+        thread.join()
+    assert [("Async" in told, "RayBackend of 0 Ray workers" in told) for told in found] == [(False, True), (True, True)]
 
 
 def test_options_that_cannot_be_right_are_refused() -> None:

@@ -14,6 +14,7 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray_calls import (
+    PATIENCE_SECONDS,
     average,
     checked,
     ends_always,
@@ -49,19 +50,11 @@ def test_what_a_killed_actor_had_is_run_again(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_forked_child_leaves_the_actors_to_its_parent() -> None:
-    with over_ray(num_workers=2):
-        before = set(processes(numbers(4)))
-        subprocess.run(["true"], preexec_fn=lambda: None, check=True)
-        assert set(processes(numbers(4))) == before
-
-
-@pytest.mark.usefixtures("cluster")
 def test_a_client_that_ends_actors_again_and_again_is_named() -> None:
-    with over_ray(num_workers=2, retry_policy=QUICK):
+    with over_ray(num_workers=1, retry_policy=QUICK):
         with pytest.raises(LeafError, match="'ends' ended its worker") as caught:
-            ends_always(numbers(10))
-        assert caught.value.client_index == 5
+            ends_always([np.int32(4), np.int32(5)])
+        assert caught.value.client_index == 1
         assert "its process or its node has ended" in str(caught.value)
         assert checked(numbers(5)) == 10
 
@@ -158,9 +151,9 @@ def test_fewer_workers_than_asked_for_do_the_work(caplog) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_workers_run_in_a_placement_group_that_is_ready() -> None:
-    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    group = placement_group([{"CPU": 0.5}, {"CPU": 0.5}])
     with over_ray(placement=group):
-        assert len(set(processes(numbers(6)))) == 4
+        assert len(set(processes(numbers(6)))) == 2
     remove_placement_group(group)
 
 
@@ -177,9 +170,8 @@ def test_a_placement_group_that_is_never_ready_is_an_error() -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_placement_group_that_was_removed_is_an_error_at_once() -> None:
     group = placement_group([{"CPU": 1}])
-    with over_ray(placement=group):
-        assert checked(numbers(3)) == 3
-        remove_placement_group(group)
+    assert group.wait(PATIENCE_SECONDS)
+    remove_placement_group(group)
     with over_ray(placement=group), pytest.raises(NoWorkersError, match="placement group .* has been removed; make"):
         checked(numbers(3))
 
