@@ -219,7 +219,9 @@ def test_a_dataset_as_an_argument_is_the_workers_own(coordinator: ClusterCoordin
 
 
 @pytest.mark.parametrize(
-    "source", [Dataset.range(0, 100, 2), lambda: Dataset.range(100).map(twice)], ids=["it", "made"]
+    "source",
+    [Dataset.range(0, 100, 2), Dataset.range(100).map(twice), lambda: Dataset.range(100).map(twice)],
+    ids=["it", "mapped", "made"],
 )
 def test_a_dataset_of_the_data_service_is_a_source_too(coordinator: ClusterCoordinator, source: Any) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(source))

@@ -36,7 +36,7 @@ class ElementFunction:
     """
 
     def __init__(self, computation: object, where: str) -> None:
-        self._source = computation  # it keeps a Python function alive
+        self._source, self._where = computation, where  # the source keeps a Python function alive
         if isinstance(computation, ConcreteComputation):
             computation = computation.to_proto()
         if not isinstance(computation, computation_pb2.Computation):
@@ -118,6 +118,10 @@ class ElementFunction:
                 f"Expected a function of {element}, found {self} of type {self.type}; at {where}; "
                 "declare it for the elements of the dataset"
             )
+
+    def __reduce__(self) -> tuple[type["ElementFunction"], tuple[object, str]]:
+        """Says how to write it: Python functions that take a dataset along to other processes refer to it."""
+        return ElementFunction, (self._source, self._where)  # and nothing that belongs to this process
 
     def __repr__(self) -> str:
         return self.name or "a computation"
