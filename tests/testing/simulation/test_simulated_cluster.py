@@ -19,7 +19,7 @@ from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
 from fedstack.transport.peers.methods import Method, Service
 
-SEEDS = range(30)  # each with every program: 120 runs
+SEEDS = range(50)  # each with every program: 200 runs
 
 
 @pytest.fixture(autouse=True)
