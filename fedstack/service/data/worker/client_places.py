@@ -1,6 +1,7 @@
 """Reads the elements of clients where they are, for datasets that are too large to be held."""
 
 import abc
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -91,7 +92,8 @@ class SplitsOfClients(ClientRows):
         for first in range(0, splits, together):
             last = min(first + together, splits)
             counts: dict[Any, int] = {}
-            most = self._bytes + _MOST_IN_SPLIT * self._limits.max_client_bytes
+            # Of splits of one element it is known that they end.
+            most = math.inf if together > 1 else self._bytes + _MOST_IN_SPLIT * self._limits.max_client_bytes
             for block in dataset.read(first, last):
                 found, rows = self._clients.divided(cast(StructColumn, block))
                 self._bytes += bytes_of(block)
