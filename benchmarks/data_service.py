@@ -72,7 +72,7 @@ def run(effort: Effort) -> Iterator[Measurement]:
                 seconds=rows / rate,
                 reach=f"≥ {rate:,} a second",
             )
-        many = effort.pick(2, 32, 128)
+        many = effort.pick(2, 32, 512)  # to open a pass takes some 6 ms, and here the rate counts
         large = _large().take(many).apply(distribute("distributed_epoch", dispatcher.target))
         yield compare(
             f"{many} elements of 1 MiB",
