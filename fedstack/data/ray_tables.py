@@ -168,7 +168,7 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
     Raises:
       InvalidValueError: If a row has no client id, the ids cannot be sorted, or Ray cannot make the rows.
     """
-    with _telling(client_id):
+    with _telling(client_id), _in_order(dataset):
         ray = imported_ray()
         blocks = dataset.select_columns(list(dict.fromkeys([client_id, *columns]))).sort(client_id).to_numpy_refs()
         index = ray.remote(_clients_of_block)
@@ -196,6 +196,24 @@ def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tupl
     ids = block[client_id]
     starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist()] if len(ids) else []
     return ids[starts].tolist(), [*starts, len(ids)]
+
+
+@contextlib.contextmanager
+def _in_order(dataset: RayDataset) -> Generator[None]:
+    """Has Ray keep the order of a dataset's rows in the block, as far as this release of Ray lets one say so.
+
+    By default blocks go on as they are ready, and a client's rows would be in another order now and then.
+    """
+    options = getattr(getattr(dataset, "context", None), "execution_options", None)
+    before = getattr(options, "preserve_order", None)
+    if options is None or before is None:
+        yield
+        return
+    options.preserve_order = True
+    try:
+        yield
+    finally:
+        options.preserve_order = before
 
 
 @contextlib.contextmanager
