@@ -23,8 +23,8 @@ class BackendExecutorFactory(ResourceManagingExecutorFactory):
       backend: The engine. It is closed with the factory.
       default_num_clients: The number of clients of computations whose arguments do not tell.
       max_fanout: The most children of one composing executor.
-      max_concurrent_clients: The most functions that run at the same time at a worker; by default one per core computes
-        (`Backend.cores`), and 32 wait, or four per core if that is more.
+      max_concurrent_clients: The most functions that run at the same time at a worker; by default one per core if they
+        compute (`Backend.cores`), and 32 if they wait, or four per core if that is more.
       data_backend: Resolves `data` blocks at the server that are not functions.
 
     Raises:

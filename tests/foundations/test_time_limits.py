@@ -12,6 +12,15 @@ PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
 WALL = 20.0
 
 
+async def _waits(ended: list[str]) -> None:
+    """Waits until it is cancelled, and takes one more step of the loop to end."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        ended.append("ended")
+
+
 def test_what_is_in_time_is_returned_and_its_errors_are_raised() -> None:
     async def fails() -> None:
         raise ValueError("no")
@@ -29,15 +38,8 @@ def test_what_is_in_time_is_returned_and_its_errors_are_raised() -> None:
 def test_what_takes_longer_is_cancelled_and_has_ended_then(seconds: float) -> None:
     ended: list[str] = []
 
-    async def waits() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append("ended")
-
     async def work() -> None:
-        begun = asyncio.ensure_future(waits())
+        begun = asyncio.ensure_future(_waits(ended))
         await asyncio.sleep(0)
         with pytest.raises(asyncio.TimeoutError):
             await within_seconds(begun, seconds)
@@ -68,15 +70,8 @@ def test_a_cancellation_is_not_lost_in_whatever_step_the_result_comes(steps: int
 def test_who_is_cancelled_waits_until_the_work_has_ended() -> None:
     ended: list[str] = []
 
-    async def waits() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append("ended")
-
     async def work() -> None:
-        waiting = asyncio.ensure_future(within_seconds(waits(), WALL))
+        waiting = asyncio.ensure_future(within_seconds(_waits(ended), WALL))
         for _ in range(3):
             await asyncio.sleep(0)
         waiting.cancel()

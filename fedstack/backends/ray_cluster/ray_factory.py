@@ -41,8 +41,8 @@ def ray_executor_factory(
       max_fanout: The most partial results that are merged in one place; where there are more, actors merge them first.
       max_workers: The most actors, where `num_workers` is no number.
       start_seconds: How long to wait for actors that the cluster has room for, and for the first one in any case.
-      max_concurrent_clients: The most functions that run at the same time in an actor; by default one per
-        CPU that it needs computes, and 32 wait, or four per core of its node if that is more.
+      max_concurrent_clients: The most functions that run at the same time in an actor; by default one per CPU that it
+        needs if they compute, and 32 if they wait, or four per core of its node if that is more.
       default_num_clients: The number of clients of computations whose arguments do not tell.
       data_backend: Resolves `data` blocks at the server that are not functions.
 

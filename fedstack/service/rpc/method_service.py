@@ -27,7 +27,6 @@ from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
-from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.proto import methods_pb2
 from fedstack.service.executor.requests import beats, control, read_value
 from fedstack.service.executor.sessions import held_values
@@ -216,8 +215,7 @@ class MethodService(Service):
         try:
             return await arrival(job, seconds)
         except asyncio.CancelledError:
-            self._threads.abandon(job)
-            job.add_done_callback(drop_outcome)
+            self._threads.give_up(job)
             raise
 
     async def _outcome(self, job: Job[bytes]) -> bytes:

@@ -123,13 +123,17 @@ async def asked(connection, what, size=10, timeout=WALL, heard=None):
     return header, beats, is_whole
 
 
+def await_counted(server, status, calls):
+    """Returns when the server has counted so many calls; an answer may be here before its call is counted."""
+    await_until(lambda: list(server.call_counts) == [(f"{NAME}/Echo", status, calls)])
+
+
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
 def test_what_is_quick_and_small_is_one_message_each_way(way, size):
     service, server, connection = way
     assert run(asked(connection, b"quick", size)) == (b"quick", [], True)
     assert service.ended.is_set()
-    # The answer may be here before the call is counted.
-    await_until(lambda: list(server.call_counts) == [(f"{NAME}/Echo", "OK", 1)])
+    await_counted(server, "OK", 1)
 
 
 def test_a_peer_that_has_not_said_that_it_takes_wholes_gets_streams(way):
@@ -158,8 +162,7 @@ def test_a_large_parcel_goes_in_a_stream_and_a_large_answer_comes_in_one(way):
     _, server, connection = way
     assert run(asked(connection, b"quick", 2 << 20)) == (b"quick", [], False)
     assert run(asked(connection, b"large", 1 << 20)) == (b"large", [], False)
-    # The answer may be here before the call is counted.
-    await_until(lambda: list(server.call_counts) == [(f"{NAME}/Echo", "OK", 2)])
+    await_counted(server, "OK", 2)
 
 
 def test_what_takes_long_goes_on_and_its_heartbeats_are_heard(way):
@@ -172,8 +175,7 @@ def test_what_takes_long_goes_on_and_its_heartbeats_are_heard(way):
         return await asking
 
     assert run(work()) == (b"slow", [Heartbeat(done=1), Heartbeat(done=2)], False)
-    # The answer may be here before the call is counted.
-    await_until(lambda: list(server.call_counts) == [(f"{NAME}/Echo", "OK", 1)])
+    await_counted(server, "OK", 1)
 
 
 @pytest.mark.parametrize("what", [b"refuse", b"wrong"])
@@ -182,8 +184,7 @@ def test_an_error_reaches_the_client_early_or_late(way, what):
     io_loop.call_soon(service.go_on.set)
     with pytest.raises(InvalidValueError, match="Expected another header"):
         run(asked(connection, what))
-    # The answer may be here before the call is counted.
-    await_until(lambda: list(server.call_counts) == [(f"{NAME}/Echo", "INVALID_ARGUMENT", 1)])
+    await_counted(server, "INVALID_ARGUMENT", 1)
 
 
 @pytest.mark.parametrize("what", [b"hang", b"slow"])
