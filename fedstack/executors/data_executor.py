@@ -11,7 +11,7 @@ from fedstack.computations.plan.render import literal
 from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.values import normalize
+from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.verb_values import Source, VerbValue
@@ -77,7 +77,7 @@ class DataEngine(PassingEngine):
         values = await asyncio.gather(
             *(self._backend.materialize(source.computation.data, source.type) for source in sources)
         )
-        payloads = [normalize(value, source.type, "the data") for value, source in zip(values, sources)]
+        payloads = [normalize_argument(value, source.type, "the data") for value, source in zip(values, sources)]
         constants = tuple((step.target, payload) for step, payload in zip(steps, payloads))
         rest = tuple(step for step in program.steps if step not in steps)
         return Program(program.inputs, (*program.constants, *constants), rest, program.results, program.slots)
@@ -110,7 +110,7 @@ class DataExecutor(WrapperExecutor):
             if block.HasField("data") and not block.type.HasField("function"):
                 type_spec = type_from_proto(block.type)
                 value = await self._backend.materialize(block.data, type_spec)
-                block.CopyFrom(literal(normalize(value, type_spec, "the data"), type_spec))
+                block.CopyFrom(literal(normalize_argument(value, type_spec, "the data"), type_spec))
         return resolved
 
 

@@ -2,7 +2,7 @@
 
 | what | how |
 | --- | --- |
-| the result has exactly the declared dtypes, shapes and structure | `normalize`; the error has path and computation |
+| the result has exactly the declared dtypes, shapes and structure | `normalize_argument`; the error has path and name |
 | a buffer that the function fills anew is copied | `snapshot_of`, only where somebody else still has it |
 | an error of the function says which computation and which client | `raise_leaf_error` |
 | its traceback has the user's frames only | `raise_leaf_error` |
@@ -18,10 +18,10 @@ from fedstack.computations.leaves.leaf_errors import raise_leaf_error
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.federated_values import column_from_values
+from fedstack.computations.values.federated_values import column_from_values, normalize_argument
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import normalize_result
-from fedstack.computations.values.values import normalize, quick_reader
+from fedstack.computations.values.values import quick_reader
 from fedstack.errors import FedstackError, TypeMismatchError
 
 # What follows the name of a function in the place of a misfit: the client, and the path inside of the result.
@@ -84,7 +84,7 @@ class Leaf(BoundOperation):
     def _checked(self, value: object, client: int | None) -> object:
         place = self._place + ("" if client is None else f"[client {client}]")
         try:
-            return normalize(value, self.result, place, normalize_result)
+            return normalize_argument(value, self.result, place, normalize_result)
         except FedstackError as error:
             raise self._misfit(error) from error.__cause__
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedstack.computations.types.language import FederatedType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_structure import (
-    contains_federated,
     fields_of,
     is_client_valued,
     is_scalar,
@@ -49,29 +48,35 @@ from fedstack.foundations.error_text import counted
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
-def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Payload:
-    """Returns the payload of a value of any type, federated ones included.
+def normalize_argument(
+    value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor
+) -> Payload:
+    """Returns the payload of a value of any type, federated ones included. Lists become sequences of columns.
+
+    Args:
+      value: See `normalize`.
+      type_spec: The type to fit.
+      path: Where the value stands, for messages.
+      read: The rule for its tensors.
 
     Raises:
       TypeMismatchError: If the value does not fit; the message has the path, and the client where there is one.
     """
     if isinstance(type_spec, TensorType):  # first, here and elsewhere: what is small is made of these
-        return normalize_tensor(value, type_spec, path)
+        return read(value, type_spec, path)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
-            return _normalize_clients(value, type_spec, path)
-        return normalize(value, type_spec.member, path)
-    if isinstance(type_spec, StructType) and contains_federated(type_spec):
+            return _normalize_clients(value, type_spec, path, read)
+        return normalize_argument(value, type_spec.member, path, read)
+    if isinstance(type_spec, StructType):
         members = split_struct(value, type_spec, path)
         return tuple(
-            normalize_argument(member, member_type, join_path(path, name, index))
+            normalize_argument(member, member_type, join_path(path, name, index), read)
             for index, (member, (name, member_type)) in enumerate(zip(members, fields_of(type_spec)))
         )
-    return (
-        _sequence(value, type_spec, path, normalize_tensor)
-        if isinstance(type_spec, SequenceType)
-        else normalize(value, type_spec, path)
-    )
+    if isinstance(type_spec, SequenceType):
+        return _sequence(value, type_spec, path, read)
+    return normalize(value, type_spec, path, read)
 
 
 def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int | None:
@@ -125,14 +130,16 @@ def _counts(payload: object, type_spec: Type, path: str) -> Iterable[tuple[str, 
             yield from _counts(member, member_type, join_path(path, name, index))
 
 
-def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Column:
+def _normalize_clients(value: object, type_spec: FederatedType, path: str, read: ReadTensor) -> Column:
     if isinstance(value, Column):
         return value
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
         found, advice = refusal(type(value)) or (describe(value), _client_hint(value))
         mismatch(wanted, found, path, advice)
-    return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]", may_be_elsewhere=True)
+    return column_from_values(
+        value, type_spec.member, lambda client: f"{path}[client {client}]", read, may_be_elsewhere=True
+    )
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedstack
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import ListColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.computations.values.values import normalize
 from fedstack.data.client_data import batches
+from fedstack.errors import TypeMismatchError
 
 SIZES = st.integers(0, 3000)
 
@@ -83,3 +86,49 @@ def test_batches_that_have_been_used_fit_other_types_and_can_be_copied():
     again = normalize(sequence, fl.SequenceType(fl.TensorType(np.int32, None)))
     for found, dtype in ((first, np.int32), (second, np.int64), (again, np.int32)):
         assert [(batch.tolist(), batch.dtype) for batch in found] == [([0, 1, 2, 3], dtype), ([4, 5], dtype)]
+
+
+NUMBERS = fl.SequenceType(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "type_spec", "found"),
+    [
+        ([1.0, 2.0], NUMBERS, lambda payload: payload),
+        ([1.0, 2.0], fl.FederatedType(NUMBERS, fl.SERVER), lambda payload: payload),
+        (([1.0, 2.0], 3), [NUMBERS, np.int32], lambda payload: payload[0]),
+        (([1.0, 2.0], 3), fl.FederatedType([NUMBERS, np.int32], fl.SERVER), lambda payload: payload[0]),
+        ([([1.0, 2.0], 3)], fl.FederatedType([NUMBERS, np.int32], fl.CLIENTS), lambda column: column.items()[0][0]),
+    ],
+)
+def test_a_list_becomes_columns_without_a_look_at_each_element_wherever_it_stands(value, type_spec, found):
+    looked_at = []
+
+    def read(value, tensor, path):
+        looked_at.append(value)
+        return tensor.dtype.type(value)
+
+    payload = found(normalize_argument(value, fl.to_type(type_spec), read=read))
+    assert isinstance(payload, ColumnSequence)
+    assert list(payload) == [1.0, 2.0]
+    assert 1.0 not in looked_at
+
+
+def test_an_element_that_does_not_fit_is_named_in_a_sequence_inside_a_struct_at_the_server():
+    type_spec = fl.FederatedType(fl.to_type({"a": NUMBERS}), fl.SERVER)
+    with pytest.raises(TypeMismatchError, match=r"found str 'x'; at arg\.a\[1\]"):
+        normalize_argument({"a": [1.0, "x"]}, type_spec)
+
+
+def test_a_list_that_a_function_returns_becomes_columns():
+    @fedstack.python_computation([np.float32], (NUMBERS, np.float32))
+    def counted(x):
+        return [x, 2.0], x
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def at_clients(values):
+        return fl.federated_map(counted, values)
+
+    with fedstack.create_sync_local_execution_context():
+        assert counted(1.0) == ([1.0, 2.0], 1.0)
+        assert at_clients([1.0, 5.0]) == [([1.0, 2.0], 1.0), ([5.0, 2.0], 5.0)]
