@@ -78,6 +78,8 @@ class Subscription:
                 self._is_over = True
                 log_raised(_logger, f"The observer {type(self._observer).__name__}", error, "it is told nothing more")
             self._among.drop(self)  # last: `flush` waits for those that are there, and so for the warning
+            if self._is_direct:  # the other kind is closed by its thread
+                self._close()
 
     def remove(self, seconds: float = 5.0) -> None:
         """Tells the observer what has happened so far, and nothing more. Idempotent; never raises.

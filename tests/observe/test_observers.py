@@ -15,6 +15,7 @@ import pytest
 from fedstack.observe import Event, Observer, WorkerReady, add_observer
 from fedstack.observe import observers as module
 from fedstack.observe.observers import observers
+from tests.await_until import await_until
 
 LIMIT = 15.0
 
@@ -304,6 +305,7 @@ def test_what_has_not_been_told_is_told_when_the_process_ends() -> None:
 import threading, time
 from fedstack.observe import Observer, WorkerReady, add_observer
 from fedstack.observe.observers import observers
+from tests.await_until import await_until
 gate = threading.Event()
 class Printer(Observer):
     def observe(self, event):
@@ -337,6 +339,23 @@ def test_an_observer_is_closed_once_when_it_has_heard_all(direct: bool) -> None:
         assert observer.closed == 0
     subscription.remove()
     assert (observer.workers, observer.closed) == (["a", "b"], 1)
+
+
+class Failing(Closing):
+    """Raises at the first event."""
+
+    def observe(self, event: Event) -> None:
+        raise ValueError("of an observer")
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_an_observer_that_raises_is_closed_once_although_nobody_removes_it(direct: bool) -> None:
+    observer = Failing()
+    subscription = add_observer(observer, direct=direct)
+    happens("a")
+    await_until(lambda: observer.closed == 1)
+    subscription.remove()
+    assert observer.closed == 1
 
 
 @pytest.mark.parametrize("direct", [False, True])
