@@ -37,12 +37,13 @@ class Chunking:
     chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=whole_number_validator(1, _MOST_BYTES))
 
 
-# Frames of this size on write their length in so many bytes that what comes after it lies at a multiple of eight, where
-# arrays can be used as they are.
-_ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 7
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
 _DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
 _MAX_LENGTH_BYTES = 10
+# In frames of this size or more the data begin at a multiple of eight, where arrays can be used as they are. For that an
+# empty field comes first, and protobuf takes the last one: its parser for C++ reads no length of more than five bytes.
+_ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 5
+_ALIGNED_TAG = _DATA_TAG + b"\0" + _DATA_TAG
 
 
 @attrs.frozen
@@ -173,8 +174,10 @@ class _OpenFrame:
     def take(self) -> bytes:
         """Returns the frame and begins the next."""
         size = self._chunk_bytes - self._room
-        length = length_of(size, _ALIGNED_LENGTH if size >= _ALIGNED_BYTES else 1)
-        frame = b"".join((_DATA_TAG, length, *self.pieces))
+        if size >= _ALIGNED_BYTES:
+            frame = b"".join((_ALIGNED_TAG, length_of(size, _ALIGNED_LENGTH), *self.pieces))
+        else:
+            frame = b"".join((_DATA_TAG, length_of(size), *self.pieces))
         self.pieces, self._room = [], self._chunk_bytes
         return frame
 
@@ -228,7 +231,7 @@ def data_of(frame: bytes) -> Data | None:
     """Reads a frame that is data and nothing else, in no time whatever its size; returns `None` for any other."""
     if not frame.startswith(_DATA_TAG):
         return None
-    size, start = length_at(frame, 1)
+    size, start = length_at(frame, len(_ALIGNED_TAG if frame.startswith(_ALIGNED_TAG) else _DATA_TAG))
     return Data(memoryview(frame)[start:]) if start and start + size == len(frame) else None
 
 
