@@ -40,8 +40,8 @@ class Chunking:
 _HEADER_TAG = bytes([extensions_pb2.Frame.HEADER_FIELD_NUMBER << 3 | 2])  # 2: a length and so many bytes
 _DATA_TAG = bytes([extensions_pb2.Frame.DATA_FIELD_NUMBER << 3 | 2])
 _MAX_LENGTH_BYTES = 10
-# In frames of this size or more the data begin at a multiple of eight, where arrays can be used as they are. For that an
-# empty field comes first, and protobuf takes the last one: its parser for C++ reads no length of more than five bytes.
+# In frames of this size or more the data begin at a multiple of eight, where arrays can be used as they are. For that
+# an empty field comes first; protobuf takes the last one. A longer length its parser for C++ would not read.
 _ALIGNED_BYTES, _ALIGNED_LENGTH = 16 << 10, 5
 _ALIGNED_TAG = _DATA_TAG + b"\0" + _DATA_TAG
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedstack.computations.types.language import SequenceType, Type
-from fedstack.computations.types.type_structure import exact_bytes
+from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
@@ -171,7 +171,7 @@ class _RemoteReading(Reading):
         self._room = asyncio.Semaphore(ahead)
         self._arrived: asyncio.Queue[Column | Exception | None] = asyncio.Queue()
         self._receiving: asyncio.Task[None] | None = None
-        self._is_large = False
+        self._row_bytes = [exact_bytes(tensor) or 0 for _, tensor in tensor_leaves(element)]
         self._is_over = False
 
     async def next(self) -> Sequence[Column]:
@@ -188,8 +188,7 @@ class _RemoteReading(Reading):
 
     async def _receive(self) -> None:
         each = exact_bytes(self._element) or 0
-        self._is_large = each >= OWN_ROW_BYTES
-        if self._is_large:
+        if each >= OWN_ROW_BYTES:
             _keep_freed_memory()
         try:
             async with self._stub.read(self._request, is_large=each > WHOLE_BYTES) as incoming:
@@ -220,9 +219,11 @@ class _RemoteReading(Reading):
             unpacker.finish()
             return unpacked
 
-        # What is smaller than the pieces in which it came is put together.
-        copied = 0 if self._is_large or size <= LOOP_COPY_BYTES else size
-        elements = await sized(max(received.size, copied), unpack)
+        # Large rows stay in the pieces in which they came, unless they were cut; all else is put together.
+        longest = max(map(len, pieces), default=0)
+        whole = sum(one for one in self._row_bytes if OWN_ROW_BYTES <= one <= longest)
+        copied = size - response.rows * whole
+        elements = await sized(max(received.size, copied if copied > LOOP_COPY_BYTES else 0), unpack)
         if not isinstance(elements, ColumnSequence) or len(elements) != response.rows or response.block != number:
             raise InvalidValueError(
                 f"Expected block {number} with {response.rows} elements in a column, found another one; from "

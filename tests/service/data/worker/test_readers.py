@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 import federated_language as fl
@@ -13,8 +14,11 @@ from data_reading import read, read_blocks, some, whole
 import fedstack
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
+from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
+from fedstack.executors.worker.adoption import AdoptingUnpacker
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
+from fedstack.service.data.worker import readers
 from fedstack.service.data.worker.readers import AHEAD as RECEIVED_AHEAD
 from fedstack.service.data.worker.readers import BLOCK_BYTES, reader_at
 from fedstack.service.data.worker.streams import AHEAD
@@ -148,6 +152,32 @@ def test_elements_that_are_cut_on_their_way_are_put_together(catalogue: Catalogu
     small = Dataset.range(3 << 20)
     blocks = read_blocks(start_worker().target, whole(catalogue.register(small)), small.element_type)
     np.testing.assert_array_equal(np.concatenate(arrays_of(blocks)), np.arange(3 << 20))
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [{"a": (3, 5 << 20)}, dict.fromkeys("abc", (200, 30 << 10))],
+    ids=["larger than a frame", "of many small arrays"],
+)
+def test_the_loop_does_not_put_large_elements_together(
+    shapes: dict[str, tuple[int, ...]],
+    catalogue: Catalogue,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: Counter[object] = Counter()
+
+    class Watched(AdoptingUnpacker):
+        def _take(self, size: int, path: str) -> np.ndarray:
+            if size > len(self._came[0]) and io_loop.is_current():
+                sizes[self] += size
+            return super()._take(size, path)
+
+    monkeypatch.setattr(readers, "AdoptingUnpacker", Watched)
+    dataset = Dataset.from_arrays({name: np.ones(shape, np.uint8) for name, shape in shapes.items()})
+    blocks = read_blocks(start_worker().target, whole(catalogue.register(dataset)), dataset.element_type)
+    assert sum(map(len, blocks)) == next(iter(shapes.values()))[0]
+    assert max(sizes.values(), default=0) <= LOOP_COPY_BYTES
 
 
 @PROTOCOLS
