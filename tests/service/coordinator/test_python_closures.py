@@ -1,5 +1,6 @@
 """Python functions as closures: what they get, what they return, and what each worker has of its own."""
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -47,6 +48,23 @@ def test_a_function_gets_its_arguments_as_they_are(coordinator: ClusterCoordinat
 
     value = coordinator.schedule(describe, (1, 0.1, "text", [None, {"a": (1, 2)}]), {"key": b"bytes"})
     assert value.get() == b"((1, 0.1, 'text', [None, {'a': (1, 2)}]), {'key': b'bytes'})"
+
+
+def test_a_decorated_function_gets_what_its_decorator_takes(coordinator: ClusterCoordinator) -> None:
+    def with_greeting(function):
+        @functools.wraps(function)
+        def greets(name):
+            return function("hello", name)
+
+        return greets
+
+    @with_greeting
+    def said(greeting, name):
+        return f"{greeting} {name}"
+
+    assert coordinator.schedule(said, ("you",)).get() == b"hello you"
+    with pytest.raises(TypeMismatchError, match="'said'"):
+        coordinator.schedule(said, ("hello", "you"))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
 
 def _signature_of(function: Callable[..., object]) -> inspect.Signature | None:
     try:
-        return inspect.signature(function)
+        # As Python calls it: what a decorator wraps may have other parameters.
+        return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # some of those that are not written in Python
         return None
 
