@@ -5,6 +5,8 @@ import sys
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from fedstack.foundations.traceback_filter import consume_exception
+
 _T = TypeVar("_T")
 
 
@@ -34,6 +36,7 @@ async def within_seconds(work: Awaitable[_T], seconds: float | None) -> _T:
             raise asyncio.TimeoutError
         return task.result()
     except asyncio.CancelledError:
+        task.add_done_callback(consume_exception)  # the caller is told of the cancellation, and of nothing else
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

@@ -1,6 +1,7 @@
 """What has so much time is cancelled after it, and a cancellation from outside always arrives."""
 
 import asyncio
+import gc
 import re
 from pathlib import Path
 
@@ -80,6 +81,35 @@ def test_who_is_cancelled_waits_until_the_work_has_ended() -> None:
         assert ended == ["ended"]
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["at the same time", "as it is cancelled"])
+def test_nobody_is_told_of_an_error_that_a_cancelled_caller_does_not_want(is_done: bool) -> None:
+    told: list[object] = []
+
+    async def fails(result: "asyncio.Future[None]") -> None:
+        try:
+            await result
+        except asyncio.CancelledError:
+            raise ValueError("no") from None
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        result: asyncio.Future[None] = loop.create_future()
+        waiting = asyncio.ensure_future(within_seconds(fails(result), WALL))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if is_done:
+            result.set_exception(ValueError("no"))
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        del waiting, result
+        gc.collect()
+
+    asyncio.run(work())
+    assert told == []
 
 
 def test_nothing_else_in_the_package_uses_what_may_lose_a_cancellation() -> None:
