@@ -57,9 +57,10 @@ class CallLimiter:
                 await within_seconds(acquiring, left)
                 return
             except asyncio.TimeoutError:
-                continue
+                if _has_got(acquiring):  # in the step in which the time was over
+                    return
             except asyncio.CancelledError:
-                if acquiring.done() and not acquiring.cancelled():
+                if _has_got(acquiring):
                     self._slots.release()
                 raise
         raise DeadlineExceededError(
@@ -69,3 +70,7 @@ class CallLimiter:
 
     def __repr__(self) -> str:
         return f"<CallLimiter, {'all taken' if self._slots.locked() else 'some free'}>"
+
+
+def _has_got(acquiring: "asyncio.Task[bool]") -> bool:
+    return acquiring.done() and not acquiring.cancelled()

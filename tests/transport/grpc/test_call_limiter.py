@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
+from fedstack.transport.grpc import call_limiter
 from fedstack.transport.grpc.call_limiter import CallLimiter
 
 WALL = 10.0
@@ -73,6 +74,26 @@ async def test_a_call_that_is_cancelled_takes_no_turn_with_it():
             await waiting
     async with turns.turn(0.05, "h:1"):
         pass
+
+
+async def test_a_call_whose_turn_comes_when_its_time_is_over_takes_it(monkeypatch: pytest.MonkeyPatch):
+    async def late(work, seconds):
+        """As since Python 3.12, where the work ends after the step in which its time was over."""
+        await work
+        raise asyncio.TimeoutError
+
+    turns = CallLimiter(1)
+    monkeypatch.setattr(call_limiter, "within_seconds", late)
+
+    async def wait():
+        async with turns.turn(WALL, "h:1"):
+            return "here"
+
+    async with turns.turn(WALL, "h:1"):
+        waiting = asyncio.ensure_future(wait())
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert await asyncio.wait_for(waiting, WALL) == "here"
 
 
 @pytest.mark.parametrize("steps", range(8))
