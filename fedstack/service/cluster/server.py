@@ -1,7 +1,7 @@
 """Runs a task of a cluster in this process: one server for everything that it hosts."""
 
 from fedstack.executors.stacks.factories import local_executor_factory
-from fedstack.service.cluster.server_config import ServerConfig
+from fedstack.service.cluster.server_config import ServerConfig, checked_config
 from fedstack.service.cluster.task import Task, task_of
 from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.executor.executor_service import ExecutorService
@@ -46,7 +46,7 @@ class Server(RegistersMethods, OwnedServer):
         start: bool = True,
     ) -> None:
         definition = task_of(server_or_cluster_def, job_name, task_index, protocol)
-        self._config = config = config or ServerConfig()
+        self._config = config = checked_config(config)
         credentials = config.all_credentials()
         self._task = Task(definition, credentials.uses_tls, config.host)
         reads = ReferenceReader(config.calls_with, config.data_services) if config.data_services else None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
@@ -63,6 +64,21 @@ class ServerConfig:
           InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
         """
         return with_tokens(self.credentials, self.token_file)
+
+
+def checked_config(config: object) -> ServerConfig:
+    """Returns a configuration; that of a server which is given none by default.
+
+    Raises:
+      InvalidValueError: If it is something else.
+    """
+    if config is None:
+        return ServerConfig()
+    if not isinstance(config, ServerConfig):
+        raise InvalidValueError(
+            f"Expected config as fedstack.service.ServerConfig, found {describe(config)}; write ServerConfig(...)"
+        )
+    return config
 
 
 def with_tokens(credentials: object, token_file: "str | os.PathLike[str] | None") -> ServerCredentials:

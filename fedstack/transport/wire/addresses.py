@@ -49,6 +49,17 @@ class Target:
         return self.address.removeprefix("unix:") if self.address.startswith("unix:") else ""
 
     @property
+    def identity(self) -> str:
+        """The same for all ways to write one address."""
+        if self.socket_path:
+            return self.address
+        try:
+            host = ipaddress.ip_address(self.host).compressed
+        except ValueError:
+            host = self.host.lower()
+        return f"{host} {self.port}"
+
+    @property
     def has_any_port(self) -> bool:
         """Whether it is that of a server which listens at any port that is free, so that nobody can dial it."""
         return self.port == 0 and not self.socket_path
@@ -57,7 +68,7 @@ class Target:
     def is_everywhere(self) -> bool:
         """Whether its host stands for all addresses of a machine."""
         try:
-            return ipaddress.ip_address(self.host).is_unspecified
+            return self.host == "*" or ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
             return False
 

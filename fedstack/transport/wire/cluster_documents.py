@@ -43,7 +43,7 @@ def cluster_in_file(path: str | os.PathLike[str]) -> Document:
       InvalidValueError: If it cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin files with a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidValueError(
@@ -53,7 +53,7 @@ def cluster_in_file(path: str | os.PathLike[str]) -> Document:
 
 
 def cluster_in(text: str, where: str = "") -> Document:
-    """Returns the cluster that a text describes: TOML that begins with `[`, JSON, or the path of a file of such.
+    """Returns the cluster that a text describes: TOML, JSON, or the path of a file of such, which is one line.
 
     Args:
       text: The text.
@@ -62,7 +62,7 @@ def cluster_in(text: str, where: str = "") -> Document:
     Raises:
       InvalidValueError: If it does not.
     """
-    if text.lstrip().startswith(("[", "{")):
+    if text.lstrip().startswith(("[", "{")) or "\n" in text.strip():
         return _document(text, where or "the text")
     named = f", named by {where}" if where else ""
     try:

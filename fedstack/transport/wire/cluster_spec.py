@@ -53,7 +53,7 @@ def _checked_jobs(cluster: object) -> Jobs:
             if target.has_any_port:
                 continue  # several may ask for any port that is free
             task = f"task {index} of job {job!r}"
-            owner = owners.setdefault(target.address.lower(), task)
+            owner = owners.setdefault(target.identity, task)
             if owner != task:
                 raise InvalidValueError(f"Expected an address of its own for {task}, found that of {owner}: {address}")
         jobs[job] = MappingProxyType(dict(sorted(found.items())))
@@ -220,7 +220,7 @@ class ClusterSpec:
 
     @classmethod
     def from_text(cls, text: str) -> "ClusterSpec":
-        """Reads a cluster from the path of a file, or from what would be in it: TOML that begins with `[`, or JSON.
+        """Reads a cluster from the path of a file, or from what would be in it: TOML or JSON.
 
         Raises:
           InvalidValueError: If it cannot be read.
@@ -231,7 +231,7 @@ class ClusterSpec:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClusterSpec":
         """Reads a cluster from `FEDSTACK_CLUSTER`, else from TensorFlow's `TF_CONFIG`.
 
-        `FEDSTACK_CLUSTER` is the path of a file, or what would be in it: TOML that begins with `[cluster]`, or JSON.
+        `FEDSTACK_CLUSTER` is the path of a file, or what would be in it: TOML or JSON.
 
         Args:
           environment: The variables; those of this process by default.
@@ -268,10 +268,12 @@ class ClusterSpec:
           MembershipError: If the cluster has no such job, or that has no such task.
         """
         tasks = self._of(job_name)
-        if task_index not in tasks:
+        index = whole_number_of(task_index)
+        if index is None or index not in tasks:
             known = ", ".join(map(str, tasks)) or "it has none"
-            raise MembershipError(f"Expected a task of job {job_name!r} ({known}), found {task_index}")
-        return tasks[task_index]
+            found = describe(task_index) if index is None else index
+            raise MembershipError(f"Expected a task of job {job_name!r} ({known}), found {found}")
+        return tasks[index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
         """Returns the addresses of the tasks of a job by index, with `None` where there is no task."""
@@ -310,7 +312,7 @@ class ClusterSpec:
         return self._def
 
     def _of(self, job_name: str) -> Mapping[int, str]:
-        if job_name not in self._def.jobs:
+        if not isinstance(cast(object, job_name), str) or job_name not in self._def.jobs:
             raise MembershipError(f"Expected a job of the cluster ({_listed(self.jobs)}), found {job_name!r}")
         return self._def.jobs[job_name]
 

@@ -342,6 +342,8 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
 
 
 def test_a_configuration_is_data():
+    with pytest.raises(InvalidValueError, match="Expected config as fedstack.service.ServerConfig, found dict"):
+        Server(LOCAL, config={"insecure": True})
     config = ServerConfig(services=[])
     assert config.services == ()
     with pytest.raises(AttributeError):

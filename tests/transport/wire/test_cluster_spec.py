@@ -148,6 +148,9 @@ def test_what_is_of_another_type_is_refused_naming_job_and_task(cluster, message
             "Expected an address that other tasks can dial, found '0.0.0.0:1' for task 0 of",
         ),
         ({"worker": ["[::]:1"]}, "Expected an address that other tasks can dial"),
+        ({"worker": ["*:1"]}, "Expected an address that other tasks can dial"),
+        ({"worker": ["w:1", "w:01"]}, "for task 1 of job 'worker', found that of task 0 of job 'worker': w:01"),
+        ({"worker": ["[::1]:1", "[0:0::1]:1"]}, "found that of task 0 of job 'worker': [0:0::1]:1"),
         ({"worker": {-1: "w:1"}}, "Expected indices of tasks of job 'worker' of at least 0, found -1"),
         ({"worker": {10**9: "w:1"}}, "Expected indices of tasks of job 'worker' below 1000000, found 1000000000"),
         ({"worker": {"-1": "w:1"}}, "Expected indices of tasks of job 'worker' of at least 0, found -1"),
@@ -177,8 +180,16 @@ def test_an_unknown_job_or_task_is_named_with_those_that_are_there():
     for ask in (spec.num_tasks, spec.task_indices, spec.job_tasks, spec.job, lambda job: spec.task_address(job, 0)):
         with pytest.raises(MembershipError, match=r"Expected a job of the cluster \('worker', 'ps'\), found 'chief'"):
             ask("chief")
-    with pytest.raises(ValueError, match=r"Expected a task of job 'worker' \(0, 1\), found 2"):
-        spec.task_address("worker", 2)
+        with pytest.raises(MembershipError, match=r"Expected a job of the cluster \('worker', 'ps'\), found \['ps'\]"):
+            ask(["ps"])
+    for wrong, found in [(2, "2"), ("1", "str '1'"), (True, "bool True"), (1.0, "float 1.0"), ([0], "list")]:
+        with pytest.raises(ValueError, match=rf"Expected a task of job 'worker' \(0, 1\), found {found}"):
+            spec.task_address("worker", wrong)
+    assert spec.task_address("worker", np.int64(1)) == "w1:1"
+
+
+def test_paths_of_sockets_differ_by_the_case_of_their_letters():
+    assert ClusterSpec({"worker": ["unix:/tmp/a", "unix:/tmp/A"]}).num_tasks("worker") == 2
 
 
 def test_a_job_stands_for_the_addresses_of_its_tasks():
@@ -209,6 +220,8 @@ def toml(tmp_path):
 
 def test_a_file_has_the_jobs_in_a_table(toml):
     assert ClusterSpec.from_file(toml) == ClusterSpec.from_file(str(toml)) == DENSE
+    toml.write_bytes(b"\xef\xbb\xbf" + toml.read_bytes().replace(b"\n", b"\r\n"))  # as Windows writes it
+    assert ClusterSpec.from_file(toml) == DENSE
 
 
 @pytest.mark.parametrize(
@@ -244,7 +257,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_the_environment_has_a_file_or_what_would_be_in_it(toml):
     inline = json.dumps({"cluster": DENSE})
     assert ClusterSpec.from_text(inline) == ClusterSpec.from_text(TOML) == ClusterSpec.from_text(str(toml)) == DENSE
-    for text in (str(toml), f" {toml}\n", TOML, inline):
+    for text in (str(toml), f" {toml}\n", TOML, f"# of the tests{TOML}", inline):
         assert ClusterSpec.from_environment({"FEDSTACK_CLUSTER": text, "TF_CONFIG": "not read"}) == DENSE
 
 
