@@ -149,9 +149,15 @@ def users_lines(error: BaseException) -> str:
 
 
 def without_calling_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without the frames of this package that it begins with: what called the user's function."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        traceback = traceback.tb_next
+    """Returns a traceback without the frames that it begins with: this package's, and what lies between those."""
+    following = traceback
+    while following is not None:
+        filename = following.tb_frame.f_code.co_filename
+        following = following.tb_next
+        if filename.startswith(_PACKAGE):
+            traceback = following
+        elif not _is_standard(filename):
+            break
     return traceback
 
 

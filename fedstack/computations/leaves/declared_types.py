@@ -98,12 +98,21 @@ def _check_kinds(parameters: Mapping[str, inspect.Parameter], name: str, *, by_n
             )
 
 
-def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
+def check_returns(function: object, name: str) -> None:
+    """Checks that a function returns its result, and nothing that has to be awaited.
+
+    Raises:
+      InvalidComputationError: If it does not.
+    """
     if inspect.iscoroutinefunction(function):
         raise InvalidComputationError(
             f"Expected a function that returns its result, found the coroutine function {name!r}; write it without "
             "async"
         )
+
+
+def _signature(function: Callable[..., object], name: str) -> inspect.Signature:
+    check_returns(function, name)
     try:
         return inspect.signature(function)
     except (TypeError, ValueError) as error:

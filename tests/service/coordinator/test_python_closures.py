@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import CarrierError, ContextError, InvalidValueError, LeafError, TypeMismatchError
+from fedstack.errors import (
+    CarrierError,
+    ContextError,
+    InvalidComputationError,
+    InvalidValueError,
+    LeafError,
+    TypeMismatchError,
+)
 from fedstack.service.coordinator import ClusterCoordinator, PerWorkerValues, current_worker_index
 from fedstack.service.data import Dataset
 
@@ -165,6 +172,26 @@ def test_errors_name_the_function_and_its_lines(coordinator: ClusterCoordinator)
 
     with pytest.raises(LeafError, match=r"(?s)'divide' raised ZeroDivisionError: division by zero.*return 1 / x"):
         coordinator.schedule(divide, (0,)).get()
+
+
+def test_errors_of_what_a_worker_makes_have_the_users_own_lines_alone(coordinator: ClusterCoordinator) -> None:
+    def make():
+        return 1 / 0
+
+    value = coordinator.create_per_worker_value(make)
+    with pytest.raises(LeafError, match="'<lambda>' raised ZeroDivisionError: division by zero") as caught:
+        coordinator.schedule(lambda made: made, (value,)).get()
+    assert "return 1 / 0" in str(caught.value)
+    assert "contextlib" not in str(caught.value)
+
+
+def test_coroutine_functions_are_refused_at_once(coordinator: ClusterCoordinator) -> None:
+    async def later(x):
+        return x
+
+    with pytest.raises(InvalidComputationError, match="found the coroutine function 'later'; write it without async"):
+        coordinator.schedule(later, (1,))
+    coordinator.join()
 
 
 def test_what_belongs_to_this_process_is_refused_at_once(coordinator: ClusterCoordinator) -> None:

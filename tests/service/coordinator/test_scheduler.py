@@ -274,7 +274,8 @@ def test_what_may_not_be_repeated_is_an_error_when_it_was_lost() -> None:
     assert isinstance(b.error, WorkerUnavailableError)  # it was running
     assert a.state is State.LOST  # it was ready, and nothing asks for it
     world.scheduler.need(a)
-    assert "repeatable=False" in str(a.error)
+    for error in (a.error, b.error):
+        assert "cannot be rebuilt: it was scheduled with repeatable=False. Fetch" in str(error)
 
 
 def test_a_closure_that_ends_workers_is_found_out_and_others_go_on() -> None:
@@ -355,6 +356,18 @@ def test_a_chain_that_is_too_long_to_be_repeated_is_not_remembered() -> None:
         last = world.add(f"{number + 1}", last)
         world.run(last)
     assert last.depth <= 2
+
+
+def test_a_value_at_the_end_of_a_long_chain_is_not_rebuilt_and_the_error_says_why() -> None:
+    world = World(goes_on=True)
+    last = world.add("0")
+    world.run(last)
+    for number in range(MOST_DEPTH):
+        last = world.add(f"{number + 1}", last)
+        world.run(last)
+    world.scheduler.lose_place(world.places[0], AWAY)
+    world.scheduler.need(last)
+    assert "cannot be rebuilt: more than 1000 calls would have to be repeated" in str(last.error)
 
 
 def test_one_closure_can_be_cancelled_and_what_needs_it_is_too() -> None:

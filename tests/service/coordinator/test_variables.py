@@ -159,6 +159,17 @@ def test_functions_change_a_captured_variable_of_an_asynchronous_coordinator(poo
     asyncio.run(use())
 
 
+@pytest.mark.parametrize("wrong", [None, {1, 2}, object()], ids=["nothing", "a set", "an object"])
+def test_an_initial_value_without_a_type_is_refused(coordinator: ClusterCoordinator, wrong: object) -> None:
+    with pytest.raises(InvalidValueError, match="Expected an initial value with a type, found"):
+        coordinator.variable(wrong)
+
+
+def test_a_value_that_is_not_here_is_no_initial_value(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(InvalidValueError, match="Expected an initial value with a type, found RemoteValue"):
+        coordinator.variable(coordinator.schedule(lambda: 1))
+
+
 def test_simulated_workers_have_no_variables() -> None:
     async def program(cluster: SimulatedCluster) -> None:
         async with AsyncClusterCoordinator(cluster.stubs()) as coordinator:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from fedstack.computations.leaves.declared_types import check_returns
 from fedstack.computations.leaves.python.captures import variables_of
 from fedstack.computations.leaves.python.function_pickles import dumps
 from fedstack.computations.leaves.python.python_computation import bound, python_computation
@@ -25,8 +26,10 @@ def function_of(function: Callable[..., object], name: str, types: Sequence[Type
       types: The types of the members of its argument.
 
     Raises:
+      InvalidComputationError: If it is a coroutine function.
       InvalidValueError: If it has captured what it can only be given as an argument.
     """
+    check_returns(function, name)
     for variable, value in variables_of(function):
         if isinstance(value, ArgumentOnly):
             raise InvalidValueError(

@@ -60,9 +60,13 @@ def _note_if_lost(closure: Closure) -> None:
 
 def _not_repeated(closure: Closure, error: Exception | None) -> WorkerUnavailableError:
     cause = "its worker was lost" if error is None else f"its worker was lost: {error}"
+    reason = (
+        f"more than {MOST_DEPTH} calls would have to be repeated for it, one after the other"
+        if closure.repeatable
+        else "it was scheduled with repeatable=False"
+    )
     return WorkerUnavailableError(
-        f"The value of {closure.name!r} is gone, since {cause}; it cannot be rebuilt: it was scheduled with "
-        f"repeatable=False, or more than {MOST_DEPTH} calls would have to be repeated for it. Fetch such values, or "
+        f"The value of {closure.name!r} is gone, since {cause}; it cannot be rebuilt: {reason}. Fetch such values, or "
         "schedule them with prefetch=True"
     )
 

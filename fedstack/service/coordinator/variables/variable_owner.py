@@ -58,7 +58,7 @@ class VariableOwner:
 
         Raises:
           TypeMismatchError: If the value does not fit.
-          InvalidValueError: If it has no type, or workers are simulated.
+          InvalidValueError: If it has no type that the language infers, or workers are simulated.
         """
         if self._loop is not io_loop:
             raise InvalidValueError(
@@ -67,11 +67,7 @@ class VariableOwner:
             )
         if callable(initial_value):
             initial_value = initial_value()
-        declared = infer_type(initial_value) if type_spec is None else to_declared_type(type_spec)
-        if declared is None:
-            raise InvalidValueError(
-                f"Expected an initial value with a type, found {describe(initial_value)}; give one, or type_spec"
-            )
+        declared = _type_of(initial_value) if type_spec is None else to_declared_type(type_spec)
         payload = normalize(initial_value, declared, "initial_value")
         keep = snapshot_of(declared)
         return self._make(payload if keep is None else keep(payload, None), declared)
@@ -133,3 +129,16 @@ class VariableOwner:
 
     def __repr__(self) -> str:
         return f"<VariableOwner at {len(self._servers)} servers>"
+
+
+def _type_of(initial_value: object) -> Type:
+    reason = ""
+    try:
+        declared = infer_type(initial_value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        declared, reason = None, f": {error}"
+    if declared is None:
+        raise InvalidValueError(
+            f"Expected an initial value with a type, found {describe(initial_value)}; give one, or type_spec{reason}"
+        )
+    return declared
