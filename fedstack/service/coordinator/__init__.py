@@ -5,8 +5,9 @@ from fedstack.service.coordinator.async_coordinator import AsyncClusterCoordinat
 from fedstack.service.coordinator.calls.closure_bodies import current_worker_index
 from fedstack.service.coordinator.calls.per_worker import PerWorkerValues
 from fedstack.service.coordinator.coordinator import ClusterCoordinator
-from fedstack.service.coordinator.remote_value import RemoteValue, as_completed, wait
+from fedstack.service.coordinator.remote_value import RemoteValue
 from fedstack.service.coordinator.variables.variable import AsyncVariable, Variable
+from fedstack.service.coordinator.waiting import as_completed, wait
 
 __all__ = [
     "AsyncClusterCoordinator",

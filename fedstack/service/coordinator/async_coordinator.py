@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstack.service.coordinator.driver import within
+from fedstack.service.coordinator.driver import check_timeout
 from fedstack.service.coordinator.front import Front
 from fedstack.service.coordinator.remote_value import RemoteValue, fetched
 from fedstack.service.coordinator.variables.variable import AsyncVariable
@@ -30,7 +30,8 @@ class AsyncClusterCoordinator(Front):
 
     async def join(self, timeout: float | None = None) -> None:
         """Waits until all calls have ended; see `ClusterCoordinator.join`."""
-        await self._driver.loop.run(self._driver.join(timeout))
+        check_timeout(timeout)
+        await self._driver.loop.run(self._driver.join(timeout, self))
 
     async def done(self) -> bool:
         """Returns whether all calls have ended; see `ClusterCoordinator.done`."""
@@ -38,7 +39,8 @@ class AsyncClusterCoordinator(Front):
 
     async def fetch(self, structure: object, timeout: float | None = None) -> Any:
         """Returns a structure with values in place of what stands for them; see `ClusterCoordinator.fetch`."""
-        return await self._driver.loop.run(within(fetched(structure), timeout, self))
+        check_timeout(timeout)
+        return await self._driver.loop.run(fetched(structure, timeout, self))
 
     async def variable(self, initial_value: object, type_spec: object = None) -> AsyncVariable:
         """Returns a variable; see `ClusterCoordinator.variable`."""

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedstack.service.coordinator.driver import check_timeout
 from fedstack.service.coordinator.front import Front
-from fedstack.service.coordinator.remote_value import RemoteValue, fetched, wait_for
+from fedstack.service.coordinator.remote_value import RemoteValue, fetched
 from fedstack.service.coordinator.variables.variable import Variable
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -52,7 +53,8 @@ class ClusterCoordinator(Front):
           WorkerUnavailableError: If there was no worker for too long.
           DeadlineExceededError: If it takes longer than `timeout` seconds; the calls go on.
         """
-        wait_for(self._driver, self._driver.join(timeout), None, self)
+        check_timeout(timeout)
+        self._driver.loop.run_sync(self._driver.join(timeout, self))
 
     def done(self) -> bool:
         """Returns whether all calls have ended.
@@ -69,7 +71,8 @@ class ClusterCoordinator(Front):
           LeafError: If the function of one of them raised.
           DeadlineExceededError: If it takes longer than `timeout` seconds.
         """
-        return wait_for(self._driver, fetched(structure), timeout, self)
+        check_timeout(timeout)
+        return self._driver.loop.run_sync(fetched(structure, timeout, self))
 
     def variable(self, initial_value: object, type_spec: object = None) -> Variable:
         """Returns a variable: state that functions read and change wherever they run, and this program too.

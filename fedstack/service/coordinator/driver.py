@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
+from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.time_limits import within_seconds
@@ -144,6 +145,11 @@ class Driver:
                 return
         callback()
 
+    def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
+        """Undoes `when_ended`, if the callback has not been called."""
+        with self._lock, contextlib.suppress(ValueError):
+            closure.on_end.remove(callback)
+
     def drop(self, closure: Closure) -> None:
         """Notes that no caller has a handle to a closure any more. Safe in finalizers: it takes no lock."""
         self._dropped.append(closure)
@@ -179,18 +185,22 @@ class Driver:
 
     # For callers, on the loop.
 
-    async def room(self, timeout: float | None = None) -> None:
+    async def room(self) -> None:
         """Returns when there is room for another closure, or something went wrong."""
-        await self._until(lambda: self._scheduler.has_room or self._scheduler.has_errors or self._closed, timeout)
+        await self._until(lambda: self._scheduler.has_room or self._scheduler.has_errors or self._closed)
 
-    async def join(self, timeout: float | None = None) -> None:
+    async def join(self, timeout: float | None = None, what: object = None) -> None:
         """Returns when nothing is left to do.
+
+        Args:
+          timeout: How long that may take, in seconds.
+          what: What is waited for, for messages.
 
         Raises:
           Exception: What a closure has raised, once nothing runs any more.
           DeadlineExceededError: If that takes longer.
         """
-        await self._until(lambda: self._scheduler.is_idle or self._closed, timeout)
+        await self._until(lambda: self._scheduler.is_idle or self._closed, timeout, what)
         self.check()
 
     async def ended(self, closure: Closure) -> None:
@@ -204,14 +214,14 @@ class Driver:
         """Returns the payload of a closure's value; see `Fetching.payload_of`."""
         return await self.fetching.payload_of(closure)
 
-    async def _until(self, condition: Callable[[], bool], timeout: float | None) -> None:
+    async def _until(self, condition: Callable[[], bool], timeout: float | None = None, what: object = None) -> None:
         with self._lock:
             if condition():
                 return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[future] = condition
         try:
-            await within(future, timeout, self)
+            await within(future, timeout, what)
         finally:
             self._waiting.pop(future, None)
 
@@ -339,6 +349,13 @@ class Driver:
         self._runs.close()
         await self._workforce.end()
 
+    @property
+    def outlook(self) -> str:
+        """How many calls wait and run, in words."""
+        scheduler = self._scheduler
+        workers = f"{len(scheduler.places)} worker{'s' * (len(scheduler.places) != 1)}"
+        return f"{workers}: {scheduler.waiting} waiting, {scheduler.running} running, {scheduler.values} values held"
+
     def __repr__(self) -> str:
         return f"<Driver of {self._scheduler!r}>"
 
@@ -348,6 +365,16 @@ def _ended_at_work(error: Exception) -> bool:
     if isinstance(error, StaleSessionError):
         return False
     return not (isinstance(error, FedstackError) and never_arrived(error))
+
+
+def check_timeout(timeout: object) -> None:
+    """Checks how long a user wants to wait.
+
+    Raises:
+      InvalidValueError: If it is neither `None` nor a number of at least 0.
+    """
+    if timeout is not None:
+        check_number("timeout", timeout, endless=True)
 
 
 async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:
@@ -361,4 +388,4 @@ async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T
     except asyncio.TimeoutError as error:
         if isinstance(error, FedstackError):
             raise
-        raise DeadlineExceededError(f"Expected an outcome within {seconds} s, found none of {what!r}") from None
+        raise DeadlineExceededError(f"Expected an outcome within {seconds:g} s, found none of {what!r}") from None

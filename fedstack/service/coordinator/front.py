@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from fedstack.computations.values.number_checks import check_number, check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.service.coordinator.calls.calls import Result
@@ -48,6 +49,9 @@ class Front(ClosesOnExit):
     ) -> None:
         if on_error not in ("cancel", "continue"):
             raise InvalidValueError(f"Expected on_error to be 'cancel' or 'continue', found {on_error!r}")
+        check_whole_number("max_queued", max_queued, 1)
+        check_whole_number("max_running", max_running, 1)
+        check_number("connect_seconds", connect_seconds, endless=True)
         workforce = workforce_of(workers, credentials, connect_seconds)
         goes_on = on_error == "continue"
         scheduler = Scheduler(max_queued, max_running, goes_on=goes_on, clock=workforce.io.time)
@@ -84,7 +88,7 @@ class Front(ClosesOnExit):
                 io_loop.finish(self._variables.end())
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}{' closed' if self._closed else ''} over {self._driver!r}>"
+        return f"<{type(self).__name__} {'closed' if self._closed else f'of {self._driver.outlook}'}>"
 
 
 def _result_of(driver: Driver, value: object) -> Result | None:

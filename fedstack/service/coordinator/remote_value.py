@@ -1,25 +1,22 @@
-"""Defines what stands for the value of a scheduled call, and how to wait for several."""
+"""Defines what stands for the value of a scheduled call, and how values come home in structures."""
 
-import threading
-import time
 import weakref
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Sequence, Set, ValuesView
+from collections.abc import Generator, Iterator, Set, ValuesView
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.containers import to_result
-from fedstack.errors import DeadlineExceededError, ForeignValueError, InvalidValueError
+from fedstack.errors import ForeignValueError, InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.service.coordinator.calls.boxes import Box, unboxed
 from fedstack.service.coordinator.calls.calls import Call, Result
 from fedstack.service.coordinator.calls.per_worker import ArgumentOnly
 from fedstack.service.coordinator.calls.structures import leaves_of, parts_of, replaced
-from fedstack.service.coordinator.driver import Driver, within
+from fedstack.service.coordinator.driver import Driver, check_timeout, within
 from fedstack.service.coordinator.scheduling.closures import Closure
 
-_T = TypeVar("_T")
 # What looks like a structure, and has no places in which to put values, or loses them.
 _NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
 
@@ -60,6 +57,11 @@ class RemoteValue(ArgumentOnly):
         """Returns whether the call has ended, also if it has failed or was cancelled."""
         return self.closure.has_ended
 
+    @property
+    def is_here(self) -> bool:
+        """Whether nothing is to be waited for: this process has the value, or the error."""
+        return self.closure.copy is not None or self.closure.error is not None
+
     def cancel(self) -> bool:
         """Cancels the call, and those that need its value; returns whether it had not ended."""
         return self.driver.cancel(self.closure)
@@ -67,12 +69,15 @@ class RemoteValue(ArgumentOnly):
     def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
 
+        Later calls return the same one, whatever the timeout.
+
         Raises:
           LeafError: If the function raised.
           ClosureCancelledError: If the call was cancelled.
           DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
         """
-        return wait_for(self.driver, fetched(self), timeout, self)
+        check_timeout(timeout)
+        return self.driver.loop.run_sync(fetched(self, timeout, self))
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Does what `get` does."""
@@ -92,11 +97,17 @@ class RemoteValue(ArgumentOnly):
         return f"<RemoteValue of {closure.name!r}: {closure.state.value}{where and f' at {where}'}{error}>"
 
 
-async def fetched(structure: object) -> object:
+async def fetched(structure: object, timeout: float | None = None, what: object = None) -> object:
     """Returns a structure with results in place of what stands for them.
+
+    Args:
+      structure: The structure.
+      timeout: How long values may take, in seconds; those that are here already are returned in any case.
+      what: What is waited for, for messages.
 
     Raises:
       InvalidValueError: If it has sets in it, or what can be iterated over once only.
+      DeadlineExceededError: If they take longer.
     """
     for path, part in leaves_of(structure, "structure"):
         if isinstance(part, _NO_STRUCTURES):
@@ -104,82 +115,12 @@ async def fetched(structure: object) -> object:
     groups: dict[Driver, list[RemoteValue]] = {}  # by the coordinator that each is of
     for value in dict.fromkeys(parts_of(structure, RemoteValue)):
         groups.setdefault(value.driver, []).append(value)
-    homes = [driver.fetching.bring_home([value.closure for value in values]) for driver, values in groups.items()]
-    payloads = dict(zip(chain.from_iterable(groups.values()), chain.from_iterable(await gather(homes))))
+    values = list(chain.from_iterable(groups.values()))
+    homes = gather([driver.fetching.bring_home([value.closure for value in some]) for driver, some in groups.items()])
+    found = await (homes if all(value.is_here for value in values) else within(homes, timeout, what))
+    payloads = dict(zip(values, chain.from_iterable(found)))
 
     def result(part: object) -> object:
         return part.result_of(payloads[part]) if isinstance(part, RemoteValue) else part
 
     return await off_loop(lambda: replaced(structure, result))
-
-
-def wait_for(driver: Driver, work: Coroutine[Any, Any, _T], timeout: float | None, what: object) -> _T:
-    """Runs work on a driver's loop, and waits for it on another thread.
-
-    Raises:
-      DeadlineExceededError: If it takes longer.
-    """
-    return driver.loop.run_sync(within(work, timeout, what))
-
-
-def wait(
-    values: Sequence[RemoteValue], num_returns: int = 1, timeout: float | None = None
-) -> tuple[list[RemoteValue], list[RemoteValue]]:
-    """Waits until so many calls have ended, whatever came of them.
-
-    Args:
-      values: Their values.
-      num_returns: How many of them.
-      timeout: How long to wait, in seconds; `None` for any time, 0 not at all.
-
-    Returns:
-      The first `num_returns` of those that have ended, or all of those if the time has passed, and the others; both in
-      the order of `values`.
-
-    Raises:
-      InvalidValueError: If `num_returns` is not among 1 to the number of values.
-    """
-    if not values:
-        return [], []
-    if not 1 <= num_returns <= len(values):
-        raise InvalidValueError(f"Expected num_returns from 1 to {len(values)}, found {num_returns}")
-    try:
-        for _ in zip(range(num_returns), as_completed(values, timeout)):
-            pass
-    except DeadlineExceededError:
-        pass
-    ended = [value for value in values if value.done()][:num_returns]
-    return ended, [value for value in values if value not in ended]
-
-
-def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
-    """Yields values as their calls end, whatever comes of them.
-
-    Raises:
-      DeadlineExceededError: If that takes longer than `timeout` seconds, counted from the call of this function.
-    """
-    listed = list(dict.fromkeys(values))
-    return _as_completed(listed, None if timeout is None else time.monotonic() + timeout, timeout)
-
-
-def _as_completed(values: list[RemoteValue], until: float | None, timeout: float | None) -> Iterator[RemoteValue]:
-    ended: dict[RemoteValue, None] = {}
-    changed = threading.Condition()
-
-    def note(value: RemoteValue) -> None:
-        with changed:
-            ended[value] = None
-            changed.notify()
-
-    for value in values:
-        value.driver.when_ended(value.closure, lambda value=value: note(value))
-    for count in range(len(values)):
-        with changed:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not changed.wait_for(lambda: bool(ended), left):
-                raise DeadlineExceededError(
-                    f"Expected all of {len(values)} calls to end within {timeout:g} s, found {count} that did"
-                )
-            value = next(iter(ended))
-            del ended[value]
-        yield value

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -21,7 +22,7 @@ from fedstack.errors import (
     LeafError,
     TypeMismatchError,
 )
-from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, as_completed, wait
+from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator
 
 WALL = 30.0
 
@@ -250,25 +251,6 @@ def test_waiting_has_an_end_when_one_is_given(coordinator: ClusterCoordinator, g
     assert not coordinator.done()
 
 
-def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator, gate: Gate) -> None:
-    slow, quick = coordinator.schedule(held, (gate.path,)), coordinator.schedule(double, (1.0,))
-    assert wait([slow, quick]) == ([quick], [slow])
-    assert wait([slow, quick], num_returns=2, timeout=0.05) == ([quick], [slow])
-    with pytest.raises(InvalidValueError, match="num_returns from 1 to 1, found 2"):
-        wait([slow], num_returns=2)
-
-
-def test_values_are_waited_for_as_in_concurrent_futures(coordinator: ClusterCoordinator, gate: Gate) -> None:
-    slow, quick = coordinator.schedule(held, (gate.path,)), coordinator.schedule(double, (1.0,))
-    coordinator.fetch(quick)
-    with pytest.raises(DeadlineExceededError, match="Expected all of 2 calls to end within 0.05 s, found 1 that did"):
-        list(as_completed([slow, quick], timeout=0.05))
-    ended = as_completed([slow, quick])
-    assert next(ended) is quick
-    gate.open()
-    assert list(ended) == [slow]
-
-
 def test_small_results_can_be_brought_home_as_they_come(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(double, (1.0,), prefetch=True)
     coordinator.join()
@@ -330,6 +312,24 @@ def test_bad_options_are_refused() -> None:
         ClusterCoordinator([fedstack.local_executor_factory(), "localhost:1"])
 
 
+@pytest.mark.parametrize(
+    ("option", "wrong", "expected"),
+    [
+        ("max_queued", 0, "of at least 1, found 0"),
+        ("max_queued", "many", "as a whole number, found str 'many'"),
+        ("max_running", 0, "of at least 1, found 0"),
+        ("max_running", None, "as a whole number, found None"),
+        ("connect_seconds", -1.0, "of at least 0, found -1.0"),
+        ("connect_seconds", float("nan"), "of at least 0, found nan"),
+    ],
+)
+def test_numbers_with_which_nothing_would_ever_run_are_refused(option: str, wrong: object, expected: str) -> None:
+    options: dict[str, Any] = {option: wrong}
+    with fedstack.local_executor_factory() as factory:
+        with pytest.raises(InvalidValueError, match=f"Expected {option} .*{expected}"):
+            ClusterCoordinator(factory, **options)
+
+
 def test_a_value_that_was_not_fetched_before_the_end_is_an_error_and_holds_nothing_up(workers: object) -> None:
     with ClusterCoordinator(workers) as coordinator:
         left, fetched = coordinator.schedule(double, (1.0,)), coordinator.schedule(double, (2.0,))
@@ -364,7 +364,3 @@ def test_where_others_go_on_only_join_raises(workers: object) -> None:
 def test_arguments_that_are_no_tuple_are_refused(coordinator: ClusterCoordinator, args: object) -> None:
     with pytest.raises(InvalidValueError, match=r"Expected args as a tuple or list, found"):
         coordinator.schedule(double, args)  # type: ignore[arg-type]
-
-
-def test_there_is_nothing_to_wait_for_in_no_values() -> None:
-    assert wait([]) == ([], [])

@@ -1,0 +1,153 @@
+"""How calls are waited for: one, several and all, for so long."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from await_until import await_until
+
+import fedstack
+from fedstack.errors import DeadlineExceededError, InvalidValueError, LeafError, TypeMismatchError
+from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, as_completed, wait
+
+WALL = 30.0
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def same(x):
+    return x
+
+
+@fedstack.python_computation([np.int32], np.int32)
+def fail(x):
+    raise ValueError("no")
+
+
+@fedstack.python_computation([np.str_], np.int32)
+def held(gate):
+    while not os.path.exists(gate):
+        threading.Event().wait(0.005)
+    return 1
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ClusterCoordinator]:
+    with fedstack.local_executor_factory() as factory, ClusterCoordinator(factory) as made:
+        yield made
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "open"
+    yield made
+    made.touch()
+
+
+def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator, gate: Path) -> None:
+    slow, quick = coordinator.schedule(held, (str(gate),)), coordinator.schedule(same, (1,))
+    assert wait([slow, quick]) == ([quick], [slow])
+    assert wait([slow, quick], num_returns=2, timeout=0.05) == ([quick], [slow])
+    assert wait([slow, quick], timeout=0) == ([quick], [slow])
+    assert wait(iter([slow, quick])) == ([quick], [slow])
+    assert wait([]) == ([], [])
+
+
+def test_values_are_waited_for_as_in_concurrent_futures(coordinator: ClusterCoordinator, gate: Path) -> None:
+    slow, quick = coordinator.schedule(held, (str(gate),)), coordinator.schedule(same, (1,))
+    coordinator.fetch(quick)
+    with pytest.raises(DeadlineExceededError, match="Expected all of 2 calls to end within 0.05 s, found 1 that did"):
+        list(as_completed([slow, quick], timeout=0.05))
+    ended = as_completed([slow, quick, slow])
+    assert next(ended) is quick
+    gate.touch()
+    assert list(ended) == [slow]
+
+
+def test_failed_calls_have_ended_too(coordinator: ClusterCoordinator) -> None:
+    failed = coordinator.schedule(fail, (1,))
+    assert list(as_completed([failed], WALL)) == [failed]
+    assert wait([failed], timeout=0) == ([failed], [])
+
+
+def test_who_waits_again_and_again_leaves_nothing_behind(coordinator: ClusterCoordinator, gate: Path) -> None:
+    slow = coordinator.schedule(held, (str(gate),))
+    for _ in range(3):
+        wait([slow], timeout=0)
+        with pytest.raises(DeadlineExceededError):
+            list(as_completed([slow], timeout=0))
+    assert slow.closure.on_end == []
+
+
+def test_values_are_taken_one_after_the_other_until_none_is_left(coordinator: ClusterCoordinator) -> None:
+    left, found = [coordinator.schedule(same, (number,)) for number in range(100)], []
+    while left:
+        [value], left = wait(left, timeout=WALL)
+        found.append(value.get(WALL))
+    assert sorted(found) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda value: wait(value), r"Expected values of calls in a list, found RemoteValue .*write \[value\] for one"),
+        (lambda value: wait(3), "Expected values of calls in a list, found int 3"),
+        (lambda value: wait([value, 3]), "Expected values that schedule has returned, found int 3; at 1"),
+        (lambda value: as_completed([3]), "Expected values that schedule has returned, found int 3; at 0"),
+        (lambda value: wait([value], num_returns=2), "Expected num_returns from 1 to 1, found 2"),
+        (lambda value: wait([value], num_returns=0), "Expected num_returns from 1 to 1, found 0"),
+        (lambda value: wait([value], timeout=-1), "Expected timeout of at least 0, found -1"),
+        (lambda value: as_completed([value], timeout="1"), "Expected timeout of at least 0 as a number, found str '1'"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused(
+    coordinator: ClusterCoordinator, wrong: Callable[[object], object], message: str
+) -> None:
+    with pytest.raises((InvalidValueError, TypeMismatchError), match=message):
+        wrong(coordinator.schedule(same, (1,)))
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), "1"], ids=str)
+def test_no_time_to_wait_is_less_than_none(coordinator: ClusterCoordinator, timeout: Any) -> None:
+    value = coordinator.schedule(same, (1,))
+    coordinator.join(WALL)
+    for waits in (value.get, value.fetch, coordinator.join, lambda timeout: coordinator.fetch([value], timeout)):
+        with pytest.raises(InvalidValueError, match="Expected timeout of at least 0"):
+            waits(timeout)
+
+    async def use() -> None:
+        with fedstack.local_executor_factory() as factory:
+            async with AsyncClusterCoordinator(factory) as other:
+                for waits in (other.join, lambda timeout: other.fetch([value], timeout)):
+                    with pytest.raises(InvalidValueError, match="Expected timeout of at least 0"):
+                        await waits(timeout)
+
+    asyncio.run(use())
+
+
+def test_what_is_here_takes_no_time(coordinator: ClusterCoordinator) -> None:
+    value, failed = coordinator.schedule(same, (1,)), None
+    assert value.get(WALL) == 1
+    assert value.get(timeout=0) == 1
+    assert coordinator.fetch({"a": value, "b": 2}, timeout=0) == {"a": 1, "b": 2}
+    failed = coordinator.schedule(fail, (1,))
+    wait([failed])
+    with pytest.raises(LeafError):
+        failed.get(timeout=0)
+
+
+def test_a_coordinator_tells_what_it_has_to_do(coordinator: ClusterCoordinator, gate: Path) -> None:
+    value, slow = coordinator.schedule(same, (1,)), coordinator.schedule(held, (str(gate),))
+    others = [coordinator.schedule(same, (slow,)) for _ in range(2)]
+    wait([value])
+    await_until(lambda: repr(coordinator) == "<ClusterCoordinator of 1 worker: 2 waiting, 1 running, 1 values held>")
+    with pytest.raises(DeadlineExceededError, match="within 0.01 s, found none of <ClusterCoordinator of 1 worker"):
+        coordinator.join(0.01)
+    gate.touch()
+    coordinator.fetch(others, WALL)
+    coordinator.close()
+    assert repr(coordinator) == "<ClusterCoordinator closed>"
