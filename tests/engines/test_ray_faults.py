@@ -1,5 +1,6 @@
 """What ends actors, nodes and drivers, and what Ray cannot start."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -28,10 +31,12 @@ from ray_calls import (
 )
 
 import fedstack
+from fedstack.backends.backend import Task
 from fedstack.backends.ray_cluster.ray_backend import RayBackend
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.contexts import ProgressCounts
 from fedstack.errors import LeafError, NoWorkersError
+from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
 
 HALF = {"CPU": 0.5}
 QUICK = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
@@ -47,6 +52,28 @@ def test_what_a_killed_actor_had_is_run_again(tmp_path) -> None:
         assert survives(str(tmp_path), numbers(10)) == 45
         assert (tmp_path / "ended").exists()
         assert checked(numbers(5)) == 10
+
+
+def test_a_task_is_cancelled_as_well_if_it_is_just_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def in_vain(call, cancel):
+        call()
+        cancel()  # nobody has been told of the task yet
+        raise asyncio.CancelledError
+
+    cancelled: list[object] = []
+    monkeypatch.setattr(ray, "cancel", cancelled.append)
+    method = SimpleNamespace(remote=lambda *_: ("note", "content"))
+    backend = RayBackend(cast(Any, SimpleNamespace(check=lambda: None)), cores=1)
+    monkeypatch.setattr(backend._threads, "run", in_vain)
+    place = cast(Any, SimpleNamespace(handle=SimpleNamespace(run=method)))
+    large = [np.zeros(LOOP_COPY_BYTES + 1, np.uint8)]
+
+    async def run() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await backend.run(place, Task(print, (large,), cast(Any, print)), lambda beat: None)
+
+    asyncio.run(run())
+    assert cancelled == ["note"]
 
 
 @pytest.mark.usefixtures("cluster")

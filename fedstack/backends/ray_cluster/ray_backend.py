@@ -52,18 +52,24 @@ class RayBackend(Backend):
 
     async def run(self, place: RayPlace, task: Task, heard: Callable[[Heartbeat], None]) -> object:
         number, cancelled = next(self._numbers), threading.Event()
+        notes: list[Ref] = []
 
         def call() -> tuple[Ref, Ref]:
             # Ray puts what is large into its object store, and returns then.
             note, content = place.handle.run.remote(number, task.coroutine, *task.arguments)
+            notes.append(note)
             if cancelled.is_set():
-                ray.cancel(note)
+                _cancel(notes)
             return note, content
+
+        def cancel() -> None:
+            cancelled.set()
+            _cancel(notes)  # those of a call that has just ended
 
         async with self._in_session():
             self._running += 1
             try:
-                note, content = await self._sized(sum(map(_bytes_of, task.arguments)), call, cancelled.set)
+                note, content = await self._sized(sum(map(_bytes_of, task.arguments)), call, cancel)
                 return await self._noted(place, number, note, heard), content
             except exceptions.RayError as error:
                 raise self._error(place, error) from error
@@ -83,8 +89,7 @@ class RayBackend(Backend):
                     with contextlib.suppress(exceptions.RayError):  # the task tells what it is
                         heard(beat.result())
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # it may have been shut down
-                ray.cancel(note)
+            _cancel([note])
             raise
         return arriving.result()
 
@@ -146,6 +151,12 @@ class RayBackend(Backend):
 def _bytes_of(argument: object) -> int:
     """Returns how much memory there is in an argument that is a list of some."""
     return sum(getattr(one, "nbytes", 0) for one in cast("list[object]", argument)) if isinstance(argument, list) else 0
+
+
+def _cancel(notes: Sequence[Ref]) -> None:
+    with contextlib.suppress(Exception):  # Ray may have been shut down
+        for note in notes:
+            ray.cancel(note)
 
 
 def _at(place: RayPlace | None) -> str:
