@@ -128,7 +128,8 @@ class LazyTask(Generic[_T]):
             await asyncio.wait([outcome])
         finally:
             outcome.cancel()
-        self._take(job)
+        if self._job is job:  # else somebody else has, and its error is not to be raised twice
+            self._take(job)
 
     async def _wait(self) -> None:
         if self._task is None:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.lazy_task import LazyTask
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 
@@ -128,6 +129,18 @@ async def test_an_error_of_a_thread_is_kept_and_raised_each_time():
         with pytest.raises(ValueError, match="no"):
             await once.get()
     assert work.starts == 1
+
+
+async def test_each_who_waits_for_a_thread_gets_an_error_of_its_own():
+    work = Blocked(InvalidValueError("no"))
+    once = LazyTask(Work())
+    outcome = once.begin_on(LeafThreads(), work)
+    tasks = await waiters(once, 2)
+    work.go.set()
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (str(first), str(second)) == ("no", "no")
+    assert first is not second
+    assert isinstance(outcome.exception(), InvalidValueError)
 
 
 async def test_cancelling_one_of_two_who_wait_for_a_thread_leaves_it_alone():
