@@ -46,8 +46,12 @@ MISTAKES = tuple(
         r"`federated_language\.Value`, found <class '(builtin_)?(function|method)": (
             "decorate the function with fedstack.python_computation"
         ),
-        r"`federated_language\.Value`, found <class '(numpy\.ufunc|functools\.partial|type)'": (
+        r"`federated_language\.Value`, found <class '(numpy\.(ufunc|_Array\w+)|functools\.\w+|type)'": (
             "call it in a function of your own, and decorate that with fedstack.python_computation"
+        ),
+        r"`federated_language\.Value`, found <class ": (
+            "call it, if it is a function, in one of your own that is decorated with fedstack.python_computation, and "
+            "give constants as numbers or NumPy arrays"
         ),
         "has no attribute 'default_all_equal'|^Unsupported placement |missing .* argument: 'placement'": (
             "give the placement itself, fl.CLIENTS or fl.SERVER"
@@ -59,7 +63,7 @@ MISTAKES = tuple(
         _MAPPED.format("(?P<member>.+)", r"<(?P=member)>\.$"): (
             "[type] declares a struct with one member: write the type without the list, or map its member, value[0]"
         ),
-        _MAPPED.format("<.+,.+>", r"[^<]+$"): (
+        _MAPPED.format("<.+,.+>", r"[^<]+$") + r"|^federated_map\(\) takes 2 positional arguments but": (
             "the function has several parameters: map it over a tuple with a value for each, "
             "fl.federated_map(function, (a, b))"
         ),
@@ -70,7 +74,8 @@ MISTAKES = tuple(
         "is not sum-compatible because .* is not fully defined": (
             "declare the sizes of what is summed, such as (np.float32, [10]) in place of (np.float32, [None])"
         ),
-        "with the (min|max) operator|is not sum-compatible": (
+        "^Expected `zero` to be assignable": "write the zero in the type of the sum, such as np.float32(0)",
+        "with the (min|max) operator|is not sum-compatible|is not a federated integer or floating-point": (
             "map a function first that returns numbers, such as np.int32(x)"
         ),
         "should be placed at CLIENTS, but it is placed at SERVER": (

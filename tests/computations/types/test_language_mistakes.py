@@ -30,6 +30,11 @@ def add(x, y):
     return x + y
 
 
+class Model:
+    def __call__(self, x):
+        return x
+
+
 def nested(depth):
     inner = nested(depth - 1) if depth > 1 else lambda values: values
     return fl.federated_computation(lambda values: inner(values), AT_CLIENTS)
@@ -61,6 +66,9 @@ MADE = {
     "a function is not decorated": (of(AT_CLIENTS, lambda x: fl.federated_map(lambda v: v, x)), "decorate"),
     "a built-in function is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(abs, x)), "decorate"),
     "a function of NumPy is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(np.sqrt, x)), "of your own"),
+    "a Python function of NumPy is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(np.mean, x)), "of your own"),
+    "an object that can be called is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(Model(), x)), "of your own"),
+    "a constant is a set": (of(AT_CLIENTS, lambda x: fl.federated_value({1.0}, fl.CLIENTS)), "NumPy arrays"),
     "a type is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(np.float32, x)), "of your own"),
     "a partial function is mapped": (of(AT_CLIENTS, lambda x: fl.federated_map(partial(add, 1), x)), "of your own"),
     "a placement is a name": (lambda: fl.FederatedType(VALUE, "clients"), "fl.CLIENTS"),
@@ -80,10 +88,16 @@ MADE = {
     "a value is asked for its shape": (of(AT_CLIENTS, lambda x: x.shape), DATA),
     "a type is in a list": (of([AT_CLIENTS], lambda x: fl.federated_map(half, x)), "without the list"),
     "a function has more parameters": (of(AT_CLIENTS, lambda x: fl.federated_map(add, x)), "over a tuple"),
+    "values are given one by one": (of(AT_CLIENTS, lambda x: fl.federated_map(add, x, x)), "over a tuple"),
     "dtypes differ": (of(fl.FederatedType(np.float64, fl.CLIENTS), lambda x: fl.federated_map(half, x)), "the same"),
     "integers are averaged": (of(INTEGERS, lambda x: fl.federated_mean(x)), "np.float32(x)"),
     "booleans have a maximum": (of(fl.FederatedType(np.bool_, fl.CLIENTS), fl.federated_max), "np.int32(x)"),
     "booleans are summed": (of(fl.FederatedType(np.bool_, fl.CLIENTS), fl.federated_sum), "np.int32(x)"),
+    "a weight is a text": (
+        of(AT_CLIENTS, lambda x: fl.federated_mean(x, fl.federated_value("1", fl.CLIENTS))),
+        "np.int32(x)",
+    ),
+    "a zero is an integer": (of(AT_CLIENTS, lambda x: fl.federated_aggregate(x, 0, add, add, half)), "np.float32(0)"),
     "a sum has an open size": (
         of(fl.FederatedType((VALUE, [None]), fl.CLIENTS), fl.federated_sum),
         "declare the sizes",
@@ -132,6 +146,7 @@ CURES = {
     "constants": lambda x: fl.federated_map(add, (x, fl.federated_value(np.float32(1), fl.CLIENTS))),
     "weights": lambda x: fl.federated_mean(x, fl.federated_value(np.float32(2), fl.CLIENTS)),
     "a tuple": lambda x: fl.federated_map(add, (x, x)),
+    "a zero": lambda x: fl.federated_aggregate(x, np.float32(0), add, add, half),
     "broadcast of an aggregate": lambda x: fl.federated_broadcast(fl.federated_sum(x)),
 }
 
