@@ -11,9 +11,27 @@ from typing import cast
 
 import attrs
 
-from fedstack.computations.plan.graph import Constant, Function, IntrinsicCall, Node, Pack, Selection, Symbol, type_of
-from fedstack.computations.plan.intrinsics import INTRINSICS
+from fedstack.computations.plan.graph import (
+    Constant,
+    Function,
+    IntrinsicCall,
+    Node,
+    Pack,
+    Selection,
+    Symbol,
+    nodes_of,
+    type_of,
+)
 from fedstack.computations.plan.made_once import made_once
+from fedstack.computations.plan.node_places import (
+    is_aggregation,
+    is_barrier,
+    is_client_work,
+    is_select,
+    is_transparent,
+    is_zip_or_broadcast,
+    made_anew,
+)
 from fedstack.computations.plan.program import Expression, Join, LeafSource, Pick, ProgramBuilder, Slot, closed_program
 from fedstack.computations.plan.sole_readers import read_by_one
 from fedstack.computations.plan.tasks import (
@@ -28,16 +46,6 @@ from fedstack.computations.plan.tasks import (
 )
 from fedstack.computations.types.language import FederatedType, StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_placed_at_clients
-
-_TRANSPARENT = {
-    "federated_broadcast",
-    "federated_value_at_clients",
-    "federated_value_at_server",
-    "federated_zip_at_clients",
-    "federated_zip_at_server",
-}
-_CLIENT_WORK = {"federated_map", "federated_eval_at_clients"}
-_SELECTS = {"federated_select", "federated_secure_select"}
 
 
 def schedule(function: Function, *, fuse: bool = True) -> Schedule:
@@ -87,6 +95,7 @@ class _Cutter:
         self.place: dict[Node, Expression] = {}
         self.level: dict[Node, int] = {}
         self.tasks: list[Task] = []
+        self.anew = made_anew(function) if fuse else frozenset[Node]()
         if function.parameter is not None:
             self.place[function.parameter] = Slot(0)
             self.level[function.parameter] = 0
@@ -95,7 +104,8 @@ class _Cutter:
         self._assign_levels()
         groups: dict[int, list[Node]] = {}
         for node in self.function.nodes:
-            groups.setdefault(self.level[node], []).append(node)
+            if node not in self.anew:
+                groups.setdefault(self.level[node], []).append(node)
         for level in sorted(groups):
             self._cut_level(groups[level])
         if self.fuse:
@@ -117,18 +127,19 @@ class _Cutter:
         """Finds the level at which each node runs; what an aggregation yields is one level further."""
         position = 0
         for node in self.function.nodes:
-            needed = max((self._available(leaf) for operand in node.operands() for leaf in _leaves(operand)), default=0)
+            leaves = (leaf for operand in node.operands() for leaf in nodes_of(operand))
+            needed = max(map(self._available, leaves), default=0)
             self.level[node] = needed
             if not self.fuse:
                 position += 1
                 self.level[node] = max(needed, position)
 
     def _available(self, node: Node) -> int:
-        return self.level.get(node, 0) + (1 if _is_barrier(node) else 0)
+        return self.level.get(node, 0) + (1 if is_barrier(node) else 0)
 
     def _cut_level(self, nodes: Sequence[Node]) -> None:
-        phase = [node for node in nodes if _is_client_work(node) or _is_aggregation(node)]
-        before = [node for node in nodes if not _is_client_work(node) and not _is_barrier(node)]
+        phase = [node for node in nodes if is_client_work(node) or is_aggregation(node)]
+        before = [node for node in nodes if not is_client_work(node) and not is_barrier(node)]
         late: list[Node] = []
         for node in before:
             # Zips and selections of client values that this phase makes are placed after it.
@@ -139,16 +150,16 @@ class _Cutter:
         if phase:
             self._phase_task(phase, late)
         for node in late:
-            if node not in self.place and all(leaf in self.place for o in node.operands() for leaf in _leaves(o)):
+            if node not in self.place and all(leaf in self.place for o in node.operands() for leaf in nodes_of(o)):
                 self._place(node)
         for node in nodes:
-            if isinstance(node, IntrinsicCall) and node.uri in _SELECTS:
+            if is_select(node):
                 self._select_task(node)
 
     def _phase_leaves(self, symbol: Symbol, phase: Sequence[Node]) -> Iterator[Node]:
         """Yields the nodes behind a symbol, looking through zips that are not placed yet."""
-        for leaf in _leaves(symbol):
-            if leaf not in phase and leaf not in self.place and _is_transparent(leaf):
+        for leaf in nodes_of(symbol):
+            if leaf not in phase and leaf not in self.place and is_transparent(leaf):
                 for operand in leaf.operands():
                     yield from self._phase_leaves(operand, phase)
             else:
@@ -176,7 +187,7 @@ class _Cutter:
             slot = self._new_slot()
             self.constants.append((slot, node.payload))
             self.place[node] = Slot(slot)
-        elif isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT:
+        elif is_zip_or_broadcast(node):
             # An all-equal value is its payload, a value at the server too, and a struct of columns is a column.
             self.place[node] = self.expression(node.arguments[0])
         else:
@@ -187,7 +198,7 @@ class _Cutter:
         inputs: list[Expression] = []
 
         def bind(symbol: Symbol) -> None:
-            for leaf in _leaves(symbol):
+            for leaf in nodes_of(symbol):
                 if leaf not in builder.bound:
                     inputs.append(self.expression(leaf))
                     builder.bind(leaf, builder.input())
@@ -207,15 +218,17 @@ class _Cutter:
     def _phase_task(self, phase: Sequence[Node], late: Sequence[Node]) -> None:
         builder = ProgramBuilder()
         inputs = _PhaseInputs(builder)
-        inside = {node for node in phase if not _is_barrier(node)}
+        inside = {node for node in phase if not is_barrier(node)}
 
         def bind(symbol: Symbol) -> None:
-            for leaf in _leaves(symbol):
+            for leaf in nodes_of(symbol):
                 if leaf in builder.bound:
                     continue
-                if leaf in late and isinstance(leaf, IntrinsicCall):
-                    bind(leaf.arguments[0])
-                    builder.bind(leaf, builder.read(leaf.arguments[0]))
+                if (leaf in late or leaf in self.anew) and isinstance(leaf, IntrinsicCall):
+                    for operand in leaf.operands():
+                        bind(operand)
+                    argument = builder.read(leaf.arguments[0])
+                    builder.bind(leaf, builder.inline(leaf.functions[0], argument) if leaf.functions else argument)
                 else:
                     builder.bind(leaf, inputs.read(self.expression(leaf), _at_one_client(leaf.type)))
 
@@ -240,7 +253,7 @@ class _Cutter:
             results.append(builder.read(node))
             held_targets.append(self._new_slot())
             self.place[node] = Slot(held_targets[-1])
-        for node, target in zip((n for n in phase if _is_barrier(n)), fold_targets):
+        for node, target in zip((n for n in phase if is_barrier(n)), fold_targets):
             self.place[node] = Slot(target)
         program = builder.finish(results)
         alone = read_by_one(program, [*(fold.results for fold in folds), *([position] for position, _ in held)])
@@ -278,15 +291,15 @@ class _Cutter:
         wanted = set(self._deep_leaves(self.function.result))
         members = set(phase)
         for node in self.function.nodes:
-            if node not in members and not _is_transparent(node):
+            if node not in members and node not in self.anew and not is_transparent(node):
                 for operand in node.operands():
                     wanted.update(self._deep_leaves(operand))
         return [node for node in phase if node in inside and node in wanted]
 
     def _deep_leaves(self, symbol: Symbol) -> Iterator[Node]:
-        for leaf in _leaves(symbol):
+        for leaf in nodes_of(symbol):
             yield leaf
-            if _is_transparent(leaf):
+            if is_transparent(leaf) or leaf in self.anew:
                 for operand in leaf.operands():
                     yield from self._deep_leaves(operand)
 
@@ -332,14 +345,6 @@ class _PhaseInputs:
         return slot
 
 
-def _leaves(symbol: Symbol) -> Iterator[Node]:
-    if isinstance(symbol, Node):
-        yield symbol
-    elif isinstance(symbol, Pack):
-        for member in symbol.members:
-            yield from _leaves(member)
-
-
 def _member(type_spec: Type) -> Type:
     return type_spec.member if isinstance(type_spec, FederatedType) else type_spec
 
@@ -357,22 +362,6 @@ def _at_one_client(type_spec: Type) -> Type:
         members = [(name, _at_one_client(member)) for name, member in fields_of(type_spec)]
         return StructType([(name, member) if name is not None else member for name, member in members])
     return _member(type_spec)
-
-
-def _is_client_work(node: Node) -> bool:
-    return isinstance(node, IntrinsicCall) and node.uri in _CLIENT_WORK
-
-
-def _is_aggregation(node: Node) -> bool:
-    return isinstance(node, IntrinsicCall) and node.uri in INTRINSICS and INTRINSICS[node.uri].aggregates
-
-
-def _is_barrier(node: Node) -> bool:
-    return _is_aggregation(node) or (isinstance(node, IntrinsicCall) and node.uri in _SELECTS)
-
-
-def _is_transparent(node: Node) -> bool:
-    return isinstance(node, Selection) or (isinstance(node, IntrinsicCall) and node.uri in _TRANSPARENT)
 
 
 def _fold_reads(fold: Fold) -> Iterator[Expression]:

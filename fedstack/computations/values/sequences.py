@@ -129,8 +129,8 @@ def check_one_order(sequence: object, path: str) -> None:
     if reshuffles(sequence):
         raise InvalidValueError(
             f"Expected a sequence of one order where only its elements can be passed on, found {sequence!r}, which has "
-            f"a new one in each pass; at {path}; give reshuffle=False to fedstack.batches, or use workers of this "
-            "release of fedstack"
+            f"a new one in each pass; at {path}; give reshuffle=False to fedstack.batches, or, to workers of this "
+            "release of fedstack, the batches themselves: map over them at the clients that read them"
         )
 
 

@@ -6,15 +6,19 @@ import numpy as np
 
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.computations.types.language import SequenceType, StructType, TensorType
+from fedstack.data.client_data import batches
+from fedstack.errors import InvalidValueError
 from fedstack.testing.computation_builder import (
     Expression,
     as_expression,
     at_clients,
     at_server,
+    block,
     computation,
     function,
     intrinsic,
     literal,
+    reference,
     struct,
 )
 from fedstack.testing.expectations import expect, expect_same
@@ -83,6 +87,42 @@ async def sequence_map_is_lazy(runner: Runner) -> None:
         lambda s, x: struct(x, function(lambda ignored: x, INTS)(intrinsic("sequence_map", fail, s))), INTS, np.int32
     )
     expect_same(await runner.run(unused, [1, 2], 4), tuple(ints(4, 4)))
+
+
+@promise_of_both(intrinsics=["sequence_map"])
+async def mapped_batches_keep_their_orders_in_later_phases(runner: Runner) -> None:
+    """What `sequence_map` makes of shuffled batches has a new order in each pass, in each phase that reads it."""
+    rows = TensorType(np.int32, [None])
+
+    @python_computation([SequenceType(rows)], np.int32)
+    def first(s: Any) -> Any:
+        return next(iter(s))[0]
+
+    @python_computation([SequenceType(rows), np.int32], rows)
+    def two_passes(s: Any, total: Any) -> Any:
+        return np.concatenate([batch for _ in range(2) for batch in s]) + total
+
+    twice = function(lambda b: intrinsic("generic_plus", b, b), rows)
+    doubled = function(lambda s: intrinsic("sequence_map", twice, s), SequenceType(rows))
+
+    def body(c: Expression) -> Expression:
+        sequences = reference("sequences", c.type)
+        total = intrinsic("federated_sum", intrinsic("federated_map", first, sequences))
+        both = intrinsic("federated_zip_at_clients", struct(sequences, intrinsic("federated_broadcast", total)))
+        return block(
+            [("sequences", intrinsic("federated_map", doubled, c))], intrinsic("federated_map", two_passes, both)
+        )
+
+    def data() -> list[Any]:
+        return [batches(np.arange(size, dtype=np.int32), 2, shuffle_seed=size) for size in (5, 4)]
+
+    total = sum(2 * next(iter(sequence))[0] for sequence in data())
+    try:
+        found = await runner.run(computation(body, at_clients(SequenceType(rows))), data())
+    except InvalidValueError as error:
+        expect("give reshuffle=False" in str(error), "advice for what is refused", error)
+        return
+    expect_same(found, [2 * np.concatenate([*sequence, *sequence]) + total for sequence in data()])
 
 
 @promise_of_both(intrinsics=["sequence_reduce"])

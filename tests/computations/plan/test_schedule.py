@@ -75,6 +75,29 @@ def one_round(clients, server):
     return intrinsic("federated_mean", mapped(add, clients, broadcast(server)))
 
 
+SEQUENCE = fl.SequenceType(FLOAT)
+SEQUENCES = at_clients(SEQUENCE)
+
+
+@python_computation([fl.SequenceType(np.float32), np.float32], np.float32)
+def total_and(values, x):
+    return np.float32(sum(values)) + x
+
+
+def halves(sequences):
+    return mapped(computation(lambda s: intrinsic("sequence_map", halve, s), SEQUENCE), sequences)
+
+
+def halves_and_selves(sequences):
+    return mapped(computation(lambda s: struct(intrinsic("sequence_map", halve, s), s), SEQUENCE), sequences)
+
+
+def two_phases_of(sequences):
+    """Reads sequences in a phase, and once more in the next one."""
+    totals = intrinsic("federated_sum", mapped(total, sequences))
+    return intrinsic("federated_sum", mapped(total_and, sequences, broadcast(totals)))
+
+
 # How many phases there are.
 
 
@@ -297,3 +320,44 @@ def test_a_schedule_is_made_once_and_kept_with_its_function():
     assert schedule(function) is schedule(function)
     assert schedule(function, fuse=False) is schedule(function, fuse=False)
     assert schedule(function) is not schedule(function, fuse=False)
+
+
+@python_computation([fl.SequenceType(np.float32)], fl.SequenceType(np.float32))
+def selves(values):
+    return values
+
+
+# Sequences that are mapped are made as somebody iterates over them, so that none is held for another phase.
+
+FIRST = computation(lambda pair: pair[0], fl.StructType([SEQUENCE, SEQUENCE]))
+
+
+@pytest.mark.parametrize(
+    ("made", "maps"),
+    [
+        (halves, 1),
+        (lambda sequences: let(halves(sequences), halves), 2),
+        (lambda sequences: let(halves_and_selves(sequences), lambda pairs: mapped(FIRST, pairs)), 1),
+    ],
+)
+def test_a_mapped_sequence_is_made_anew_by_each_phase_that_reads_it(made, maps):
+    plan = cut(lambda sequences: let(made(sequences), two_phases_of), SEQUENCES)
+    assert shape(plan) == [(maps + 1, ["federated_sum"], 0)] * 2
+
+
+def test_what_a_mapped_sequence_is_made_of_is_held_for_the_next_phase():
+    plan = cut(lambda sequences: let(halves(mapped(selves, sequences)), two_phases_of), SEQUENCES)
+    assert shape(plan) == [(3, ["federated_sum"], 1), (2, ["federated_sum"], 0)]
+
+
+def test_a_mapped_sequence_that_is_a_result_is_held():
+    plan = cut(lambda sequences: let(halves(sequences), lambda s: struct(two_phases_of(s), s)), SEQUENCES)
+    assert shape(plan) == [(2, ["federated_sum"], 1), (1, ["federated_sum"], 0)]
+
+
+def test_values_that_other_work_makes_of_mapped_sequences_are_held():
+    def body(sequences):
+        totals = mapped(total, halves(sequences))
+        return let(totals, lambda v: one_round(v, intrinsic("federated_sum", v)))
+
+    assert shape(cut(body, SEQUENCES)) == [(2, ["federated_sum"], 1), (1, ["federated_mean"], 0)]
