@@ -212,12 +212,12 @@ class PassDriver:
         asking = asyncio.ensure_future(self._participation.take(take))
         try:
             while not asking.done():
-                self._wake.clear()
                 waking = asyncio.ensure_future(self._wake.wait())
                 try:
                     await asyncio.wait([asking, waking], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     waking.cancel()
+                self._wake.clear()  # before a look at the news: more may come while these are told
                 with self._arrived:
                     news = self._plan.news_for_others()
                 if news is not None and not asking.done():

@@ -1,0 +1,40 @@
+"""What is done for the plan of a pass: nothing that others wait for is left unsaid."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fedstack.foundations.time_limits import within_seconds
+from fedstack.service.data.consumer.pass_driver import PassDriver
+from fedstack.service.data.consumer.pass_plan import Take
+
+WALL = 20.0
+
+
+async def test_news_that_come_while_others_are_told_are_told_as_well() -> None:
+    news = [Take(1, 0, (1,))]
+    told: list[Take] = []
+    answered = asyncio.Event()
+
+    async def take(_: Take) -> str:
+        await answered.wait()
+        return "answered"
+
+    async def tell(what: Take) -> None:
+        told.append(what)
+        if len(told) == 1:
+            news.append(Take(1, 0, (1, 2)))
+            driver._wake.set()
+            await asyncio.sleep(0)
+        else:
+            answered.set()
+
+    driver = cast(Any, SimpleNamespace(_wake=asyncio.Event(), _arrived=threading.Lock()))
+    driver._participation = SimpleNamespace(take=take, tell=tell)
+    driver._plan = SimpleNamespace(news_for_others=lambda: news.pop(0) if news else None)
+    answering = asyncio.ensure_future(PassDriver._answer(driver, Take(1, 1)))
+    await asyncio.sleep(0)
+    driver._wake.set()
+    assert cast(object, await within_seconds(answering, WALL)) == "answered"
+    assert [one.finished for one in told] == [(1,), (1, 2)]
