@@ -11,7 +11,7 @@ from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.rpc.arguments import check_layer, seconds_of
-from fedstack.service.rpc.method_calls import Arguments, MethodCalls, check_method_name, prepare
+from fedstack.service.rpc.method_calls import Arguments, MethodCalls, Prepared, check_method_name, prepare
 from fedstack.service.rpc.method_table import BLOCKING
 from fedstack.service.rpc.signatures import Signature
 from fedstack.service.rpc.status_or_result import StatusOrResult
@@ -131,12 +131,14 @@ class Client(ClosesOnExit):
         Raises:
           TypeMismatchError: If the arguments do not fit.
         """
+        outcome = self._calls.io.submit(self._calls.call(arguments, self._prepared(arguments), seconds))
+        return StatusOrResult(outcome, arguments.name, self._calls.address)
+
+    def _prepared(self, arguments: Arguments) -> Prepared | None:
         if self._closed:
             raise self._closed_error()
         signature = self._calls.signatures.get(arguments.name)
-        prepared = None if signature is None else prepare(signature, arguments)
-        outcome = self._calls.io.submit(self._calls.call(arguments, prepared, seconds))
-        return StatusOrResult(outcome, arguments.name, self._calls.address)
+        return None if signature is None else prepare(signature, arguments)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
@@ -159,7 +161,10 @@ class Client(ClosesOnExit):
         def call(*args: object, timeout_in_ms: float = 0, **kwargs: object) -> object:
             try:
                 seconds = seconds_of(timeout_in_ms, self._seconds)
-                outcome = self._start(Arguments(signature.name, args, kwargs), seconds)
+                arguments = Arguments(signature.name, args, kwargs)
+                if is_blocking and not self._calls.io.is_current():
+                    return self._calls.call_blocking(arguments, self._prepared(arguments), seconds)
+                outcome = self._start(arguments, seconds)
             except FedstackError as error:
                 raise without_own_frames(error).with_traceback(None) from error.__cause__
             return outcome.get_value() if is_blocking else outcome

@@ -19,14 +19,17 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.executors.concurrency.off_loop import off_loop
+from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, ListMethodsRequest, MethodDescription
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, is_nothing, read_signature
+from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.peers.method_stub import MethodStub
 from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.segments import Segment, joined
 from fedstack.transport.wire.status import Code
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
@@ -37,6 +40,7 @@ _READY_SECONDS = 0.25
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 _TELL_SECONDS = 5.0
+_LEAST_SECONDS = 0.001
 
 
 @attrs.frozen(eq=False)
@@ -138,11 +142,48 @@ class MethodCalls:
             if not seconds:
                 return await self._call(arguments, prepared, 0.0)
             work = self._call(arguments, prepared, self.io.time() + seconds)
-            return await within(seconds, work, lambda: self._late(f"an answer of {arguments.name!r}", seconds))
+            return await within(seconds, work, lambda: self._late_answer(arguments.name, seconds))
         finally:
             self._running -= 1
             if not self._running:
                 self._idle.set()
+
+    def call_blocking(self, arguments: Arguments, prepared: Prepared | None, seconds: float) -> object:
+        """Does what `call` does, and waits for the result, on the caller's thread as far as that can be done.
+
+        Args and errors are those of `call`.
+        """
+        due = self.io.time() + seconds if seconds else 0.0
+        left = lambda: max(_LEAST_SECONDS, due - self.io.time()) if due else 0.0  # noqa: E731
+        answer = None
+        if prepared is not None and self._is_ready:
+            answer = self._asked(prepared, seconds)
+        if prepared is not None and answer is not None:
+            result = self._result_of(prepared, answer)
+            if isinstance(answer, Parcel):  # there is nothing to wait for
+                found = run_at_once(result)
+            else:
+                found = self.io.run_sync(within(left(), result, lambda: self._late_answer(arguments.name, seconds)))
+            if not isinstance(found, MethodDescription):
+                return found
+            # The server was started anew, and has another method under the name: as `call` finds out.
+        return self.io.run_sync(self.call(arguments, prepared, left()))
+
+    def _asked(self, prepared: Prepared, seconds: float) -> Parcel | Answer | None:
+        begun = self.io.time()
+        try:
+            request = self._checked(prepared, seconds)
+            return self.stub.invoke_blocking(request, prepared.segments, self._heartbeat_seconds, seconds)
+        except WorkerUnavailableError:
+            self._is_ready = False
+            raise
+        except DeadlineExceededError:
+            if seconds and self.io.time() - begun >= seconds:
+                raise self._late_answer(prepared.request.method, seconds) from None
+            raise
+
+    def _late_answer(self, name: str, seconds: float) -> DeadlineExceededError:
+        return self._late(f"an answer of {name!r}", seconds)
 
     def _late(self, what: str, seconds: float) -> DeadlineExceededError:
         found = "none; allow more time, or see what keeps it busy"
@@ -176,23 +217,29 @@ class MethodCalls:
             self.signatures = {**self.signatures, arguments.name: signature}
 
     async def _invoke(self, prepared: Prepared, due: float) -> object:
-        request, result = prepared.request, prepared.signature.function.result
+        request = self._checked(prepared, due - self.io.time() if due else 0.0)
+        answer = await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
+        return await self._result_of(prepared, answer)
+
+    def _checked(self, prepared: Prepared, seconds: float) -> InvokeRequest:
+        """Returns the message of a call that is not too large, with how long it may take; 0 for any time."""
+        request = prepared.request
         if prepared.segments:
             size = sum(map(len, prepared.segments))
             check_size(size, self._max_value_bytes, lambda: f"a call of {request.method!r}", self.stub)
-        if due:
-            request.timeout_seconds = max(0.001, due - self.io.time())
+        if seconds:
+            request.timeout_seconds = max(_LEAST_SECONDS, seconds)
+        return request
+
+    async def _result_of(self, prepared: Prepared, answer: Parcel | Answer) -> object:
+        """Returns the result of a call; a description where the method is another one than was thought."""
+        result = prepared.signature.function.result
         unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
 
         def read(header: InvokeResponse) -> object:
             return header.other if header.HasField("other") else unpacker.unpack(header.value, result, "result")
 
-        payload = await receive(
-            await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds),
-            InvokeResponse,
-            read,
-            unpacker,
-        )
+        payload = await receive(answer, InvokeResponse, read, unpacker)
         if isinstance(payload, MethodDescription):
             return payload
         if is_nothing(result):

@@ -24,6 +24,7 @@ from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.addresses import Target
 
 if TYPE_CHECKING:
+    import grpc
     import grpc.aio
 
 # Of two options of the same name, gRPC takes the first.
@@ -128,21 +129,44 @@ def open_channel(
     """
     from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
 
+    advice = None if allow_plaintext_token else plaintext_advice
+    secure, every_option = _to_dial(target, credentials, advice, options)
+    if secure is None:
+        return grpc.aio.insecure_channel(target.address, every_option)
+    return grpc.aio.secure_channel(target.address, secure, every_option)
+
+
+def open_blocking_channel(
+    target: Target, credentials: ClientCredentials, *, plaintext_advice: str, options: Options = ()
+) -> "grpc.Channel":
+    """Opens a channel whose calls block the threads that make them; see `open_channel`."""
+    from fedstack.transport.grpc.grpc_module import grpc  # a local run needs none
+
+    secure, every_option = _to_dial(target, credentials, plaintext_advice, options)
+    if secure is None:
+        return grpc.insecure_channel(target.address, every_option)
+    return grpc.secure_channel(target.address, secure, every_option)
+
+
+def _to_dial(
+    target: Target, credentials: ClientCredentials | None, plaintext_advice: str | None, options: Options
+) -> "tuple[grpc.ChannelCredentials | None, list[tuple[str, int | str]]]":
+    """Returns what to dial with: gRPC's credentials, `None` for plaintext, and all options."""
     fork_guard.begin()
     credentials = credentials or ClientCredentials()
     secure = credentials.uses_tls if target.secure is None else target.secure
     if secure:
         check_certificates(credentials, f"for dialling {target}")
     else:
-        _check_plaintext(target, credentials, None if allow_plaintext_token else plaintext_advice)
+        _check_plaintext(target, credentials, plaintext_advice)
     every_option = [*options, *CLIENT_OPTIONS]
     if target.is_local:
         every_option.append(("grpc.enable_http_proxy", 0))  # no proxy can reach this machine's own loopback device
     if not secure:
-        return grpc.aio.insecure_channel(target.address, every_option)
+        return None, every_option
     if credentials.server_name is not None:
         every_option.append(("grpc.ssl_target_name_override", credentials.server_name))
-    return grpc.aio.secure_channel(target.address, channel_credentials(credentials), every_option)
+    return channel_credentials(credentials), every_option
 
 
 def check_certificates(credentials: ClientCredentials, where: str) -> None:

@@ -14,8 +14,9 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.foundations.time_limits import within_seconds
+from fedstack.transport.grpc.blocking_calls import BlockingCalls
 from fedstack.transport.grpc.call_limiter import CallLimiter
-from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_channel
+from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_blocking_channel, open_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
@@ -32,7 +33,7 @@ from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.tokens import TOKEN_REFUSED
 from fedstack.transport.grpc.whole_connection import WholeConnection
 from fedstack.transport.wire.addresses import Target
-from fedstack.transport.wire.connection_errors import ARGUMENTS, Words
+from fedstack.transport.wire.connection_errors import ARGUMENTS, Words, never_arrived
 from fedstack.transport.wire.heartbeat import answered
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 from fedstack.transport.wire.status import RemoteTraceback
@@ -86,6 +87,8 @@ class GrpcConnection(WholeConnection):
         self._redialling: asyncio.Task[bool] | None = None
         self._old_channels: set[asyncio.Task[None]] = set()
         self._channel: grpc.aio.Channel | None = None
+        self._plaintext_advice = f"give {words.authority}, or {_TUNNEL}"
+        self._blocking = BlockingCalls(self._open_blocking)
         self._methods: dict[tuple[str, str], Any] = {}
         self._turns = CallLimiter(max_calls)
         self._streams = asyncio.Semaphore(_MAX_STREAMS)
@@ -96,19 +99,27 @@ class GrpcConnection(WholeConnection):
         """The peer's address."""
         return self._target.address
 
-    def _open(self) -> grpc.aio.Channel:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"The connection to {self.address} is closed; make a new context")
+
+    def _open(self) -> grpc.aio.Channel:
+        self._check_open()
         if self._channel is None:
             # What gRPC begins with the first channel of a process keeps the context variables for good.
             self._channel = contextvars.Context().run(
                 open_channel,
                 self._target,
                 self._credentials,
-                plaintext_advice=f"give {self._words.authority}, or {_TUNNEL}",
+                plaintext_advice=self._plaintext_advice,
                 options=self._options,
             )
         return self._channel
+
+    def _open_blocking(self) -> grpc.Channel:
+        return open_blocking_channel(
+            self._target, self._credentials, plaintext_advice=self._plaintext_advice, options=self._options
+        )
 
     def _method(self, kind: str, path: str) -> Any:
         """Returns what calls a method; made once, since that costs as much as a call."""
@@ -164,6 +175,19 @@ class GrpcConnection(WholeConnection):
                 answer = await answered(call, seconds, who=who)
                 self._turns.answered()
                 return answer
+
+    def unary_blocking(self, path: str, request: bytes, seconds: float, who: str) -> bytes | None:
+        self._check_open()
+        try:
+            with _Errors(self):
+                answer = self._blocking.call(path, request, seconds, self._metadata.get(), who)
+                self._turns.answered()
+                return answer
+        except WorkerUnavailableError as error:
+            self._blocking.dial_anew()
+            if not never_arrived(error):
+                raise
+            return None
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)
@@ -256,14 +280,15 @@ class GrpcConnection(WholeConnection):
         if isinstance(failure, asyncio.CancelledError):
             # gRPC cancels the calls of a channel that is closed, and whoever waits for one is not told from what.
             if self._closed and not _is_cancelled():
-                raise ClosedError(
-                    f"The connection to {self.address} was closed during a call; close "
-                    "contexts and stubs when their calls have ended"
-                ) from None
-        elif isinstance(failure, grpc.aio.AioRpcError):
-            if failure.code() not in _UNANSWERED:
+                raise self._closed_during_call() from None
+        elif isinstance(failure, grpc.RpcError):
+            call = cast("grpc.Call", failure)
+            code = call.code()
+            if self._closed and code is grpc.StatusCode.CANCELLED:
+                raise self._closed_during_call() from None
+            if code not in _UNANSWERED:
                 self._turns.answered()
-            if failure.code() is grpc.StatusCode.UNAUTHENTICATED and failure.details() == TOKEN_REFUSED:
+            if code is grpc.StatusCode.UNAUTHENTICATED and call.details() == TOKEN_REFUSED:
                 raise self._token_refused from None
             error = error_of_call(failure, self.address, self._words)
             try:
@@ -271,8 +296,15 @@ class GrpcConnection(WholeConnection):
             finally:
                 del error, failure
 
+    def _closed_during_call(self) -> ClosedError:
+        return ClosedError(
+            f"The connection to {self.address} was closed during a call; close contexts and stubs when their calls "
+            "have ended"
+        )
+
     async def close(self) -> None:
         self._closed = True
+        self._blocking.close()
         channel, self._channel = self._channel, None
         self._methods.clear()
         every = self._explanation, self._redialling, *self._old_channels

@@ -28,6 +28,22 @@ class WholeConnection(Connection):
                 raise
             self.learn(())  # it was started anew, and of an older release, or what stands between does not know it
             return self.exchange(path, parcel)
+        return self._answer(path, answer)
+
+    def ask_blocking(
+        self, path: str, parcel: Parcel, timeout: float, who: str
+    ) -> Parcel | AsyncGenerator[Piece, None] | None:
+        if not (self._takes_wholes and fits_whole(parcel)):
+            return None
+        try:
+            answer = self.unary_blocking(path + SUFFIX, write_whole(parcel), timeout, who)
+        except RemoteError as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            return None  # and `ask` finds out too
+        return None if answer is None else self._answer(path, answer)
+
+    def _answer(self, path: str, answer: bytes) -> Parcel | AsyncGenerator[Piece, None]:
         whole = read_whole(answer)
         if isinstance(whole, Parcel):
             return whole
@@ -45,3 +61,7 @@ class WholeConnection(Connection):
           seconds: How long it may take until the answer is here.
           who: What the error calls the peer.
         """
+
+    def unary_blocking(self, path: str, request: bytes, seconds: float, who: str) -> bytes | None:
+        """Does what `unary_soon` does on the caller's thread; `None` where there is no such thing, or no connection."""
+        return None

@@ -64,6 +64,16 @@ class Connection(abc.ABC):
         """
         return self.exchange(path, parcel)
 
+    def ask_blocking(
+        self, path: str, parcel: Parcel, timeout: float, who: str
+    ) -> Parcel | AsyncGenerator[Piece, None] | None:
+        """Does what `ask` does on the thread of the caller, which waits: any but that of the loop.
+
+        Returns:
+          `None` where a transport has no such thing, or nothing has left this process; then `ask` will do.
+        """
+        return None
+
     def learn(self, features: Collection[str]) -> None:  # noqa: B027
         """Is told what the peer can do, as it has said in a handshake. A transport may send in a newer form then."""
 

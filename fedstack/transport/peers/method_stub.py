@@ -10,6 +10,7 @@ from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.segments import Segment
 
 METHODS = "fedstack.v1.Methods"
+_INVOKE = f"/{METHODS}/Invoke"
 
 
 class MethodStub(ServiceStub):
@@ -40,5 +41,23 @@ class MethodStub(ServiceStub):
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Awaitable[Parcel | Answer]:
         """Calls a method."""
-        soon = self._control_seconds + SOON_SECONDS
-        return self.ask(f"/{METHODS}/Invoke", request, segments, heartbeat_seconds, soon_seconds=soon)
+        return self.ask(_INVOKE, request, segments, heartbeat_seconds, soon_seconds=self._soon_seconds)
+
+    def invoke_blocking(
+        self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float, seconds: float
+    ) -> Parcel | Answer | None:
+        """Calls a method on the thread of the caller; `None` where only `invoke` will do.
+
+        Args:
+          request: The message.
+          segments: What goes with it.
+          heartbeat_seconds: How often the peer shows that it is alive.
+          seconds: How long it may take until there is an answer, or the peer says that there will be one; 0 for as long
+            as it may take otherwise.
+        """
+        soon = min(seconds or self._soon_seconds, self._soon_seconds)
+        return self.ask_blocking(_INVOKE, request, segments, heartbeat_seconds, soon)
+
+    @property
+    def _soon_seconds(self) -> float:
+        return self._control_seconds + SOON_SECONDS

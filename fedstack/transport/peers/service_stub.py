@@ -193,6 +193,16 @@ class ServiceStub:
             return answer
         return self._answer(answer, heartbeat_seconds, 0.0, on_heartbeat)
 
+    def ask_blocking(
+        self, path: str, request: Message, segments: Sequence[Segment], heartbeat_seconds: float, soon_seconds: float
+    ) -> Parcel | contextlib.AbstractAsyncContextManager[Incoming] | None:
+        """Does what `ask` does on the thread of the caller; `None` where only that will do."""
+        soon = min(soon_seconds, _LONGEST_SECONDS)
+        answer = self.connection.ask_blocking(path, self._parcel(request, segments), soon, self._who)
+        if answer is None or isinstance(answer, Parcel):
+            return answer
+        return self._answer(answer, heartbeat_seconds, 0.0, lambda beat: None)
+
     def _parcel(self, request: Message, segments: Sequence[Segment]) -> Parcel:
         return Parcel(request.SerializeToString(), segments, self.chunking.chunk_bytes)
 

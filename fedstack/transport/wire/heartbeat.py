@@ -46,7 +46,7 @@ async def watch(stream: AsyncIterable[_T], limit: float, *, who: str = "the peer
     finally:
         silence.end()
     if silence.ended_call:
-        raise _silent(who, limit)
+        raise silent(who, limit)
 
 
 @types.coroutine
@@ -100,7 +100,7 @@ async def answered(call: Call[_T], limit: float, *, who: str = "the peer") -> _T
         return await call
     except asyncio.CancelledError:
         if silence.ended_call:
-            raise _silent(who, limit) from None
+            raise silent(who, limit) from None
         raise
     finally:
         silence.end()
@@ -150,7 +150,7 @@ class _Silence:
         if self._call is None:
             return
         now = self._loop.time()
-        if _held_up(now - self._when, self._limit):
+        if held_up(now - self._when, self._limit):
             self._end = now + self._limit
         if now < self._end:
             self._wait()
@@ -158,12 +158,13 @@ class _Silence:
             self.ended_call, self._call = self._call.cancel(), None
 
 
-def _held_up(late: float, limit: float) -> bool:
+def held_up(late: float, limit: float) -> bool:
     """Returns whether a loop that was so late to notice a silence may have missed what came before."""
     return late >= max(limit / 2, _HELD_UP_SECONDS)
 
 
-def _silent(who: str, limit: float) -> DeadlineExceededError:
+def silent(who: str, limit: float) -> DeadlineExceededError:
+    """Returns the error for a peer that has said nothing for so many seconds."""
     return DeadlineExceededError(
         f"{who} gave no sign of life within {limit:.3g} seconds; it hangs, or the way to it is cut"
     )
