@@ -34,7 +34,8 @@ class Front(ClosesOnExit):
       on_error: What an error of a closure means for the others: `"cancel"` or `"continue"`.
       max_queued: How many closures may wait and run; to schedule more waits.
       max_running: How many run at one worker at the same time.
-      connect_seconds: How long to wait when there is no worker, before all closures fail.
+      connect_seconds: How long to wait when there is no worker, before all closures fail, and for a task that is to
+        hold variables.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Front(ClosesOnExit):
         goes_on = on_error == "continue"
         scheduler = Scheduler(max_queued, max_running, goes_on=goes_on, clock=workforce.io.time)
         self._driver = Driver(scheduler, workforce)
-        self._variables = VariableOwner(workers, credentials, workforce.io)
+        self._variables = VariableOwner(workers, credentials, workforce.io, connect_seconds)
         self._closures = ClosureMaker(partial(_result_of, self._driver))
         weakref.finalize(self, _end, self._driver, self._variables).atexit = False
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import fedstack
-from fedstack.errors import ClosedError, FedstackError, InvalidValueError, TypeMismatchError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, TypeMismatchError, WorkerUnavailableError
 from fedstack.service import ClusterSpec, Server
 from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator
 from fedstack.testing import SimulatedCluster
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +158,22 @@ def test_functions_change_a_captured_variable_of_an_asynchronous_coordinator(poo
                 assert await variable.read_value() == 11
 
     asyncio.run(use())
+
+
+def test_a_task_that_is_to_hold_a_variable_is_waited_for_as_workers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    wait_ready = GrpcConnection.wait_ready
+
+    async def recorded(connection: GrpcConnection, seconds: float) -> None:
+        waited.append(seconds)
+        await wait_ready(connection, seconds)
+
+    monkeypatch.setattr(GrpcConnection, "wait_ready", recorded)
+    spec = ClusterSpec({"worker": ["localhost:1"], "ps": ["localhost:2"]})
+    with ClusterCoordinator(spec, connect_seconds=0.125) as coordinator:
+        with pytest.raises(WorkerUnavailableError, match="nothing listens there"):
+            coordinator.variable(1)
+    assert 0.125 in waited  # the worker is waited for as well
 
 
 @pytest.mark.parametrize("wrong", [None, {1, 2}, object()], ids=["nothing", "a set", "an object"])

@@ -18,7 +18,7 @@ from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import OF_WORKER
 
 _MOST_SERVERS = 100
-# So long a server that is away, and may be about to come back, holds up what uses its variables.
+# So long a server that is away, and may be about to come back, holds up the functions that use its variables.
 _CONNECT_SECONDS = 5.0
 
 
@@ -29,11 +29,13 @@ class VariableServer:
     Attributes:
       stub: Calls it.
       of_coordinator: Whether it is in the process of a coordinator, and dialled from another one.
+      connect_seconds: How long to wait for it when it is not there.
       peer: What it says of itself; `None` until it has been asked.
     """
 
     stub: ExecutorStub
     of_coordinator: bool = False
+    connect_seconds: float = _CONNECT_SECONDS
     peer: messages.HandshakeResponse | None = None
 
     @property
@@ -50,7 +52,9 @@ class VariableServer:
         """
         if self.peer is None:
             try:
-                await self.stub.connection.wait_ready(_CONNECT_SECONDS)  # it finds out what is wrong on the way there
+                await self.stub.connection.wait_ready(
+                    self.connect_seconds
+                )  # it finds out what is wrong on the way there
             except WorkerUnavailableError as error:
                 if not self.of_coordinator:
                     raise

@@ -34,13 +34,17 @@ class VariableOwner:
       workers: What the coordinator was given; a cluster may have a job for variables.
       credentials: Certificates and the token for that.
       loop: Where closures are run from.
+      connect_seconds: How long to wait for a task of that job which is not there yet.
     """
 
-    def __init__(self, workers: object, credentials: ClientCredentials | None, loop: IoLoop) -> None:
+    def __init__(
+        self, workers: object, credentials: ClientCredentials | None, loop: IoLoop, connect_seconds: float
+    ) -> None:
         spec = workers.spec if isinstance(workers, ClusterJob) else workers
         self._job = spec.job(_JOB) if isinstance(spec, ClusterSpec) and _JOB in spec.jobs else None
         self._credentials = credentials
         self._loop = loop
+        self._connect_seconds = connect_seconds
         self._servers: list[tuple[Target, VariableServer, RemoteExecutor]] = []
         self._next = itertools.count()
         self._own: object = None
@@ -98,7 +102,7 @@ class VariableOwner:
             [stub] = make_stubs(target, credentials)
             executor = RemoteExecutor(stub)
             executor.set_cardinalities({})
-            self._servers.append((target, VariableServer(stub), executor))
+            self._servers.append((target, VariableServer(stub, connect_seconds=self._connect_seconds), executor))
 
     async def _own_server(self) -> Sequence[Target]:
         from fedstack.service.executor.executor_service import ExecutorService
