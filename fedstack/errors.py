@@ -105,7 +105,7 @@ class ClosedError(FedstackError, RuntimeError):
 
 
 class ClosureCancelledError(FedstackError, concurrent.futures.CancelledError):
-    """A call that was scheduled was cancelled: by its caller, since another one failed, or with its coordinator."""
+    """A scheduled call, or that of a method, was cancelled: by its caller, for the error of another, or at the end."""
 
 
 class ContextError(FedstackError, RuntimeError):

@@ -25,6 +25,7 @@ from fedstack.transport.wire.status import Code, StatusError
 # What clients have of their own, and so cannot show as a method.
 RESERVED = frozenset({"call", "close", "create", "is_entered", "methods", "refresh", "target"})
 BLOCKING = "_blocking"
+TIMEOUT = "timeout_in_ms"
 _MOST_CHARACTERS = 200
 _NEAR_NAMES = 3
 _LAST_TIMES = 1000
@@ -126,6 +127,11 @@ class MethodTable:
                 f"Expected a method that takes and returns values, found {type_text(signature.function)} for "
                 f"{name!r}; call functions inside of it"
             )
+        if TIMEOUT in signature.parameters:
+            raise InvalidComputationError(
+                f"Expected parameters of {name!r} that clients can give by name, found {TIMEOUT!r}, which says how "
+                "long a call may take; choose another name"
+            )
         has_clients = parameter is not None and contains_federated(parameter)
         if inline and (has_clients or contains_federated(result)):
             raise InvalidComputationError(
@@ -188,10 +194,8 @@ def check_name(name: object) -> None:
             f"{', '.join(sorted(RESERVED))}, names that begin with '_' and names that end in '{BLOCKING}' themselves; "
             "choose another name"
         )
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidValueError(f"Expected a name that UTF-8 can write, found {name!r}; choose another name") from error
+    if not name.isprintable():  # what UTF-8 cannot write is not, either
+        raise InvalidValueError(f"Expected a name that can be printed, found {name!r}; choose another name")
 
 
 def _computation_of(

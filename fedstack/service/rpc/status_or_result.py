@@ -5,7 +5,7 @@ import concurrent.futures
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
 
-from fedstack.errors import ClosedError
+from fedstack.errors import ClosedError, ClosureCancelledError
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.loop_calls import arrival
@@ -30,6 +30,10 @@ class StatusOrResult(Generic[_T]):
     def _call(self) -> str:
         return f"the call of {self._method_name!r} at {self._target}"
 
+    @property
+    def _cancelled(self) -> str:
+        return f"{self._call} was cancelled"
+
     def is_ok(self) -> bool:
         """Returns whether there is a result. Never raises for an error of the call."""
         return self._error() is None
@@ -40,18 +44,21 @@ class StatusOrResult(Generic[_T]):
         if error is None:
             return Code.OK, ""
         if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
-            return Code.CANCELLED, f"{self._call} was cancelled"
+            return Code.CANCELLED, self._cancelled
         return code_of(cast(Exception, error)), str(error)
 
     def get_value(self) -> _T:
         """Returns the result, the same one each time.
 
         Raises:
+          ClosureCancelledError: If it was cancelled.
           FedstackError: The error of the call.
         """
         error = self._error()
         if error is None:
             return self._outcome.result()
+        if isinstance(error, concurrent.futures.CancelledError):
+            raise ClosureCancelledError(self._cancelled)
         raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     def done(self) -> bool:

@@ -13,6 +13,7 @@ from served_methods import WALL, calls_of, within_wall
 import fedstack
 from fedstack.errors import (
     ClosedError,
+    ClosureCancelledError,
     DeadlineExceededError,
     InvalidValueError,
     LeafError,
@@ -228,6 +229,8 @@ def test_cancelling_ends_the_call(client, gate):
     assert result.cancel()
     assert result.get_error() == (Code.CANCELLED, f"the call of 'wait' at {client.target} was cancelled")
     assert not result.cancel()
+    with pytest.raises(ClosureCancelledError, match="the call of 'wait' at .* was cancelled"):
+        result.get_value()
 
 
 def test_64_calls_wait_for_each_other(server, client):

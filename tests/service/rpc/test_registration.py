@@ -82,6 +82,17 @@ def test_a_coroutine_function_is_refused(unstarted):
         unstarted.register("later", later, parameter_types=[np.int32], result_type=np.int32)
 
 
+def test_a_parameter_with_the_name_of_an_option_of_calls_is_refused(unstarted):
+    with pytest.raises(InvalidComputationError, match="found 'timeout_in_ms', which says how long a call may take"):
+        unstarted.register("f", lambda timeout_in_ms: timeout_in_ms, parameter_types={"timeout_in_ms": np.int32})
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", "\ud800"], ids=ascii)
+def test_a_name_that_would_upset_a_terminal_is_refused(unstarted, name):
+    with pytest.raises(InvalidValueError, match="Expected a name that can be printed"):
+        unstarted.register(name, add)
+
+
 def test_functions_of_functions_are_refused(unstarted):
     @fl.federated_computation(fl.FunctionType(np.int32, np.int32))
     def apply(function):
