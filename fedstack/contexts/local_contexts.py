@@ -22,8 +22,8 @@ class LocalOptions(TypedDict, total=False):
       max_fanout: The most children of a composing executor; without effect in a local stack.
       clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
       max_concurrent_clients: The most functions that run at the same time, at clients and at the server, in all calls
-        together; 1 makes all of them run one after the other. By default one per core computes, and 32 wait, or four
-        per core if that is more.
+        together; 1 makes all of them run one after the other. By default one per core if they compute, and 32 if they
+        wait, or four per core if that is more.
       data_backend: Resolves `data` blocks that are not functions.
       retry_policy: What to do about retryable errors; five attempts by default.
       progress: True to show how many clients are done, or what shows it.

@@ -111,7 +111,8 @@ class LeafExecutor(VerbExecutor):
     Args:
       clients_per_thread: The smallest number of clients that a thread takes at once; measured by default.
       max_concurrent_clients: The most functions that run at the same time, at clients and at the server; 1 makes all of
-        them run one after the other. By default one per core computes, and 32 wait, or four per core if that is more.
+        them run one after the other. By default one per core if they compute, and 32 if they wait, or four per core if
+        that is more.
       threads: Threads that other executors use too, with their bound; by default this one has its own.
     """
 

@@ -85,7 +85,7 @@ def local_executor_factory(
       clients_per_thread: The smallest number of clients that a leaf thread takes at once; measured by default.
       max_concurrent_clients: The most functions that run at the same time, at clients and at the server, for all
         executors and callers of the factory together; 1 makes all of them run one after the other. By default one per
-        core computes, and 32 wait, or four per core if that is more.
+        core if they compute, and 32 if they wait, or four per core if that is more.
       **options: See `StackOptions`.
 
     Raises:
