@@ -69,7 +69,10 @@ def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None
     plain = _stream(_ForgivingFile(descriptor), sys.stderr.encoding)
     out = plain if convert is None else _stream(_ConvertingFile(descriptor, convert), sys.stderr.encoding)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        yield plain
+        try:
+            yield plain
+        finally:
+            out.flush()  # a line without an end
 
 
 def _stream(file: _ForgivingFile, encoding: str) -> TextIO:

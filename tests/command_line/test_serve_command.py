@@ -613,6 +613,7 @@ def test_what_functions_print_is_in_the_format_of_the_log() -> None:
         print("one", 1)
         print("two\n\nthree", file=sys.stderr)
         sys.stdout.buffer.write(b"\xff no text")
+        sys.stdout.write("no end")
         return value
 
     @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
@@ -627,7 +628,7 @@ def test_what_functions_print_is_in_the_format_of_the_log() -> None:
         server.process.terminate()
         _, _, err = ended(server)
     entries = [json.loads(line) for line in err.splitlines()]
-    assert [entry["message"] for entry in entries] == ["one 1", "two", "three", r"\xff no text"]
+    assert [entry["message"] for entry in entries] == ["one 1", "two", "three", r"\xff no text", "no end"]
     assert {(entry["level"], entry["logger"]) for entry in entries} == {("info", "output")}
 
 
