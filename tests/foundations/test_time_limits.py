@@ -104,7 +104,7 @@ def test_nobody_is_told_of_an_error_that_a_cancelled_caller_does_not_want(is_don
             result.set_exception(ValueError("no"))
             await asyncio.sleep(0)
         waiting.cancel()
-        await asyncio.wait([waiting])
+        await asyncio.gather(waiting, return_exceptions=True)
         del waiting, result
         gc.collect()
 
