@@ -30,6 +30,7 @@ from google.protobuf.message import DecodeError
 from fedstack import errors
 from fedstack.computations.types.language import RetryableError
 from fedstack.foundations.error_text import shortened
+from fedstack.foundations.source_lines import with_source_lines
 from fedstack.foundations.traceback_filter import cut_own_frames
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
 from fedstack.transport.wire.connection_errors import ARGUMENTS, NO_ANSWER, Words, reason_of
@@ -231,6 +232,7 @@ def error_from_status(
     detail = _read(details)
     if detail is None:
         return _plain_error(known, message, address, words)
+    detail.message, detail.traceback = with_source_lines(detail.message), with_source_lines(detail.traceback)
     error = _named_error(detail, known)
     if error is None:
         error = _plain_error(known, f"{detail.error}: {detail.message}", address, words)

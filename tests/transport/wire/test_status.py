@@ -1,5 +1,6 @@
 """Errors on their way through a status: the class, the words and the traceback arrive, whatever peers do to them."""
 
+import linecache
 import os
 import traceback
 
@@ -80,6 +81,13 @@ def test_the_cause_of_a_received_leaf_error_shows_the_lines_of_the_user():
     assert "raise ValueError(text)" in printed
     assert "ValueError: negative weight" in printed
     assert "at localhost:8000" in printed
+
+
+def test_a_received_leaf_error_has_lines_that_the_peer_did_not_have(monkeypatch):
+    cell = "<ipython-input-3>"
+    error = errors.LeafError(f"'f' raised ValueError; at client 1\n  File \"{cell}\", line 1, in f")
+    monkeypatch.setitem(linecache.cache, cell, (9, None, ["raise ValueError\n"], cell))
+    assert str(sent(error)).endswith("in f\n    raise ValueError")
 
 
 def test_where_an_error_came_from_is_its_cause():
