@@ -260,7 +260,7 @@ class ClientBlocks:
             self._workers += 1
         try:
             done, seconds, disturbed = 0, 0.0, preemptions() if is_judged else 0
-            while (block := self._take()) is not None:
+            while self._next < self.clients.stop and (block := self._take()) is not None:
                 took = self._run_block(block)
                 if is_judged and disturbed == (disturbed := preemptions()):
                     done, seconds = done + block.stop - block.start, seconds + took

@@ -17,7 +17,7 @@ from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
-from fedstack.executors.base.schedule_run import ScheduleRun, run_whole
+from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.folds.sinks import Sink
 from fedstack.foundations.error_text import name_text
@@ -174,11 +174,11 @@ class ProgramEngine(Engine):
         (result,) = await self.run_once(await self.linked(task.program), inputs)
         return result
 
-    async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:
+    async def run_phase_task(self, task: PhaseTask, run: ScheduleValues) -> Sequence[object]:
         """Raises: there are no clients here."""
         raise UnsupportedIntrinsicError(f"Expected unplaced work in {self!r}, found work at clients")
 
-    async def run_select_task(self, task: SelectTask, run: ScheduleRun) -> object:
+    async def run_select_task(self, task: SelectTask, run: ScheduleValues) -> object:
         """Raises: there are no clients here."""
         raise UnsupportedIntrinsicError(f"Expected unplaced work in {self!r}, found {task.uri}")
 

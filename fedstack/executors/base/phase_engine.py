@@ -21,7 +21,7 @@ from fedstack.computations.values.federated_values import wrong_number_of_client
 from fedstack.errors import FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.executors.base.engines import Engine, FunctionRun, ProgramEngine
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, tree_state
-from fedstack.executors.base.schedule_run import ScheduleRun, as_column, run_whole
+from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, as_column, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.phase_events import told_phase
@@ -156,7 +156,7 @@ class PhaseEngine(Engine, PhaseRunner):
         """Runs server work and returns the payload of its result."""
         return await self.server.run_server_task(task, inputs)
 
-    async def run_phase_task(self, task: PhaseTask, run: ScheduleRun) -> Sequence[object]:
+    async def run_phase_task(self, task: PhaseTask, run: ScheduleValues) -> Sequence[object]:
         """Runs a phase for all clients and returns the results of its aggregations, and the columns that are kept."""
         phase = task.phase
         inputs = [self._checked(run.read_column(expression)) for expression in task.inputs]
@@ -207,7 +207,7 @@ class PhaseEngine(Engine, PhaseRunner):
         (result,) = await self.server.run_once(report, [total, *argument.captures[2]])
         return result
 
-    async def run_select_task(self, task: SelectTask, run: ScheduleRun) -> object:
+    async def run_select_task(self, task: SelectTask, run: ScheduleValues) -> object:
         """Computes the slice of each distinct key once, and gives each client the slices of its keys, in order."""
         column = as_column(run.read(task.keys), self.clients)
         keys = column.items() if column.is_here else await off_loop(column.items)

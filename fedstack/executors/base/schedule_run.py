@@ -6,7 +6,7 @@ from typing import Protocol, cast
 from fedstack.computations.plan.graph import Function, Pack, Symbol, select
 from fedstack.computations.plan.program import Expression, Join, Pick, Slot
 from fedstack.computations.plan.schedule import only_task, schedule
-from fedstack.computations.plan.tasks import PhaseTask, SelectTask, ServerTask, Task
+from fedstack.computations.plan.tasks import PhaseTask, Schedule, SelectTask, ServerTask, Task
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
@@ -27,17 +27,60 @@ class TaskRunner(Protocol):
         """Runs server work and returns the payload of its result."""
         ...
 
-    async def run_phase_task(self, task: PhaseTask, run: "ScheduleRun") -> Sequence[object]:
+    async def run_phase_task(self, task: PhaseTask, run: "ScheduleValues") -> Sequence[object]:
         """Runs a phase and returns a payload or column for each target."""
         ...
 
-    async def run_select_task(self, task: SelectTask, run: "ScheduleRun") -> object:
+    async def run_select_task(self, task: SelectTask, run: "ScheduleValues") -> object:
         """Runs a selection and returns the column of what the clients get."""
         ...
 
 
-class ScheduleRun:
-    """The values of one run of a function's schedule, filled in task by task.
+class ScheduleValues:
+    """The values of one run of a schedule, filled in task by task.
+
+    Args:
+      tasks: The schedule.
+      clients: The number of clients; 0 where there are no placements.
+    """
+
+    def __init__(self, tasks: Schedule, clients: int) -> None:
+        self.schedule = tasks
+        self.clients = clients
+        self.values: list[object] = [None] * tasks.slots
+        for slot, payload in tasks.constants:
+            self.values[slot] = payload
+        self._shared: dict[Expression, SharedColumn] = {}
+
+    def read(self, expression: Expression) -> object:
+        """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
+        return _read_placed(expression, self.values, self.clients)
+
+    def read_column(self, expression: Expression) -> Column:
+        """Evaluates an input of a phase; what several phases read is one and the same object for all of them."""
+        found = self._shared.get(expression)
+        if found is not None:
+            return found
+        column = as_column(self.read(expression), self.clients)
+        if expression in self.schedule.shared:
+            column = self._shared[expression] = SharedColumn(column)
+        return column
+
+    async def run_task(self, task: Task, runner: TaskRunner) -> None:
+        """Runs a task whose inputs are there, and keeps its results."""
+        if isinstance(task, ServerTask):
+            inputs = [self.read(expression) for expression in task.inputs]
+            self.values[task.target] = await runner.run_server_task(task, inputs)
+        elif isinstance(task, PhaseTask):
+            results = await runner.run_phase_task(task, self)
+            for target, value in zip(task.targets, results):
+                self.values[target] = value
+        else:
+            self.values[task.target] = await runner.run_select_task(task, self)
+
+
+class ScheduleRun(ScheduleValues):
+    """One run of a function's schedule, whose tasks run when what they make is pulled.
 
     Args:
       function: The function.
@@ -47,14 +90,9 @@ class ScheduleRun:
     """
 
     def __init__(self, function: Function, runner: TaskRunner, clients: int, *, in_parts: bool = False) -> None:
-        self.schedule = schedule(function, fuse=not in_parts)
-        self.clients = clients
-        self.values: list[object] = [None] * self.schedule.slots
-        for slot, payload in self.schedule.constants:
-            self.values[slot] = payload
+        super().__init__(schedule(function, fuse=not in_parts), clients)
         self._result = function.result
         self._runner = runner
-        self._shared: dict[Expression, SharedColumn] = {}
         self._tasks: list[tuple[LazyTask[None], Task]] = []
         self._makers: dict[int, LazyTask[None]] = {}
         owner = owned_by(self)
@@ -76,20 +114,6 @@ class ScheduleRun:
             symbol = select(symbol, position)
         await self._make(slots_of(expression))
         return whole_columns(self.read(expression), symbol, self.clients)
-
-    def read(self, expression: Expression) -> object:
-        """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
-        return _read_placed(expression, self.values, self.clients)
-
-    def read_column(self, expression: Expression) -> Column:
-        """Evaluates an input of a phase; what several phases read is one and the same object for all of them."""
-        found = self._shared.get(expression)
-        if found is not None:
-            return found
-        column = as_column(self.read(expression), self.clients)
-        if expression in self.schedule.shared:
-            column = self._shared[expression] = SharedColumn(column)
-        return column
 
     async def _make(self, slots: Sequence[int]) -> None:
         if self._makers.keys().isdisjoint(slots):
@@ -137,24 +161,23 @@ class ScheduleRun:
     async def _run_task(self, task: Task) -> None:
         if not self._makers.keys().isdisjoint(task.reads):
             await self._make(sorted(task.reads))
-        if isinstance(task, ServerTask):
-            inputs = [self.read(expression) for expression in task.inputs]
-            self.values[task.target] = await self._runner.run_server_task(task, inputs)
-        elif isinstance(task, PhaseTask):
-            results = await self._runner.run_phase_task(task, self)
-            for target, value in zip(task.targets, results):
-                self.values[target] = value
-        else:
-            self.values[task.target] = await self._runner.run_select_task(task, self)
+        await self.run_task(task, self._runner)
 
 
 async def run_whole(function: Function, runner: TaskRunner, clients: int, argument: object) -> object:
     """Runs a function and returns the payload of its whole result."""
     task = only_task(function)
-    if task is None:
+    if task is not None:
+        # Nothing has to wait for anything: half of what a small call takes is saved.
+        return await runner.run_server_task(task, [argument] * len(task.inputs))
+    tasks = schedule(function)
+    if len(tasks.tasks) > 1:
         return await ScheduleRun(function, runner, clients).pull((), argument)
-    # Nothing has to wait for anything: half of what a small call takes is saved.
-    return await runner.run_server_task(task, [argument] * len(task.inputs))
+    values = ScheduleValues(tasks, clients)
+    values.values[0] = argument
+    for task in tasks.tasks:
+        await values.run_task(task, runner)
+    return whole_columns(values.read(tasks.result), function.result, clients)
 
 
 def merged_argument(known: object, argument: object) -> object:

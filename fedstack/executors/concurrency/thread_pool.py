@@ -28,7 +28,7 @@ class _Serving(threading.local):
 
     def __init__(self) -> None:
         super().__init__()
-        self.jobs: list[tuple[ThreadPool, Job[Any]]] = []
+        self.seats: list[tuple[ThreadPool, Seat]] = []
 
 
 _serving = _Serving()
@@ -42,31 +42,39 @@ def waiting() -> Generator[None, None, None]:
 
     Without it work of a pool that waits for other work of that pool could wait for ever.
     """
-    jobs = tuple(_serving.jobs)
-    for pool, job in jobs:
-        pool.set_aside(job, waits=1)
+    seats = tuple(_serving.seats)
+    for pool, seat in seats:
+        pool.set_aside(seat, waits=1)
     try:
         yield
     finally:
-        for pool, job in jobs:
-            pool.set_aside(job, waits=-1)
+        for pool, seat in seats:
+            pool.set_aside(seat, waits=-1)
 
 
-class Job(Outcome[_T]):
+class Seat:
+    """How a pool counts a thread that is at work for it.
+
+    Attributes:
+      waits: How often the thread waits for other work at this moment, one wait inside of another.
+      abandoned: Whether nobody wants the work any more, and nobody knows when the thread will come back.
+      is_replaced: Whether another thread may take the place of that one.
+    """
+
+    waits = 0
+    abandoned = False
+    is_replaced = False
+
+
+class Job(Outcome[_T], Seat):
     """Work that is handed in, and what comes of it.
 
     Attributes:
       scope: For whom it is done, and how.
-      waits: How often its thread waits for other work at this moment, one wait inside of another.
-      abandoned: Whether nobody wants it any more, and nobody knows when its thread will come back.
-      is_replaced: Whether another thread may take the place of that one.
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
         super().__init__()
-        self.waits = 0
-        self.abandoned = False
-        self.is_replaced = False
         self._work = [work]  # whoever takes it out begins the work, or sees to it that it never begins
         self.scope = current_scope()
         self._context = contextvars.copy_context()
@@ -180,28 +188,30 @@ class ThreadPool:
 
     def run_here(self, work: Callable[[], _T]) -> _T:
         """Does work on the caller's thread, which counts as one of the pool's meanwhile, and waits until it may."""
-        if any(pool is self for pool, _ in _serving.jobs):
+        if _serving.seats and any(pool is self for pool, _ in _serving.seats):
             return work()  # it counts already
-        guest = Job(work)
         with self._lock:
             # A thread that waits for jobs makes room: it looks how many there are before it begins one.
             self._waiting_guests += 1
             try:
-                self._room.wait_for(lambda: self.threads - self._idle - self._replaced < self._max_threads)
+                while self.threads - self._idle - self._replaced >= self._max_threads:
+                    self._room.wait()
             finally:
                 self._waiting_guests -= 1
             self.threads += 1
             lock = self._lock
-        _serving.jobs.append((self, guest))
+        _serving.seats.append((self, Seat()))
         try:
             return work()
         finally:
-            _serving.jobs.pop()
+            _serving.seats.pop()
             with self._lock:
                 if self._lock is lock:  # else this is a forked child, which has begun to count anew
                     self.threads -= 1
                 self._let_callers_in()
-            self._start_threads()
+                has_jobs = bool(self._jobs)
+            if has_jobs:
+                self._start_threads()
 
     def _let_callers_in(self) -> None:
         """Lets callers look whether there is room now for the work that they want to do themselves."""
@@ -247,12 +257,12 @@ class ThreadPool:
                 self.threads -= 1
                 self._idle -= 1
 
-    def set_aside(self, job: Job[Any], waits: int) -> None:
-        """Takes note that the thread of a job begins to wait for other work, or with -1, that it has ended to."""
+    def set_aside(self, seat: Seat, waits: int) -> None:
+        """Takes note that a thread begins to wait for other work, or with -1, that it has ended to."""
         with self._lock:
-            self._count(job, -1)
-            job.waits += waits
-            self._count(job, 1)
+            self._count(seat, -1)
+            seat.waits += waits
+            self._count(seat, 1)
             self._let_callers_in()
         self._start_threads()
 
@@ -271,10 +281,10 @@ class ThreadPool:
         if observers.present and job.running():
             observers.tell(WorkCancelled(**job.scope.span.ids))
 
-    def _count(self, job: Job[Any], sign: int) -> None:
-        """Counts the thread of a job among those that nobody can count on, if it is one; or with -1, no longer."""
-        self._away += sign * (job.waits > 0 or job.abandoned)
-        self._replaced += sign * (job.waits > 0 or job.is_replaced)
+    def _count(self, seat: Seat, sign: int) -> None:
+        """Counts a thread among those that nobody can count on, if it is one; or with -1, no longer."""
+        self._away += sign * (seat.waits > 0 or seat.abandoned)
+        self._replaced += sign * (seat.waits > 0 or seat.is_replaced)
 
     def _serve(self, number: int) -> None:
         with self._lock:
@@ -283,7 +293,7 @@ class ThreadPool:
             self._starting.remove(number)
         job = self._next_job()
         while job is not None:
-            _serving.jobs.append((self, job))
+            _serving.seats.append((self, job))
             job.run()
             with self._lock:
                 self._idle += 1
@@ -292,7 +302,7 @@ class ThreadPool:
                     self._count(job, -1)
                     if job.scope.abandoned is not None:
                         job.scope.abandoned.remove(job.is_replaced)
-            _serving.jobs.clear()
+            _serving.seats.clear()
             del job  # an idle thread must not keep the last work's data alive
             job = self._next_job()
 
