@@ -114,7 +114,13 @@ class _Ends:
 
         Raises:
           queue.Empty: If there is none by then.
+          RuntimeError: If called on the loop on which the calls run, which would wait for itself.
         """
+        if self._ended.empty() and any(value.driver.loop.is_current() for value in self._callbacks):
+            raise RuntimeError(
+                "Expected to wait outside of the loop on which the calls run, found that loop; await the values there, "
+                "or use asyncio.as_completed"
+            )
         return self._ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ from await_until import await_until
 import fedstack
 from fedstack.errors import DeadlineExceededError, InvalidValueError, LeafError, TypeMismatchError
 from fedstack.service.coordinator import AsyncClusterCoordinator, ClusterCoordinator, as_completed, wait
+from fedstack.testing import SimulatedCluster
 
 WALL = 30.0
 
@@ -138,6 +139,19 @@ def test_what_is_here_takes_no_time(coordinator: ClusterCoordinator) -> None:
     wait([failed])
     with pytest.raises(LeafError):
         failed.get(timeout=0)
+
+
+def test_a_loop_does_not_wait_for_what_runs_on_it() -> None:
+    async def program(cluster: SimulatedCluster) -> None:
+        async with AsyncClusterCoordinator(cluster.stubs()) as coordinator:
+            value = await coordinator.schedule(same, (1,))
+            for waits in (lambda: wait([value]), lambda: list(as_completed([value]))):
+                with pytest.raises(RuntimeError, match="found that loop; await the values there"):
+                    waits()
+            assert [await ended for ended in asyncio.as_completed([value])] == [1]
+            assert wait([value]) == ([value], [])
+
+    SimulatedCluster().run(program)
 
 
 def test_a_coordinator_tells_what_it_has_to_do(coordinator: ClusterCoordinator, gate: Path) -> None:
