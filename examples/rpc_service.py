@@ -9,6 +9,7 @@ Which comes first does not matter. Any number of clients may train at the same t
 """
 
 import argparse
+import contextlib
 import threading
 
 import numpy as np
@@ -46,7 +47,7 @@ def serve(address):
     server = rpc.Server.create("grpc", address)
     server.register("read", model.read, result_type=VECTOR)
     server.register("step", model.step, parameter_types=[VECTOR, np.float32], result_type=())
-    with server:
+    with server, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends it
         print(f"serving {', '.join(server.methods)} at {server.target}", flush=True)
         server.join()
 

@@ -1,5 +1,7 @@
 """Reads and updates a value that a server holds in a session, for whoever knows session and id."""
 
+import contextlib
+from collections.abc import Generator
 from typing import TypeAlias
 
 import attrs
@@ -7,7 +9,7 @@ import attrs
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type
-from fedstack.errors import CarrierError, WorkerUnavailableError
+from fedstack.errors import CarrierError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages
@@ -42,6 +44,24 @@ class VariableServer:
     def io(self) -> IoLoop:
         """The loop."""
         return self.stub.io
+
+    @contextlib.contextmanager
+    def called(self) -> Generator[None, None, None]:
+        """Notices in a block with calls that the server has gone: the next caller waits for it to be back.
+
+        Raises:
+          StaleSessionError: If the server was started anew since.
+        """
+        try:
+            yield
+        except WorkerUnavailableError:
+            self.peer = None
+            raise
+        except StaleSessionError as error:
+            raise StaleSessionError(
+                f"Expected a variable at {self.stub.address}, found that it is gone: the server was started anew, or "
+                "the coordinator that made it has ended; make another one"
+            ) from error
 
     async def handshake(self) -> messages.HandshakeResponse:
         """Returns what the server says of itself.
@@ -100,7 +120,9 @@ class HeldVariable:
         request = messages.EvaluateRequest(
             executor=plain.ExecutorId(id=self.session), value_ref=plain.ValueRef(id=self.value)
         )
-        return await evaluate(server.stub, await server.handshake(), request, (), self.type_signature)
+        peer = await server.handshake()
+        with server.called():
+            return await evaluate(server.stub, peer, request, (), self.type_signature)
 
     async def update(self, server: VariableServer, how: "messages.UpdateRequest.How", payload: object) -> None:
         """Puts another value in place, in one step: no other update comes in between.
@@ -113,7 +135,8 @@ class HeldVariable:
         request = messages.UpdateRequest(
             executor=plain.ExecutorId(id=self.session), value_ref=plain.ValueRef(id=self.value), how=how, value=typed
         )
-        await server.stub.update(request, segments)
+        with server.called():
+            await server.stub.update(request, segments)
 
 
 _Dialled: TypeAlias = "tuple[Target, bool, ClientCredentials | None]"

@@ -11,7 +11,7 @@ from fedstack.computations.types.language import Type, infer_type
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
-from fedstack.errors import ClosedError, FedstackError, InvalidValueError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import to_declared_type
 from fedstack.executors.remote.remote_values import RemoteValue
 from fedstack.executors.remote.worker_stubs import make_stubs
@@ -20,11 +20,64 @@ from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import resolve_targets
+from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
 _JOB = "ps"
+
+
+@attrs.define(eq=False)
+class _Holder:
+    """A server that holds variables for one coordinator.
+
+    Attributes:
+      target: Where it is.
+      server: How it is called.
+      executor: What it holds them in; another one once the server has been started anew.
+    """
+
+    target: Target
+    server: VariableServer
+    executor: RemoteExecutor
+
+    async def keep(self, payload: object, type_spec: Type) -> RemoteValue:
+        """Returns a value that the server holds.
+
+        Raises:
+          WorkerUnavailableError: If it cannot be reached.
+        """
+        await self.server.handshake()
+        try:
+            with self.server.called():
+                return await self._kept(payload, type_spec)
+        except (WorkerUnavailableError, StaleSessionError):
+            await self.server.handshake()  # it was there before, and is back or may be about to come
+        return await self._kept(payload, type_spec, attempts=2)
+
+    async def _kept(self, payload: object, type_spec: Type, attempts: int = 1) -> RemoteValue:
+        executor = self.executor
+        try:
+            value = await executor.create_known(payload, type_spec)
+            assert isinstance(value, RemoteValue)
+            for error in (await executor.start([value])).values():
+                if error is not None:
+                    raise error
+        except StaleSessionError:  # the server was started anew, and what it held is gone
+            if self.executor is executor:
+                self.executor = _executor_at(self.server.stub)
+                executor.close()
+            if attempts == 1:
+                raise
+            return await self._kept(payload, type_spec)
+        return value
+
+
+def _executor_at(stub: ExecutorStub) -> RemoteExecutor:
+    executor = RemoteExecutor(stub)
+    executor.set_cardinalities({})
+    return executor
 
 
 class VariableOwner:
@@ -45,7 +98,7 @@ class VariableOwner:
         self._credentials = credentials
         self._loop = loop
         self._connect_seconds = connect_seconds
-        self._servers: list[tuple[Target, VariableServer, RemoteExecutor]] = []
+        self._holders: list[_Holder] = []
         self._next = itertools.count()
         self._own: object = None
         self._is_used = False
@@ -80,17 +133,12 @@ class VariableOwner:
         if self._closed:
             raise ClosedError("The coordinator is closed; make a new one")
         self._is_used = True
-        if not self._servers:
+        if not self._holders:
             await self._open()
-        target, server, executor = self._servers[next(self._next) % len(self._servers)]
-        await server.handshake()
-        value = await executor.create_known(payload, type_spec)
-        assert isinstance(value, RemoteValue)
-        for error in (await executor.start([value])).values():
-            if error is not None:
-                raise error
-        held = HeldVariable(target, value.session.executor.id, value.id, type_spec, self._own is not None)
-        return held, server, value
+        holder = self._holders[next(self._next) % len(self._holders)]
+        value = await holder.keep(payload, type_spec)
+        held = HeldVariable(holder.target, value.session.executor.id, value.id, type_spec, self._own is not None)
+        return held, holder.server, value
 
     async def _open(self) -> None:
         targets = await self._own_server() if self._job is None else self._job.resolve()
@@ -100,9 +148,8 @@ class VariableOwner:
             uses_tls = credentials is not None and credentials.uses_tls
             target = attrs.evolve(target, secure=uses_tls if target.secure is None else target.secure)
             [stub] = make_stubs(target, credentials)
-            executor = RemoteExecutor(stub)
-            executor.set_cardinalities({})
-            self._servers.append((target, VariableServer(stub, connect_seconds=self._connect_seconds), executor))
+            server = VariableServer(stub, connect_seconds=self._connect_seconds)
+            self._holders.append(_Holder(target, server, _executor_at(stub)))
 
     async def _own_server(self) -> Sequence[Target]:
         from fedstack.service.executor.executor_service import ExecutorService
@@ -123,16 +170,16 @@ class VariableOwner:
         from fedstack.service.server.grpc_server import GrpcServer
 
         self._closed = True
-        servers, self._servers = self._servers, []
-        for _, server, executor in servers:
-            executor.close()
+        holders, self._holders = self._holders, []
+        for holder in holders:
+            holder.executor.close()
             with contextlib.suppress(FedstackError):
-                await server.stub.close()
+                await holder.server.stub.close()
         if isinstance(self._own, GrpcServer):
             await self._own.stop(0.0)
 
     def __repr__(self) -> str:
-        return f"<VariableOwner at {len(self._servers)} servers>"
+        return f"<VariableOwner at {len(self._holders)} servers>"
 
 
 def _type_of(initial_value: object) -> Type:
