@@ -10,12 +10,14 @@ import os
 import pdb
 import sys
 from collections.abc import Generator
+from pathlib import PurePath
 from types import FrameType, TracebackType
 from typing import Any
 
 _HIDDEN = ("fedstack", "federated_language", "asyncio", "contextlib")
 # What only looks like fedstack's: the example is read as users' code is.
 _SHOWN = "fedstack.demo"
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 # What fedstack calls. Users may step into it from a line of theirs.
 _LIBRARIES = ("numpy", "attr", "attrs", "google", "threadpoolctl", *sys.stdlib_module_names)
 
@@ -42,13 +44,22 @@ def _is_hidden(frame: FrameType) -> bool:
 
 def _is_ours(frame: FrameType | None) -> bool:
     """Returns whether a frame is hidden, or one of a library on behalf of such a frame."""
+    is_import = False  # whether an import would account for a frame further in
     while frame is not None and not _is_hidden(frame):
         name = str(frame.f_globals.get("__name__", ""))
         is_made = name.startswith("namedtuple_") or frame.f_code.co_filename.startswith("<attrs generated")
-        if not is_made and name.partition(".")[0] not in _LIBRARIES:
-            return False
+        if name == "importlib._bootstrap":
+            is_import = False
+        elif not is_made and name.partition(".")[0] not in _LIBRARIES:
+            if not _is_installed(frame):
+                return False
+            is_import = True  # as hooks of imports do; a function of a user may be installed as well
         frame = frame.f_back
-    return frame is not None
+    return frame is not None and not is_import
+
+
+def _is_installed(frame: FrameType) -> bool:
+    return not _INSTALLED.isdisjoint(PurePath(frame.f_code.co_filename).parts)
 
 
 @contextlib.contextmanager

@@ -105,6 +105,47 @@ def test_steps_past_the_end_of_a_function_stop_in_lines_of_the_user_only(tmp_pat
     assert names == ["halved"] * inside + ["run"]
 
 
+HOOK = """
+import sys
+
+class Hook:
+    def find_spec(self, *names):
+        return None
+
+sys.meta_path.insert(0, Hook())
+"""
+SHUFFLED = """
+import site
+import federated_language as fl
+import numpy as np
+import fedstack
+site.addsitedir("site-packages")
+import hook
+
+fedstack.set_sync_local_execution_context(debug=True)
+
+@fedstack.python_computation([fl.SequenceType((np.int32, [None]))], np.int32)
+def added(batches):
+    total = 0
+    breakpoint()
+    for batch in batches:
+        total += batch[0]
+    return total
+
+print("result", added(fedstack.batches(np.arange(3, dtype=np.int32), 1, shuffle_seed=1)))
+"""
+
+
+def test_steps_do_not_stop_in_what_is_imported_for_a_sequence(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "hook.py").write_text(HOOK)
+    done = debugged(tmp_path, *["s"] * 6, "c", script=SHUFFLED)
+    assert done.returncode == 0, done.stderr
+    assert "result 3" in done.stdout
+    stops = [line.removeprefix("(Pdb) ") for line in done.stdout.splitlines()]
+    assert all("script.py(" in stop for stop in stops if stop.startswith("> ")), stops
+
+
 def test_another_debugger_that_was_chosen_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = debugged(tmp_path, PYTHONBREAKPOINT="0")
     assert (done.returncode, done.stdout) == (0, "result 5\n")
