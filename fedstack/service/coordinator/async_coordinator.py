@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstack.service.coordinator.driver import check_timeout
 from fedstack.service.coordinator.front import Front
 from fedstack.service.coordinator.remote_value import RemoteValue, fetched
+from fedstack.service.coordinator.time_bounds import check_timeout
 from fedstack.service.coordinator.variables.variable import AsyncVariable
 from fedstack.transport.peers.io_loop import io_loop
 

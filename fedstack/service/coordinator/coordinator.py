@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstack.service.coordinator.driver import check_timeout
 from fedstack.service.coordinator.front import Front
 from fedstack.service.coordinator.remote_value import RemoteValue, fetched
+from fedstack.service.coordinator.time_bounds import check_timeout
 from fedstack.service.coordinator.variables.variable import Variable
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -42,7 +42,7 @@ class ClusterCoordinator(Front):
         """
         closure, call = self._closures.closure(fn, args, kwargs, repeatable, prefetch)
         while not self._driver.schedule(closure):
-            self._driver.loop.run_sync(self._driver.room())
+            self._driver.wait(self._driver.room())
         return RemoteValue(self, self._driver, closure, call)
 
     def join(self, timeout: float | None = None) -> None:
@@ -54,7 +54,7 @@ class ClusterCoordinator(Front):
           DeadlineExceededError: If it takes longer than `timeout` seconds; the calls go on.
         """
         check_timeout(timeout)
-        self._driver.loop.run_sync(self._driver.join(timeout, self))
+        self._driver.wait(self._driver.join(timeout, self))
 
     def done(self) -> bool:
         """Returns whether all calls have ended.
@@ -72,7 +72,7 @@ class ClusterCoordinator(Front):
           DeadlineExceededError: If it takes longer than `timeout` seconds.
         """
         check_timeout(timeout)
-        return self._driver.loop.run_sync(fetched(structure, timeout, self))
+        return self._driver.wait(fetched(structure, timeout, self))
 
     def variable(self, initial_value: object, type_spec: object = None) -> Variable:
         """Returns a variable: state that functions read and change wherever they run, and this program too.

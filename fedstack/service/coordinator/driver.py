@@ -8,19 +8,18 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from fedstack.computations.values.number_checks import check_number
-from fedstack.errors import ClosedError, DeadlineExceededError, FedstackError, StaleSessionError
+from fedstack.errors import ClosedError, FedstackError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
-from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.fetching import Fetching
 from fedstack.service.coordinator.runs import Runs
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
 from fedstack.service.coordinator.sites import Held, Site
+from fedstack.service.coordinator.time_bounds import within
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 from fedstack.transport.wire.connection_errors import never_arrived
 
@@ -95,6 +94,13 @@ class Driver:
         return self._scheduler.waiting
 
     # For callers on any thread.
+
+    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs work on the loop, for a caller on another thread, whose errors have the user's own frames alone."""
+        try:
+            return self._loop.run_sync(work)
+        except Exception as error:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
 
     def schedule(self, closure: Closure) -> bool:
         """Schedules a closure, if there is room for it; returns whether there is.
@@ -365,27 +371,3 @@ def _ended_at_work(error: Exception) -> bool:
     if isinstance(error, StaleSessionError):
         return False
     return not (isinstance(error, FedstackError) and never_arrived(error))
-
-
-def check_timeout(timeout: object) -> None:
-    """Checks how long a user wants to wait.
-
-    Raises:
-      InvalidValueError: If it is neither `None` nor a number of at least 0.
-    """
-    if timeout is not None:
-        check_number("timeout", timeout, endless=True)
-
-
-async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T:
-    """Awaits work that is given so long.
-
-    Raises:
-      DeadlineExceededError: If it takes longer; it is cancelled.
-    """
-    try:
-        return await within_seconds(work, seconds)
-    except asyncio.TimeoutError as error:
-        if isinstance(error, FedstackError):
-            raise
-        raise DeadlineExceededError(f"Expected an outcome within {seconds:g} s, found none of {what!r}") from None

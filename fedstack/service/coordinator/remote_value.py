@@ -14,8 +14,9 @@ from fedstack.service.coordinator.calls.boxes import Box, unboxed
 from fedstack.service.coordinator.calls.calls import Call, Result
 from fedstack.service.coordinator.calls.per_worker import ArgumentOnly
 from fedstack.service.coordinator.calls.structures import leaves_of, parts_of, replaced
-from fedstack.service.coordinator.driver import Driver, check_timeout, within
+from fedstack.service.coordinator.driver import Driver
 from fedstack.service.coordinator.scheduling.closures import Closure
+from fedstack.service.coordinator.time_bounds import check_timeout, within
 
 # What looks like a structure, and has no places in which to put values, or loses them.
 _NO_STRUCTURES: tuple[type, ...] = (Set, ValuesView, Iterator)
@@ -77,7 +78,7 @@ class RemoteValue(ArgumentOnly):
           DeadlineExceededError: If it takes longer than `timeout` seconds; the call goes on.
         """
         check_timeout(timeout)
-        return self.driver.loop.run_sync(fetched(self, timeout, self))
+        return self.driver.wait(fetched(self, timeout, self))
 
     def fetch(self, timeout: float | None = None) -> Any:
         """Does what `get` does."""

@@ -9,8 +9,8 @@ from typing import cast
 from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import DeadlineExceededError, TypeMismatchError
-from fedstack.service.coordinator.driver import check_timeout
 from fedstack.service.coordinator.remote_value import RemoteValue
+from fedstack.service.coordinator.time_bounds import check_timeout
 
 
 def wait(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,16 @@ def test_what_is_here_takes_no_time(coordinator: ClusterCoordinator) -> None:
     wait([failed])
     with pytest.raises(LeafError):
         failed.get(timeout=0)
+
+
+def test_errors_come_without_the_frames_in_which_they_were_waited_for(coordinator: ClusterCoordinator) -> None:
+    failed = coordinator.schedule(fail, (1,))
+    for waits in (failed.get, lambda: coordinator.fetch([failed]), coordinator.join):
+        with pytest.raises(LeafError) as caught:
+            waits()
+        frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert "run_sync" not in frames
+        assert "wait" in frames
 
 
 def test_a_loop_does_not_wait_for_what_runs_on_it() -> None:
