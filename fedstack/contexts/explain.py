@@ -8,7 +8,8 @@ from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, ConcreteComputation, Executor, ExecutorFactory
 from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import InvalidComputationError
+from fedstack.contexts.invocation import closed_error
+from fedstack.errors import ClosedError, InvalidComputationError
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 
@@ -86,6 +87,7 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
     Raises:
       InvalidValueError: If `num_clients` is not a number of clients.
       InvalidComputationError: If it is no computation, or one that cannot run.
+      ClosedError: If it is a context that is closed.
     """
     if num_clients is not None:
         num_clients = check_whole_number("num_clients", num_clients, 0)
@@ -94,7 +96,11 @@ def explain(computation: object, num_clients: int | None = None) -> Explanation 
         if num_clients is None:
             known = factory.default_num_clients if isinstance(factory, ResourceManagingExecutorFactory) else 0
             num_clients = max(1, known)  # without clients the stack is another one
-        return StackExplanation(type(computation).__name__, factory.create_executor({CLIENTS: num_clients}))
+        try:
+            executor = factory.create_executor({CLIENTS: num_clients})
+        except ClosedError:  # of the factory, which its user may not know of
+            raise closed_error() from None
+        return StackExplanation(type(computation).__name__, executor)
     if not isinstance(computation, ConcreteComputation):
         advice = "; decorate it, and state the types of its parameters" if callable(computation) else ""
         raise InvalidComputationError(
