@@ -12,6 +12,7 @@ more. The observers of a process are not its forked children's.
 
 import abc
 import atexit
+import inspect
 import logging
 import os
 import threading
@@ -190,6 +191,11 @@ class Observers:
         if isinstance(observer, type) or not callable(getattr(observer, "observe", None)):
             advice = "call it" if isinstance(observer, type) else "derive its class from fedstack.observe.Observer"
             raise TypeError(f"Expected an observer, with a method observe, found {observer!r}; {advice}")
+        if inspect.iscoroutinefunction(observer.observe):
+            raise TypeError(
+                f"Expected an observer whose method observe is no coroutine, found {observer!r}; define it without "
+                "async: it is called on a thread of its own"
+            )
         subscription = (Subscription if direct else _ApartSubscription)(observer, self)
         with self._lock:
             self.present = (*self.present, subscription)

@@ -263,11 +263,19 @@ def test_an_observer_may_remove_itself_while_it_is_told(direct: bool) -> None:
     assert diary.workers == ["a", "b"]
 
 
+class Awaited(Observer):
+    """Would never be told anything."""
+
+    async def observe(self, event: Event) -> None: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
 def test_what_is_no_observer_is_refused() -> None:
     with pytest.raises(TypeError, match="Expected an observer, with a method observe, found <class.*; call it"):
         add_observer(Diary)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="found 3; derive its class from fedstack.observe.Observer"):
         add_observer(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="found <.*Awaited object.*; define it without async"):
+        add_observer(Awaited())
     assert observers.present == ()
 
 
