@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from typing import cast
 
 import attrs
 
@@ -10,6 +11,7 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
+from fedstack.transport.grpc.targets import TargetResolver, address_of
 from fedstack.transport.peers.methods import Service
 
 
@@ -17,8 +19,11 @@ def _services(services: Iterable[Service]) -> tuple[Service, ...]:
     return tuple(services)
 
 
-def _addresses(addresses: "str | Iterable[str]") -> tuple[str, ...]:
-    return (addresses,) if isinstance(addresses, str) else tuple(addresses)
+def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]") -> tuple[str, ...]:
+    given = (addresses,) if isinstance(addresses, (str, TargetResolver)) else cast(object, addresses)
+    if not isinstance(given, Iterable):
+        raise InvalidValueError(f"Expected data_services as addresses of dispatchers, found {describe(given)}")
+    return tuple(address_of(place) for place in cast("Iterable[str | TargetResolver]", given))
 
 
 @attrs.frozen
@@ -39,7 +44,7 @@ class ServerConfig:
       host: The name or address of this machine to listen at, where that is not what the cluster has for others to dial:
         such as 0.0.0.0 in a container. The port is that of the cluster.
       data_services: The dispatchers whose datasets clients' computations may refer to: they are dialled, and their
-        data workers, with `calls_with`. By default none.
+        data workers, with `calls_with`. Addresses, or jobs of a cluster with one task; by default none.
     """
 
     credentials: ServerCredentials | None = None

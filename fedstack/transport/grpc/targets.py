@@ -38,6 +38,29 @@ def resolve_targets(targets: Targets) -> tuple[Target, ...]:
     return found
 
 
+def resolve_target(place: TargetResolver) -> Target:
+    """Returns the one server that something stands for, such as the job of a cluster with one task.
+
+    Raises:
+      InvalidValueError: If there are several, or none.
+    """
+    found = resolve_targets(place)
+    if len(found) != 1:
+        raise InvalidValueError(
+            f"Expected one server, found {len(found)}: {', '.join(map(str, found))}; give the address of one"
+        )
+    return found[0]
+
+
+def address_of(place: "str | TargetResolver") -> str:
+    """Returns the address of the one server that something stands for; an address is returned as it is.
+
+    Raises:
+      InvalidValueError: If there are several, or none.
+    """
+    return resolve_target(place).written if isinstance(place, TargetResolver) else place
+
+
 def _to_target(target: object) -> Target:
     if isinstance(target, str):
         return parse_target(target)

@@ -35,6 +35,11 @@ class Target:
         """Its port; 0 for the path of a socket, and for a server that is to listen at any that is free."""
         return 0 if self.socket_path else int(self.address.rpartition(":")[2])
 
+    @property
+    def written(self) -> str:
+        """The address as `parse_target` reads it, with the scheme that says whether to use TLS."""
+        return self.address if self.secure is None else f"{'grpcs' if self.secure else 'grpc'}://{self.address}"
+
     def at_host(self, host: str) -> "Target":
         """Returns the same port of another host."""
         return attrs.evolve(self, address=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}")

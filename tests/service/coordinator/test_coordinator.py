@@ -262,6 +262,8 @@ def test_a_value_of_another_coordinator_is_refused(workers: object, coordinator:
         value = other.schedule(double, (1.0,))
         with pytest.raises(ForeignValueError, match="of another one"):
             coordinator.schedule(double, (value,))
+        with pytest.raises(ForeignValueError, match="of another one"):
+            coordinator.schedule(lambda values: values, ([value],))
 
 
 def test_a_coordinator_is_closed_with_work_left(workers: object) -> None:

@@ -10,7 +10,7 @@ from fedstack.computations.leaves.python.captures import variables_of
 from fedstack.computations.leaves.python.function_pickles import dumps
 from fedstack.computations.leaves.python.python_computation import bound, python_computation
 from fedstack.computations.types.language import StructType, Type
-from fedstack.errors import CarrierError, InvalidValueError
+from fedstack.errors import CarrierError, ForeignValueError, InvalidValueError
 from fedstack.service.coordinator.calls.boxes import BOX
 from fedstack.service.coordinator.calls.calls import Call, Function, Known, Lasting, Members, Result
 from fedstack.service.coordinator.calls.closure_bodies import BOXED, KEPT, VALUE, body_of, opener_of
@@ -72,6 +72,7 @@ def python_call(
 
     Raises:
       CarrierError: If something in the arguments cannot be written.
+      ForeignValueError: If it is a value of another coordinator.
       TypeMismatchError: If the function cannot be called with them.
     """
     members: list[Known | Lasting | Result] = []
@@ -97,6 +98,8 @@ def python_call(
 
     try:
         content = dumps((tuple(args), dict(kwargs)), refer)
+    except ForeignValueError:
+        raise
     except Exception as error:  # what is in them may refuse in any way
         raise CarrierError(
             f"Pickling the arguments of {name!r} raised {type(error).__name__}: {error}; give nothing that belongs to "

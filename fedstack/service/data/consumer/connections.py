@@ -4,6 +4,7 @@ import weakref
 
 from fedstack.service.data.serving.local_servers import connect
 from fedstack.service.data.worker.readers import Reader, is_here, reader_at
+from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
@@ -14,7 +15,7 @@ class Connections:
     """The ways to one dispatcher and to its workers. They are closed when nothing refers to this any more.
 
     Args:
-      service: The dispatcher's address.
+      service: The dispatcher's address, or a channel to it.
       credentials: Certificates and the token.
       only_local: Whether only workers in this process are for us.
 
@@ -26,7 +27,7 @@ class Connections:
     """
 
     def __init__(
-        self, service: str | Target, credentials: ClientCredentials | None = None, only_local: bool = False
+        self, service: str | Target | Channel, credentials: ClientCredentials | None = None, only_local: bool = False
     ) -> None:
         self.dispatcher = DispatcherStub(connect(service, credentials))
         self._credentials = credentials

@@ -1,7 +1,7 @@
 """Distributes datasets: what users call, and what is checked of their arguments."""
 
 from collections.abc import Callable
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import Type
@@ -20,7 +20,9 @@ from fedstack.service.data.consumer.sharding import ShardingPolicy, checked_poli
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_types import type_of
+from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.targets import TargetResolver, resolve_target
 from fedstack.transport.wire.addresses import Target
 
 _TARGETS = ("AUTO", "ANY", "LOCAL")
@@ -42,9 +44,12 @@ class Dispatcher(Protocol):
         ...
 
 
+Place: TypeAlias = "str | Target | tuple[str, str] | Dispatcher | TargetResolver | Channel"
+
+
 def distribute(
     processing_mode: ShardingPolicy | str,
-    service: "str | Target | tuple[str, str] | Dispatcher",
+    service: Place,
     job_name: str | None = None,
     max_outstanding_requests: int | None = None,
     compression: str | None = "AUTO",
@@ -67,7 +72,8 @@ def distribute(
     Args:
       processing_mode: How the dataset is divided among workers: `ShardingPolicy.DYNAMIC` or `"distributed_epoch"` to
         read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all of them at each worker.
-      service: The dispatcher: an address, a protocol and an address, or a `DispatchServer`.
+      service: The dispatcher: an address, a protocol and an address, a `DispatchServer`, the job of a cluster with one
+        task, or a channel.
       job_name: Consumers that give the same name share the passes over a dataset: each element goes to one of them.
       max_outstanding_requests: How many blocks of elements may be on their way or wait; by default two for each worker.
       compression: Without effect: elements travel as they are. `None` or `"AUTO"`.
@@ -100,7 +106,7 @@ def distribute(
 
 
 def register_dataset(
-    service: "str | Target | tuple[str, str] | Dispatcher",
+    service: Place,
     dataset: "Dataset | ClientDatasets[Dataset]",
     dataset_id: str | None = None,
     credentials: ClientCredentials | None = None,
@@ -139,7 +145,7 @@ def register_dataset(
 
 def from_dataset_id(
     processing_mode: ShardingPolicy | str,
-    service: "str | Target | tuple[str, str] | Dispatcher",
+    service: Place,
     dataset_id: str,
     element_spec: object = None,
     job_name: str | None = None,
@@ -242,7 +248,11 @@ def _connections(
     return Connections(_address(service), credentials, terms.target_workers == "LOCAL")
 
 
-def _address(service: object) -> str | Target:
+def _address(service: object) -> str | Target | Channel:
+    if isinstance(service, TargetResolver):
+        return resolve_target(service)
+    if hasattr(service, "unary_unary"):
+        return cast(Channel, service)
     if isinstance(service, Dispatcher):
         service = service.target
     if isinstance(service, tuple):
@@ -254,8 +264,8 @@ def _address(service: object) -> str | Target:
         return service
     if not isinstance(service, str) or not service.strip():
         raise InvalidValueError(
-            f"Expected the address of a dispatcher as service, found {describe(service)}; give 'grpc://host:port', or "
-            "a DispatchServer"
+            f"Expected the address of a dispatcher as service, found {describe(service)}; give 'grpc://host:port', "
+            "a DispatchServer, the job of a cluster, or a channel"
         )
     return service
 

@@ -9,6 +9,7 @@ import attrs
 from fedstack.errors import AddressError, ClosedError, WorkerUnavailableError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.service.server.server_facts import ServerFacts
+from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import resolve_targets
 from fedstack.transport.peers.connection import Connection
@@ -148,13 +149,13 @@ def local_server(target: str) -> LocalServer:
 
 
 def connect(
-    target: str | Target, credentials: ClientCredentials | None = None, role: str = "--data-dispatcher"
+    target: str | Target | Channel, credentials: ClientCredentials | None = None, role: str = "--data-dispatcher"
 ) -> Connection:
     """Returns the way to a server, in this process or elsewhere.
 
     Args:
-      target: Its address.
-      credentials: Certificates and the token.
+      target: Its address, or a channel of the user's own.
+      credentials: Certificates and the token; a channel has its own.
       role: What makes a server such a one: an option of `fedstack serve`.
 
     Raises:
@@ -162,7 +163,11 @@ def connect(
     """
     if isinstance(target, str) and is_local(target):
         return LocalConnection(lambda: local_server(target).methods, target)
-    from fedstack.transport.grpc.grpc_connection import GrpcConnection  # gRPC is imported by those only who use it
+    # gRPC is imported by those only who use it
+    from fedstack.transport.grpc.channel_connection import ChannelConnection
+    from fedstack.transport.grpc.grpc_connection import GrpcConnection
 
+    if not isinstance(target, (str, Target)):
+        return ChannelConnection(target)
     (resolved,) = resolve_targets(target)
     return GrpcConnection(resolved, credentials, words=attrs.evolve(ARGUMENTS, serve=f"fedstack serve {role}"))

@@ -15,6 +15,7 @@ from fedstack.service.data.worker.data_worker_service import DataWorkerService
 from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
 from fedstack.service.server.owned_server import OwnedServer
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
+from fedstack.transport.grpc.targets import address_of
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -31,7 +32,7 @@ class WorkerConfig:
     """How a data worker reads and serves.
 
     Attributes:
-      dispatcher_address: Where its dispatcher is.
+      dispatcher_address: Where its dispatcher is; also as the job of a cluster with one task.
       worker_address: Where those who read dial it, with `%port%` for its port, as in `"data-1:%port%"`; by default
         where it listens.
       port: Where it listens; 0 for any port that is free.
@@ -51,7 +52,7 @@ class WorkerConfig:
       server_limits: How much they may have of the server itself.
     """
 
-    dispatcher_address: str
+    dispatcher_address: str = attrs.field(converter=address_of)
     worker_address: str | None = None
     port: int = 0
     protocol: str = GRPC

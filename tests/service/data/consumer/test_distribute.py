@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import federated_language as fl
+import grpc
 import numpy as np
 import pytest
 from calling import WALL
@@ -28,6 +29,7 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.service import ClusterSpec, ServerConfig
 from fedstack.service.data import (
     Dataset,
     DispatcherConfig,
@@ -228,6 +230,22 @@ def test_a_registered_dataset_is_found_by_its_id(service: DispatchServer) -> Non
     assert sum(found) == sum(local)
     assert register_dataset(service, local, "squares") == "squares"
     assert sum(from_dataset_id(OFF, service, "squares", policy=POLICY)) == 2 * sum(local)
+
+
+def test_a_dispatcher_is_named_as_any_other_server_is(service: DispatchServer) -> None:
+    spec = ClusterSpec({"dispatcher": [service.target], "worker": ["localhost:1"]})
+    address = service.target.removeprefix("grpc://")
+    assert WorkerConfig(spec.job("dispatcher")).dispatcher_address == service.target
+    assert ServerConfig(data_services=spec.job("dispatcher")).data_services == (service.target,)
+    assert ServerConfig(data_services=[address, ClusterSpec({"a": [address]})]).data_services == (address, address)
+    with grpc.insecure_channel(address) as channel:
+        for place in (address, service, spec.job("dispatcher"), spec.task_address("dispatcher", 0), channel):
+            assert sorted(Dataset.range(5).apply(distribute(DYNAMIC, place))) == list(range(5))
+    two = ClusterSpec({"dispatcher": [service.target, "localhost:1"]})
+    with pytest.raises(InvalidValueError, match="Expected one server, found 2: .*; give the address of one"):
+        distribute(DYNAMIC, two)
+    with pytest.raises(InvalidValueError, match="Expected data_services as addresses of dispatchers, found int 3"):
+        ServerConfig(data_services=3)  # type: ignore[arg-type]
 
 
 def test_an_id_stands_for_one_dataset(service: DispatchServer) -> None:
