@@ -79,6 +79,19 @@ class DispatcherConfig:
                 "Expected a work_dir for fault_tolerant_mode, found none; give a folder for the journal"
             )
 
+    def service(self) -> DispatchService:
+        """Returns the dispatcher for `ServerConfig.services`: the server of a task says where and how it serves.
+
+        Raises:
+          JournalError: If another dispatcher uses the journal, or it is damaged.
+        """
+        journal = Journal(_folder(self))
+        try:
+            return service_of(self, journal)
+        except BaseException:
+            journal.close()
+            raise
+
     def times(self) -> Times:
         """Returns how long the dispatcher waits for what."""
         given = {
@@ -89,6 +102,13 @@ class DispatcherConfig:
             "resume": self.resume_timeout_ms,
         }
         return Times(**{name: ms / 1000 for name, ms in given.items() if ms is not None})
+
+
+def service_of(config: DispatcherConfig, journal: Journal) -> DispatchService:
+    """Returns the service of a dispatcher with a journal."""
+    return DispatchService(
+        journal, worker_addresses=config.worker_addresses, times=config.times(), limits=config.limits
+    )
 
 
 class DispatchServer(OwnedServer):
@@ -127,10 +147,7 @@ class DispatchServer(OwnedServer):
         self._config = config
         journal = Journal(_folder(config))
         try:
-            service = DispatchService(
-                journal, worker_addresses=config.worker_addresses, times=config.times(), limits=config.limits
-            )
-            server = hosted([service], config)
+            server = hosted([service_of(config, journal)], config)
         except BaseException:
             journal.close()
             raise

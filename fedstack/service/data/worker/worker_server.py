@@ -85,6 +85,20 @@ class WorkerConfig:
                 'read dial it, as in "data-1.example:%port%"'
             )
 
+    def service(self) -> DataWorkerService:
+        """Returns the worker for `ServerConfig.services`: the server of a task says where and how it serves."""
+        interval = self.heartbeat_interval_ms
+        return DataWorkerService(
+            DispatcherStub(connect(self.dispatcher_address, self.calls_with)),
+            worker_address=self.worker_address,
+            attends_seconds=None if interval is None else interval / 1000,
+            limits=self.limits,
+            policy=self.policy,
+            data_roots=self.data_roots,
+            service_limits=self.service_limits,
+            calls_with=self.calls_with,
+        )
+
 
 class WorkerServer(OwnedServer):
     """A data worker: it reads datasets for those who take their elements, and attends at a dispatcher.
@@ -120,17 +134,7 @@ class WorkerServer(OwnedServer):
         elif port or dispatcher_address or worker_address or protocol:
             raise InvalidValueError("Expected a configuration or its parts, found both; give one of them")
         self._config = config
-        interval = config.heartbeat_interval_ms
-        self._service = DataWorkerService(
-            DispatcherStub(connect(config.dispatcher_address, config.calls_with)),
-            worker_address=config.worker_address,
-            attends_seconds=None if interval is None else interval / 1000,
-            limits=config.limits,
-            policy=config.policy,
-            data_roots=config.data_roots,
-            service_limits=config.service_limits,
-            calls_with=config.calls_with,
-        )
+        self._service = config.service()
         super().__init__(hosted([self._service], config), start)
 
     @property
