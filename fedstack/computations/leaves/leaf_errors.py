@@ -8,7 +8,7 @@ from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.language_mistakes import advice_on
 from fedstack.computations.values.values import SequenceView
-from fedstack.errors import FedstackError, LeafError
+from fedstack.errors import ClosureCancelledError, FedstackError, LeafError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.traceback_filter import interrupts, users_lines, without_calling_frames
 
@@ -23,9 +23,11 @@ def _is_of_argument(error: FedstackError) -> bool:
 
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
-    if isinstance(error, RetryableError):
-        raise error  # who asks for another attempt gets one
-    if isinstance(error, FedstackError):
+    is_scheduled = current_scope().worker_index is not None
+    if isinstance(error, RetryableError) and not is_scheduled:
+        raise error  # who asks for another attempt gets one; to a coordinator it would be the loss of this worker
+    # What was cancelled or could not be reached is not this call, nor the worker that runs it.
+    if isinstance(error, FedstackError) and not isinstance(error, (ClosureCancelledError, RetryableError)):
         # A computation called inside the function already says what went wrong, and where in its own run; an element
         # of the argument says where it is, as where it is looked at before it goes to a worker.
         if client_index is None or _is_of_argument(error):
@@ -34,7 +36,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         placed.computation_name = error.computation_name or name
         placed.client_index = client_index  # the caller knows the clients of the outer computation
         raise placed from error.__cause__
-    if not current_scope().is_for_others and interrupts(error):
+    if not current_scope().is_contained and interrupts(error):
         raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)
     where = "" if client_index is None else f"; at client {client_index}"

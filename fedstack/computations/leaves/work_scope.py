@@ -160,8 +160,16 @@ class WorkScope:
 
     @property
     def is_for_others(self) -> bool:
-        """Whether work is another process's: what it raises to end the process it is in must not end this one."""
+        """Whether work is another process's."""
         return self.policy is not None
+
+    @property
+    def is_contained(self) -> bool:
+        """Whether what work raises to end the process that it is in must not end this one.
+
+        So it is for others' work, and for a coordinator's, which runs on a loop that others need.
+        """
+        return self.is_for_others or self.worker_index is not None
 
     def of_invocation(self, environment: Environment, losses: Losses, span: Span) -> "WorkScope":
         """Returns the scope of an invocation that begins in this one; clients outside of it do not count there."""

@@ -87,7 +87,7 @@ class Job(Outcome[_T], Seat):
         try:
             result = self._context.run(_in_environment, work)
         except BaseException as error:
-            self.tell(None, _contained(error) if self.scope.is_for_others else error)
+            self.tell(None, _contained(error) if self.scope.is_contained else error)
         else:
             self.tell(result, None)
         finally:

@@ -12,11 +12,15 @@ import pytest
 import fedstack
 from fedstack.errors import (
     CarrierError,
+    ClosureCancelledError,
     ContextError,
+    DeadlineExceededError,
     InvalidComputationError,
     InvalidValueError,
     LeafError,
+    StaleSessionError,
     TypeMismatchError,
+    WorkerUnavailableError,
 )
 from fedstack.service.coordinator import ClusterCoordinator, PerWorkerValues, current_worker_index
 from fedstack.service.data import Dataset
@@ -183,6 +187,36 @@ def test_errors_of_what_a_worker_makes_have_the_users_own_lines_alone(coordinato
         coordinator.schedule(lambda made: made, (value,)).get()
     assert "return 1 / 0" in str(caught.value)
     assert "contextlib" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        KeyboardInterrupt,
+        SystemExit,
+        GeneratorExit,
+        ClosureCancelledError,
+        DeadlineExceededError,
+        StaleSessionError,
+        WorkerUnavailableError,
+    ],
+)
+def test_what_a_function_raises_ends_nothing_but_its_call(
+    coordinator: ClusterCoordinator, kind: type[BaseException]
+) -> None:
+    def ends():
+        raise kind
+
+    kept = coordinator.schedule(lambda: 1)
+    coordinator.join(30)
+    for function in (ends, fedstack.python_computation([], np.int32)(ends)):
+        value = coordinator.schedule(function)
+        with pytest.raises(LeafError, match=f"'ends' raised {kind.__name__}"):
+            value.get(30)
+        with pytest.raises(LeafError):
+            coordinator.join(30)
+    assert repr(kept).startswith("<RemoteValue of '<lambda>': ready at"), "its worker was not lost"
+    assert kept.get(30) == 1
 
 
 def test_coroutine_functions_are_refused_at_once(coordinator: ClusterCoordinator) -> None:

@@ -11,7 +11,7 @@ import attrs
 from fedstack.computations.leaves.python.function_pickles import loads
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import Type
-from fedstack.errors import ContextError, LeafError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import ContextError
 from fedstack.service.coordinator.calls.boxes import Box, box, unboxed, unboxed_as
 
 VALUE, BOXED, KEPT = "value", "boxed", "kept"
@@ -68,11 +68,7 @@ def _run(function: Callable[..., object], name: str, members: Sequence[Any]) -> 
             return unboxed(members[which]) if kind == BOXED else members[which]
 
         args, kwargs = loads(content, find)
-        try:
-            return box(function(*args, **kwargs), name)
-        except (WorkerUnavailableError, StaleSessionError) as error:  # of another server: this worker is there
-            message = f"{name!r} raised {type(error).__name__}: {error}"
-            raise LeafError(message, computation_name=name) from error
+        return box(function(*args, **kwargs), name)
 
 
 @contextlib.contextmanager
