@@ -1,5 +1,6 @@
 """Says how a server of a cluster serves."""
 
+import ipaddress
 import os
 from collections.abc import Iterable
 from typing import cast
@@ -61,6 +62,16 @@ class ServerConfig:
 
     def __attrs_post_init__(self) -> None:
         check_calls_with(self.calls_with)
+        given = [("policy", self.policy, CarrierPolicy), ("limits", self.limits, ServiceLimits)]
+        given += [("server_limits", self.server_limits, ServerLimits), ("host", self.host, str)]
+        for name, value, kind in [*given, *(("services", service, Service) for service in self.services)]:
+            if not isinstance(cast(object, value), kind):
+                raise InvalidValueError(f"Expected {name} as {kind.__name__}, found {describe(value)}")
+        if ":" in self.host and not _is_ipv6(self.host):
+            raise InvalidValueError(
+                f"Expected host as a name or an address without a port, found {self.host!r}; "
+                "the port is that of the cluster"
+            )
 
     def all_credentials(self) -> ServerCredentials:
         """Returns the credentials with the tokens of the file.
@@ -69,6 +80,14 @@ class ServerConfig:
           InvalidValueError: If that cannot be read, or the credentials have tokens themselves.
         """
         return with_tokens(self.credentials, self.token_file)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def checked_config(config: object) -> ServerConfig:

@@ -341,6 +341,22 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
     Server({"worker": ["[::1]:0"]}, config=ServerConfig(policy=runs_code), start=False).stop()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": 3}, "Expected limits as ServiceLimits, found int 3"),
+        ({"policy": "all"}, "Expected policy as CarrierPolicy, found str 'all'"),
+        ({"services": [3]}, "Expected services as Service, found int 3"),
+        ({"host": 3}, "Expected host as str, found int 3"),
+        ({"host": "127.0.0.1:80"}, "without a port, found '127.0.0.1:80'; the port is that of the cluster"),
+    ],
+)
+def test_what_is_wrong_in_a_configuration_is_told_where_it_is_made(options, message):
+    with pytest.raises(InvalidValueError, match=message):
+        ServerConfig(**options)
+    assert ServerConfig(host="::1").host == "::1"
+
+
 def test_a_configuration_is_data():
     with pytest.raises(InvalidValueError, match="Expected config as fedstack.service.ServerConfig, found dict"):
         Server(LOCAL, config={"insecure": True})
