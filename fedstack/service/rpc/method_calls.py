@@ -127,13 +127,14 @@ class MethodCalls:
         """
         await within(seconds, self._learn(), lambda: self._late("a list of its methods", seconds))
 
-    async def call(self, arguments: Arguments, prepared: Prepared | None, seconds: float) -> object:
+    async def call(self, arguments: Arguments, prepared: Prepared | None, seconds: float, due: float = 0.0) -> object:
         """Calls a method and returns its result.
 
         Args:
           arguments: What it is called with.
           prepared: The same for a signature that is known; `None` if none is.
           seconds: How long it may take; 0 for any time.
+          due: When that time is over, for a call that has begun already; by default it begins now.
         """
         if self._closed:
             raise self._closed_error()
@@ -141,8 +142,9 @@ class MethodCalls:
         try:
             if not seconds:
                 return await self._call(arguments, prepared, 0.0)
-            work = self._call(arguments, prepared, self.io.time() + seconds)
-            return await within(seconds, work, lambda: self._late_answer(arguments.name, seconds))
+            due = due or self.io.time() + seconds
+            work = self._call(arguments, prepared, due)
+            return await within(self._left(due), work, lambda: self._late_answer(arguments.name, seconds))
         finally:
             self._running -= 1
             if not self._running:
@@ -154,7 +156,6 @@ class MethodCalls:
         Args and errors are those of `call`.
         """
         due = self.io.time() + seconds if seconds else 0.0
-        left = lambda: max(_LEAST_SECONDS, due - self.io.time()) if due else 0.0  # noqa: E731
         answer = None
         if prepared is not None and self._is_ready:
             answer = self._asked(prepared, seconds)
@@ -163,11 +164,16 @@ class MethodCalls:
             if isinstance(answer, Parcel):  # there is nothing to wait for
                 found = run_at_once(result)
             else:
-                found = self.io.run_sync(within(left(), result, lambda: self._late_answer(arguments.name, seconds)))
+                late = lambda: self._late_answer(arguments.name, seconds)  # noqa: E731
+                found = self.io.run_sync(within(self._left(due), result, late))
             if not isinstance(found, MethodDescription):
                 return found
             # The server was started anew, and has another method under the name: as `call` finds out.
-        return self.io.run_sync(self.call(arguments, prepared, left()))
+        return self.io.run_sync(self.call(arguments, prepared, seconds, due))
+
+    def _left(self, due: float) -> float:
+        """Returns how long there is until a time; 0, which is any time, if there is none."""
+        return max(_LEAST_SECONDS, due - self.io.time()) if due else 0.0
 
     def _asked(self, prepared: Prepared, seconds: float) -> Parcel | Answer | None:
         begun = self.io.time()
@@ -217,7 +223,7 @@ class MethodCalls:
             self.signatures = {**self.signatures, arguments.name: signature}
 
     async def _invoke(self, prepared: Prepared, due: float) -> object:
-        request = self._checked(prepared, due - self.io.time() if due else 0.0)
+        request = self._checked(prepared, self._left(due))
         answer = await self.stub.invoke(request, prepared.segments, self._heartbeat_seconds)
         return await self._result_of(prepared, answer)
 
@@ -228,7 +234,7 @@ class MethodCalls:
             size = sum(map(len, prepared.segments))
             check_size(size, self._max_value_bytes, lambda: f"a call of {request.method!r}", self.stub)
         if seconds:
-            request.timeout_seconds = max(_LEAST_SECONDS, seconds)
+            request.timeout_seconds = seconds
         return request
 
     async def _result_of(self, prepared: Prepared, answer: Parcel | Answer) -> object:

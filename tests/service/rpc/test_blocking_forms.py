@@ -133,6 +133,13 @@ def test_a_server_that_is_started_anew_is_called_at_once_and_with_its_own_method
                     assert client.add_blocking(1, 2) == 3
 
 
+def test_a_server_that_is_away_is_waited_for_as_long_as_the_caller_says(client, server):
+    assert client.add_blocking(1, 2) == 3
+    server.stop(0)
+    with pytest.raises(DeadlineExceededError, match="within 0.3 seconds, found that it cannot be reached"):
+        client.add_blocking(1, 2, timeout_in_ms=300)
+
+
 def test_ctrl_c_ends_a_call_here_and_at_the_server(server, gate):
     command = [sys.executable, str(CALLER), server.target, "interrupted"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as caller:
