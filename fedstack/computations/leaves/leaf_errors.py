@@ -3,7 +3,7 @@
 from traceback import walk_tb
 from typing import NoReturn
 
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import WorkScope, current_scope
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.language_mistakes import advice_on
@@ -21,13 +21,23 @@ def _is_of_argument(error: FedstackError) -> bool:
     return any(frame.f_code is SequenceView.in_pass.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
+def _is_of_elsewhere(error: FedstackError, scope: WorkScope) -> bool:
+    """Returns whether an error says something of what a function has called, and nothing of the call that runs it.
+
+    What was cancelled or could not be reached is not this call, nor the worker that runs it. And whoever calls a method
+    knows nothing of what that calls: a deadline or a mismatch in there is neither the caller's nor this server's.
+    """
+    if isinstance(error, (ClosureCancelledError, RetryableError)):
+        return True
+    return scope.is_method and not isinstance(error, LeafError) and not _is_of_argument(error)
+
+
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
-    is_scheduled = current_scope().worker_index is not None
-    if isinstance(error, RetryableError) and not is_scheduled:
+    scope = current_scope()
+    if isinstance(error, RetryableError) and scope.worker_index is None and not scope.is_method:
         raise error  # who asks for another attempt gets one; to a coordinator it would be the loss of this worker
-    # What was cancelled or could not be reached is not this call, nor the worker that runs it.
-    if isinstance(error, FedstackError) and not isinstance(error, (ClosureCancelledError, RetryableError)):
+    if isinstance(error, FedstackError) and not _is_of_elsewhere(error, scope):
         # A computation called inside the function already says what went wrong, and where in its own run; an element
         # of the argument says where it is, as where it is looked at before it goes to a worker.
         if client_index is None or _is_of_argument(error):
@@ -36,7 +46,7 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
         placed.computation_name = error.computation_name or name
         placed.client_index = client_index  # the caller knows the clients of the outer computation
         raise placed from error.__cause__
-    if not current_scope().is_contained and interrupts(error):
+    if not scope.is_contained and interrupts(error):
         raise error  # the caller's process is the one that is meant
     error.__traceback__ = without_calling_frames(error.__traceback__)
     where = "" if client_index is None else f"; at client {client_index}"

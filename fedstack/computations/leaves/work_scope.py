@@ -130,6 +130,7 @@ class WorkScope:
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
       data_roots: The folders below which datasets may read files; `None` for all of them.
       cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
+      is_method: Whether it is the work of a registered method.
       loop: The event loop of executors of another origin that a thread waits for.
       clock: Tells how long elements of datasets take to make, in seconds; a simulation has its own.
     """
@@ -150,6 +151,7 @@ class WorkScope:
     reads: ReadsReferences | None = None
     data_roots: tuple[str, ...] | None = None
     cores: int | None = None
+    is_method: bool = False
     loop: asyncio.AbstractEventLoop | None = None
     clock: Callable[[], float] = time.perf_counter
 

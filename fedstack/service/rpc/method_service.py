@@ -131,7 +131,7 @@ class MethodService(Service):
             return
         with method.calls.counted():
             payload = await self._argument(method, received)
-            self._core.work_for(current_scope().origin)
+            self._core.work_for(current_scope().origin, is_method=True)
             chunking, seconds = self._core.limits.chunking, request.timeout_seconds
             packer = Packer(chunking.large_bytes, elements=True, sequences=True)
             at_hand = self._at_hand if method.is_leaf else None

@@ -18,7 +18,9 @@ from fedstack.errors import (
     InvalidValueError,
     LeafError,
     RemoteError,
+    StaleSessionError,
     TypeMismatchError,
+    WorkerUnavailableError,
 )
 from fedstack.service import rpc
 from fedstack.service.rpc import Code
@@ -173,6 +175,25 @@ def test_a_deadline_ends_the_call_here_and_at_the_server(server, client, gate):
     assert (calls_of(server)["waits"].ended, calls_of(server)["waits"].failed) == (1, 1)
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_what_a_method_itself_calls_says_nothing_about_the_call_of_it(server, client, inline):
+    met = [
+        DeadlineExceededError("no answer"), WorkerUnavailableError("gone"), ClosedError("closed"),
+        TypeMismatchError("Expected 1, found 2"), InvalidValueError("no value"), StaleSessionError("old"),
+    ]  # fmt: skip
+
+    def meets(which):
+        raise met[which]
+
+    server.register("meets", meets, inline, parameter_types=[np.int32], result_type=np.int32)
+    for which, error in enumerate(met):
+        code, message = client.call("meets", [which]).get_error()
+        assert code == Code.UNKNOWN
+        assert message.startswith(f"'meets' raised {type(error).__name__}: {error}")
+    with pytest.raises(LeafError):
+        client.meets_blocking(0)
+
+
 def test_a_call_that_comes_while_the_server_ends_is_refused_and_leaves_nothing(server, client):
     assert client.add_blocking(1, 2) == 3
     server._methods._threads.close()
@@ -301,7 +322,7 @@ def test_a_method_that_waits_inline_for_its_own_server_is_told_so(server, client
     server.register("nested_inline", nested, True, parameter_types=[np.int32], result_type=np.int32)
     client.refresh()
     assert client.nested_blocking(1) == 2
-    with pytest.raises(ClosedError, match="register that without inline"):
+    with pytest.raises(LeafError, match="raised ClosedError: .*register that without inline"):
         client.nested_inline_blocking(1)
     assert client.add_inline_blocking(2, 2) == 4
 

@@ -13,7 +13,7 @@ from certificate_files import CertificateFiles
 from served_methods import WALL, add
 
 from fedstack.computations.leaves.python.function_pickles import dumps
-from fedstack.errors import AuthenticationError, InvalidValueError, RemoteError
+from fedstack.errors import AuthenticationError, InvalidValueError, LeafError, RemoteError
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.service import ClusterSpec, Server, ServerConfig, rpc
 from fedstack.service.coordinator import ClusterCoordinator
@@ -102,7 +102,9 @@ def test_what_a_method_calls_it_calls_with_the_servers_own_credentials(files: Ce
                     if credentials is not None:
                         assert client.total_blocking() == 1
                         continue
-                    with pytest.raises(AuthenticationError, match="--call-ca at the worker .ServerConfig.calls_with"):
+                    with pytest.raises(
+                        LeafError, match="AuthenticationError: .*--call-ca at the worker .ServerConfig.calls_with"
+                    ):
                         client.total_blocking()
 
 

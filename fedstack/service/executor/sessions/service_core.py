@@ -135,7 +135,12 @@ class ServiceCore:
         return session
 
     def work_for(
-        self, origin: str, worker_index: int | None = None, kept: MutableMapping[str, Any] | None = None
+        self,
+        origin: str,
+        worker_index: int | None = None,
+        kept: MutableMapping[str, Any] | None = None,
+        *,
+        is_method: bool = False,
     ) -> None:
         """Makes what the current task does, and what it starts, work for others under the rules of this service.
 
@@ -145,6 +150,7 @@ class ServiceCore:
           origin: For whom: a session, or a connection.
           worker_index: See `WorkScope`.
           kept: See `WorkScope`.
+          is_method: See `WorkScope`.
         """
         of_call = current_scope()
         rules = self.scope
@@ -162,6 +168,7 @@ class ServiceCore:
                 worker_index=worker_index,
                 kept=kept,
                 calls_with=rules.calls_with,
+                is_method=is_method,
                 reads=rules.reads,
             )
         )
