@@ -13,7 +13,7 @@ from fedstack.foundations.error_text import text_of
 from fedstack.foundations.traceback_filter import interrupts, users_lines, without_calling_frames
 
 
-def _is_of_argument(error: FedstackError) -> bool:
+def _is_of_argument(error: FedstackError | RetryableError) -> bool:
     """Returns whether an error came up while a function iterated over its argument.
 
     Errors of computations that the function called come without the frames in which they came up.
@@ -21,13 +21,14 @@ def _is_of_argument(error: FedstackError) -> bool:
     return any(frame.f_code is SequenceView.in_pass.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def _is_of_elsewhere(error: FedstackError, scope: WorkScope) -> bool:
+def _is_of_elsewhere(error: FedstackError | RetryableError, scope: WorkScope) -> bool:
     """Returns whether an error says something of what a function has called, and nothing of the call that runs it.
 
-    What was cancelled or could not be reached is not this call, nor the worker that runs it. And whoever calls a method
-    knows nothing of what that calls: a deadline or a mismatch in there is neither the caller's nor this server's.
+    What a scheduled function finds cancelled or out of reach is not its own call, nor the worker that runs it. And
+    whoever calls a method knows nothing of what that calls: a deadline or a mismatch in there is neither the caller's
+    nor this server's.
     """
-    if isinstance(error, (ClosureCancelledError, RetryableError)):
+    if scope.worker_index is not None and isinstance(error, (ClosureCancelledError, RetryableError)):
         return True
     return scope.is_method and not isinstance(error, LeafError) and not _is_of_argument(error)
 
@@ -35,9 +36,10 @@ def _is_of_elsewhere(error: FedstackError, scope: WorkScope) -> bool:
 def raise_leaf_error(error: BaseException, name: str, client_index: int | None) -> NoReturn:
     """Wraps what a user's function raised, with the lines of its traceback that are the user's own."""
     scope = current_scope()
-    if isinstance(error, RetryableError) and scope.worker_index is None and not scope.is_method:
-        raise error  # who asks for another attempt gets one; to a coordinator it would be the loss of this worker
-    if isinstance(error, FedstackError) and not _is_of_elsewhere(error, scope):
+    is_of_elsewhere = isinstance(error, (FedstackError, RetryableError)) and _is_of_elsewhere(error, scope)
+    if isinstance(error, RetryableError) and not is_of_elsewhere:
+        raise error  # who asks for another attempt gets one
+    if isinstance(error, FedstackError) and not is_of_elsewhere:
         # A computation called inside the function already says what went wrong, and where in its own run; an element
         # of the argument says where it is, as where it is looked at before it goes to a worker.
         if client_index is None or _is_of_argument(error):
