@@ -117,7 +117,7 @@ class LeafThreads:
         if runs_inline():
             # What the work itself starts, an event loop say, is not this coroutine and has no driver.
             with RunInline(False):
-                return self._pool.run_here(work) if self._counts_callers else work()
+                return self.run_here(work)
         future = self.submit(work)
         try:
             if not future.done():
@@ -131,6 +131,10 @@ class LeafThreads:
             return future.result()
         finally:
             del future  # it has the error, whose frames have this one
+
+    def run_here(self, work: Callable[[], _T]) -> _T:
+        """Runs `work` on the caller's thread, which counts as one of the pool's if callers do."""
+        return self._pool.run_here(work) if self._counts_callers else work()
 
     def abandon(self, job: Job[Any]) -> None:
         """Gives up what `submit` has returned: it does not begin any more, or its thread may never come back."""

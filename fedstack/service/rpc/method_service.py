@@ -5,6 +5,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import attrs
 
@@ -12,12 +13,14 @@ from fedstack._version import __version__
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
+from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.federated_values import count_clients
 from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.contexts.invocation import tell_path, telling_path
 from fedstack.errors import DeadlineExceededError, FedstackError, WorkerUnavailableError
+from fedstack.executors.base.engines import LoadNeeded
 from fedstack.executors.base.verb_executor import VerbExecutor, pull
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -76,6 +79,7 @@ class MethodService(Service):
         self._table = MethodTable()
         self._here = SyncDriver(allow_loop=False)
         self._threads = LeafThreads(_MOST_AT_ONCE)
+        self._functions: dict[Method, Callable[[object], object]] = {}
         self._no_clients = ProgressCounts()
         self._draining = False
 
@@ -164,9 +168,31 @@ class MethodService(Service):
 
     def _answer(self, method: Method, given: "deque[object]", packer: Packer, progress: ProgressCounts) -> bytes:
         """Runs a method on this thread. Its coroutine is made here: one of a job that never begins would be left."""
+        run = self._function_of(method)
+        if run is not None:
+            result = method.signature.function.result
+            try:
+                return _response(packer, run(given.pop()), result)
+            except FedstackError as error:
+                tell_path(error, cast(VerbExecutor, self._at_hand))
+                raise
         if method.is_leaf and self._at_hand is not None:
             return self._here.run(_computed(self._at_hand, method, given.pop(), packer), inline=True)
         return self._here.run(self._run(method, given.pop(), packer, progress), inline=True)
+
+    def _function_of(self, method: Method) -> Callable[[object], object] | None:
+        """Returns what runs a method that is one function, where that is at hand."""
+        found = self._functions.get(method)
+        if found is None and method.is_leaf and self._at_hand is not None and self._at_hand.engine is not None:
+            if contains_sequence(method.signature.function.result):
+                return None  # streams run code of users, as the executor has it
+            try:
+                found = self._at_hand.engine.on_this_thread(plans.plan(method.computation))
+            except LoadNeeded:
+                return None  # the way that the first call goes loads it on a thread
+            if found is not None:
+                self._functions[method] = found
+        return found
 
     async def _argument(self, method: Method, received: Received[methods_pb2.InvokeRequest]) -> object:
         parameter = method.signature.function.parameter

@@ -194,6 +194,25 @@ def test_what_a_method_itself_calls_says_nothing_about_the_call_of_it(server, cl
         client.meets_blocking(0)
 
 
+def test_functions_of_methods_keep_to_the_bound_of_the_stack_that_runs_them():
+    inside, most, pair = [], [], threading.Barrier(2)
+
+    def counts(number):
+        inside.append(number)
+        most.append(len(inside))
+        pair.wait(WALL)  # two are in at the same time
+        inside.remove(number)
+        return number
+
+    factory = fedstack.local_executor_factory(max_concurrent_clients=2)
+    server = rpc.Server.create("grpc", "localhost:0", factory=factory)
+    server.register("counts", counts, parameter_types=[np.int32], result_type=np.int32)
+    with server, rpc.Client.create("grpc", server.target, timeout_in_ms=WALL * 1000) as client:
+        results = [client.counts(number) for number in range(20)]
+        assert [result.get_value() for result in results] == list(range(20))
+    assert max(most) == 2
+
+
 def test_a_call_that_comes_while_the_server_ends_is_refused_and_leaves_nothing(server, client):
     assert client.add_blocking(1, 2) == 3
     server._methods._threads.close()
