@@ -70,7 +70,8 @@ class RemoteValue(ArgumentOnly):
     def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
 
-        Later calls return the same one, whatever the timeout.
+        Later calls return the same one, whatever the timeout. The first one brings it here, which takes its time too:
+        `wait(timeout=0)` tells whether the call has ended.
 
         Raises:
           LeafError: If the function raised.
