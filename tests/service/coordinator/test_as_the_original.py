@@ -54,19 +54,6 @@ def size_when_open(pair):
     return pair[0].size
 
 
-@pytest.fixture
-def coordinator() -> Iterator[ClusterCoordinator]:
-    with fedstack.local_executor_factory() as factory, ClusterCoordinator(factory) as made:
-        yield made
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "open"
-    yield made
-    made.touch()
-
-
 def test_defaults_are_those_that_are_promised() -> None:
     parameters = inspect.signature(ClusterCoordinator).parameters
     found = {name: parameters[name].default for name in ("max_queued", "max_running", "connect_seconds", "on_error")}

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +35,6 @@ def held(gate):
     while not os.path.exists(gate):
         threading.Event().wait(0.005)
     return 1
-
-
-@pytest.fixture
-def coordinator() -> Iterator[ClusterCoordinator]:
-    with fedstack.local_executor_factory() as factory, ClusterCoordinator(factory) as made:
-        yield made
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    made = tmp_path / "open"
-    yield made
-    made.touch()
 
 
 def test_values_are_waited_for_as_in_ray(coordinator: ClusterCoordinator, gate: Path) -> None:
