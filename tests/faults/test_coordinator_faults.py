@@ -134,7 +134,7 @@ def test_what_each_worker_has_of_its_own_begins_anew_where_a_worker_was_lost(ser
                 assert coordinator.schedule(next, (iterator,)).get(timeout=20.0) == expected
 
 
-def test_a_call_that_ends_its_workers_fails_and_the_others_are_right() -> None:
+def test_a_call_that_ends_its_workers_fails_and_the_others_are_right(caplog: pytest.LogCaptureFixture) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -147,6 +147,7 @@ def test_a_call_that_ends_its_workers_fails_and_the_others_are_right() -> None:
         with pytest.raises(LostWorkersError):
             coordinator.join(timeout=60.0)
         assert [int(value) for value in coordinator.fetch(good, timeout=60.0)] == [n * n for n in range(40)]
+    assert len([one for one in caplog.records if "(SIGKILL); it is started anew" in one.message]) <= 4
 
 
 def test_without_any_worker_calls_fail_after_the_time_that_was_given() -> None:

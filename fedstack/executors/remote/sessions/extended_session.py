@@ -33,6 +33,7 @@ from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
 from fedstack.transport.peers.executor_stub import EVALUATE, FEATURES, LOAD, START, ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
+from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.segments import Segment, joined
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
@@ -199,14 +200,20 @@ class ExtendedSession(RemoteSession):
         With ids of ours it may come twice.
         """
         pauses = self._retry.pauses()
-        while True:
-            try:
-                return await call()
-            except WorkerUnavailableError:
+        lost: WorkerUnavailableError | None = None
+        try:
+            while True:
+                try:
+                    return await call()
+                except WorkerUnavailableError as error:
+                    # That nobody is there any more says nothing of an attempt which may have ended the worker.
+                    lost = lost if lost is not None and never_arrived(error) else error
                 pause = next(pauses, None)
                 if pause is None:
-                    raise
+                    raise lost
                 await asyncio.sleep(pause)
+        finally:
+            del lost  # it has this frame
 
     async def compute(self, value: str, type_spec: Type) -> object:
         creations = self._pending.needed_for([value])
