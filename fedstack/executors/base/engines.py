@@ -98,6 +98,7 @@ class Engine(abc.ABC):
         """Returns what runs a function that only calls leaf functions on the thread that calls it.
 
         For whoever runs one function again and again, and has a thread for each run: nothing is looked up any more.
+        An engine that does something of its own in `run_once` has none.
 
         Returns:
           It takes the payload of the argument, and returns that of the result; `None` where nothing runs so.

@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
-from fedstack.transport.grpc.channels import Channel
+from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import TargetResolver, resolve_targets
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -70,13 +70,13 @@ def make_stubs(targets: WorkerTargets, credentials: ClientCredentials | None) ->
             resolved = resolve_targets(cast("str | Target | TargetResolver", target))
             _check_open(source, resolved)
             stubs.extend(ExecutorStub(GrpcConnection(t, credentials, loss=_loss(source, t))) for t in resolved)
-        elif hasattr(target, "unary_unary"):
+        elif is_channel(target):
             from fedstack.transport.grpc.channel_connection import ChannelConnection
 
             _check_none(given, "channel")
             channels += 1
             name = "the peer of a channel" if channels == 1 else f"the peer of channel {channels}"
-            stubs.append(ExecutorStub(ChannelConnection(cast(Channel, target), name)))
+            stubs.append(ExecutorStub(ChannelConnection(target, name)))
         else:
             advice = "; give its target" if hasattr(target, "target") else ""
             raise InvalidValueError(

@@ -146,7 +146,8 @@ class Client(ClosesOnExit):
         known = self._calls.signatures
         signature = known.get(name.removesuffix(BLOCKING))
         if signature is None:
-            near = difflib.get_close_matches(name, known, 3)
+            ending = BLOCKING if name.endswith(BLOCKING) else ""
+            near = [one + ending for one in difflib.get_close_matches(name.removesuffix(BLOCKING), known, 3)]
             advice = f"did you mean {' or '.join(near)}?" if near else "refresh() looks for new ones"
             raise AttributeError(f"Expected a method of {self!r}, found {name!r}; {advice}")
         found = self._shown.get(name)

@@ -8,7 +8,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from fedstack.errors import ClosedError, DeadlineExceededError
 from fedstack.foundations.after_fork import renew_after_fork
@@ -17,8 +17,7 @@ from fedstack.transport.peers.fork_guard import fork_guard
 from fedstack.transport.wire.heartbeat import held_up, silent
 from fedstack.transport.wire.status import DETAILS_KEY
 
-if TYPE_CHECKING:
-    Metadata: TypeAlias = tuple[tuple[str, str], ...]
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class BlockingCalls:
@@ -40,7 +39,7 @@ class BlockingCalls:
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Any] = {}
 
-    def call(self, path: str, request: bytes, seconds: float, metadata: "Metadata", who: str) -> bytes:
+    def call(self, path: str, request: bytes, seconds: float, metadata: Metadata, who: str) -> bytes:
         """Calls a method and returns its answer.
 
         Args:

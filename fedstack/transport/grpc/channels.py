@@ -15,7 +15,7 @@ our own, heartbeats tell more. Servers ping as clients do, to notice clients tha
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.certificate_checks import why_unusable
@@ -102,6 +102,11 @@ class Channel(Protocol):
     def unsubscribe(self, callback: Callable[[Any], None]) -> None:
         """Calls back no more."""
         ...
+
+
+def is_channel(place: object) -> TypeGuard[Channel]:
+    """Returns whether what a user names as a place to run is a channel, without importing gRPC."""
+    return hasattr(place, "unary_unary")
 
 
 def open_channel(

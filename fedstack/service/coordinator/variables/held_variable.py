@@ -72,9 +72,8 @@ class VariableServer:
         """
         if self.peer is None:
             try:
-                await self.stub.connection.wait_ready(
-                    self.connect_seconds
-                )  # it finds out what is wrong on the way there
+                # It finds out what is wrong on the way there.
+                await self.stub.connection.wait_ready(self.connect_seconds)
             except WorkerUnavailableError as error:
                 if not self.of_coordinator:
                     raise

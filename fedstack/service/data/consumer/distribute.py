@@ -20,7 +20,7 @@ from fedstack.service.data.consumer.sharding import ShardingPolicy, checked_poli
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_types import type_of
-from fedstack.transport.grpc.channels import Channel
+from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import TargetResolver, resolve_target
 from fedstack.transport.wire.addresses import Target
@@ -251,8 +251,8 @@ def _connections(
 def _address(service: object) -> str | Target | Channel:
     if isinstance(service, TargetResolver):
         return resolve_target(service)
-    if hasattr(service, "unary_unary"):
-        return cast(Channel, service)
+    if is_channel(service):
+        return service
     if isinstance(service, Dispatcher):
         service = service.target
     if isinstance(service, tuple):
