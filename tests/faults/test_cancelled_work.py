@@ -31,12 +31,15 @@ VISITOR = fl.StructType([np.int32, np.float32])
 
 async def until(look: Any, *running: "asyncio.Task[Any]") -> None:
     """Returns when something has become true, which what runs should bring about."""
+    found = False  # as it was at the last look: what is cancelled on its way may still come and go
 
     def look_at_both() -> bool:
-        return look() or any(task.done() for task in running)
+        nonlocal found
+        found = look()
+        return found or any(task.done() for task in running)
 
     await asyncio.to_thread(eventually, look_at_both)
-    if not look():
+    if not (found or look()):
         raise AssertionError(f"ended before: {[task.result() for task in running if task.done()]}")
 
 
