@@ -50,9 +50,10 @@ class Pace:
 
     def note(self, block: Column, seconds: float) -> None:
         """Notes what was made, and how long that took."""
-        if seconds > _SECONDS_AHEAD or self._bytes_of(block) > BLOCK_BYTES:
+        size = self._bytes_of(block)
+        if seconds > _SECONDS_AHEAD or size > BLOCK_BYTES:
             self.rows = max(1, self.rows // 2)
-        else:
+        elif 2 * size <= BLOCK_BYTES:
             self.rows = min(BLOCK_ROWS, self.rows * 2)
 
 

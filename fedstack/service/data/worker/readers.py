@@ -30,7 +30,8 @@ from fedstack.transport.wire.wholes import WHOLE_BYTES
 AHEAD = 2
 # About how large they are, after the first.
 BLOCK_BYTES = 8 << 20
-# What is read without a connection comes in lots: so many blocks at most, and as long as it takes to make them.
+# What is read without a connection comes in lots: of so many blocks at most, about BLOCK_BYTES, and so long in the
+# making.
 _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.005
 # The most that glibc takes for a piece that is worth keeping, and its own few bytes.
@@ -261,7 +262,7 @@ class LocalReader(Reader):
         self._find = find
 
     def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
-        return _LocalReading(self._find, what)
+        return _LocalReading(self._find, what, element)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         return await self._find().list_clients(request)
@@ -283,9 +284,10 @@ class LocalReader(Reader):
 class _LocalReading(Reading):
     """A range whose blocks are made on a thread when they are asked for, some at a time."""
 
-    def __init__(self, find: Callable[[], DataWorkerService], what: ReadRequest) -> None:
+    def __init__(self, find: Callable[[], DataWorkerService], what: ReadRequest, element: Type) -> None:
         self._find = find
         self._what = what
+        self._row_bytes = exact_bytes(element) or 0  # others are not measured: their blocks are counted
         self._service: DataWorkerService | None = None
         self._range: Range | None = None
         self._failure: Exception | None = None
@@ -303,13 +305,14 @@ class _LocalReading(Reading):
 
     def _made(self, blocks: Blocks) -> Sequence[Column]:
         made: list[Column] = []
-        end = time.perf_counter() + _SECONDS_AT_ONCE
+        size, end = 0, time.perf_counter() + _SECONDS_AT_ONCE
         try:
-            while len(made) < _MOST_AT_ONCE and time.perf_counter() < end:
+            while len(made) < _MOST_AT_ONCE and size < BLOCK_BYTES and time.perf_counter() < end:
                 block = next(blocks, None)
                 if block is None:
                     break
                 made.append(block)
+                size += len(block) * self._row_bytes
         except Exception as error:
             if not made:
                 raise
