@@ -8,8 +8,12 @@ import contextlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator
 from typing import Any, BinaryIO, TextIO, cast
+
+# So many bytes of a line without an end are kept at most.
+_LONGEST_LINE = 2**20
 
 
 class _ForgivingFile(io.RawIOBase):
@@ -37,16 +41,43 @@ class _ForgivingFile(io.RawIOBase):
 
 
 class _ConvertingFile(_ForgivingFile):
-    """Writes what `convert` makes of the bytes that it is given."""
+    """Writes what `convert` makes of whole lines.
+
+    A line that a thread has begun waits for its end, for a flush of that thread, or for the end of everything: one call
+    of `print` writes several times. Each thread touches an entry of its own, so that no lock is needed here either.
+    """
 
     def __init__(self, descriptor: int, convert: Callable[[bytes], bytes]) -> None:
         super().__init__(descriptor)
         self._convert = convert
+        self._begun: dict[int, bytearray] = {}
 
     def write(self, data: Any, /) -> int:
         given = bytes(data)
-        super().write(self._convert(given))
+        begun = self._begun.setdefault(threading.get_ident(), bytearray())
+        lines, end, rest = given.rpartition(b"\n")
+        if end:
+            ended = bytes(begun) + lines + end
+            begun[:] = rest
+            super().write(self._convert(ended))
+        else:
+            begun += rest
+        if len(begun) >= _LONGEST_LINE:
+            self.flush()
         return len(given)
+
+    def flush(self) -> None:
+        self._write_begun(threading.get_ident())
+
+    def end(self) -> None:
+        """Writes what any thread has begun."""
+        for thread in list(self._begun):
+            self._write_begun(thread)
+
+    def _write_begun(self, thread: int) -> None:
+        begun = self._begun.pop(thread, None)
+        if begun:
+            super().write(self._convert(bytes(begun)))
 
 
 @contextlib.contextmanager
@@ -66,17 +97,26 @@ def all_output_to_standard_error(convert: Callable[[bytes], bytes] | None = None
         with contextlib.redirect_stdout(sys.stderr):
             yield sys.stderr
         return
-    plain = _stream(_ForgivingFile(descriptor), sys.stderr.encoding)
-    out = plain if convert is None else _stream(_ConvertingFile(descriptor, convert), sys.stderr.encoding)
+    plain = out = _stream(_ForgivingFile(descriptor), sys.stderr.encoding)
+    converting = None if convert is None else _ConvertingFile(descriptor, convert)
+    if converting is not None:
+        # It keeps what belongs to a line itself, for each thread.
+        out = _stream(converting, sys.stderr.encoding, write_through=True)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             yield plain
         finally:
             out.flush()  # a line without an end
+            if converting is not None:
+                converting.end()
 
 
-def _stream(file: _ForgivingFile, encoding: str) -> TextIO:
-    return io.TextIOWrapper(cast(BinaryIO, file), encoding, "backslashreplace", line_buffering=True)
+def _stream(file: _ForgivingFile, encoding: str, write_through: bool = False) -> TextIO:
+    """Returns a text file that writes at the ends of lines, or at once."""
+    raw = cast(BinaryIO, file)
+    return io.TextIOWrapper(
+        raw, encoding, "backslashreplace", line_buffering=not write_through, write_through=write_through
+    )
 
 
 def _descriptor_of(stream: object) -> int | None:

@@ -612,7 +612,7 @@ def test_what_functions_print_is_in_the_format_of_the_log() -> None:
 
         print("one", 1)
         print("two\n\nthree", file=sys.stderr)
-        sys.stdout.buffer.write(b"\xff no text")
+        sys.stdout.buffer.write(b"\xff no text\n")
         sys.stdout.write("no end")
         return value
 
