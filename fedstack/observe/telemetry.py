@@ -1,13 +1,17 @@
 """Brings what happens to OpenTelemetry: metrics to a meter provider, spans to a tracer provider."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from fedstack._version import __version__
+from fedstack.errors import TypeMismatchError
 from fedstack.observe.events import Event
 from fedstack.observe.observers import Observer, Subscription, add_observer
 
 if TYPE_CHECKING:
     from fedstack.observe.telemetry_api import MeterProvider, TracerProvider
+
+_P = TypeVar("_P")
 
 
 class _Telemetry(Observer):
@@ -41,11 +45,29 @@ def export_to_opentelemetry(
 
     Raises:
       ImportError: If OpenTelemetry is not installed (extra `metrics`).
+      TypeMismatchError: If a provider is none.
     """
     from fedstack.observe.metrics import Metrics
     from fedstack.observe.telemetry_api import get_meter_provider, get_tracer_provider
     from fedstack.observe.telemetry_spans import TelemetrySpans
 
-    meter = (meter_provider or get_meter_provider()).get_meter("fedstack", __version__)
-    tracer = (tracer_provider or get_tracer_provider()).get_tracer("fedstack", __version__)
+    meters = _provider(meter_provider, "meter", get_meter_provider)
+    tracers = _provider(tracer_provider, "tracer", get_tracer_provider)
+    meter, tracer = meters.get_meter("fedstack", __version__), tracers.get_tracer("fedstack", __version__)
     return add_observer(_Telemetry(Metrics(meter), TelemetrySpans(tracer)))
+
+
+def _provider(given: _P | None, kind: str, get_global: Callable[[], _P]) -> _P:
+    """Returns the provider that is given, or else the global one.
+
+    Raises:
+      TypeMismatchError: If it cannot provide that.
+    """
+    if given is None:
+        return get_global()
+    if isinstance(given, type) or not callable(getattr(given, f"get_{kind}", None)):
+        raise TypeMismatchError(
+            f"Expected a {kind} provider, with a method get_{kind}, found {given!r}; give an instance of "
+            f"{kind.capitalize()}Provider of OpenTelemetry as {kind}_provider, or nothing for the global one"
+        )
+    return given

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NoOpTracer, SpanKind, StatusCode
 
 import fedstack
+from fedstack.errors import TypeMismatchError
 from fedstack.observe import (
     CallEnded,
     CallRetried,
@@ -29,6 +30,7 @@ from fedstack.observe import (
     export_to_opentelemetry,
 )
 from fedstack.observe import telemetry_spans as module
+from fedstack.observe.observers import observers
 from fedstack.observe.telemetry_spans import TelemetrySpans
 
 CALL = "0123456789abcdef"
@@ -179,6 +181,24 @@ def test_a_run_is_spans_of_the_global_provider_or_the_one_that_is_given() -> Non
     assert set(spans) == {"twice", "double"}
     assert parent_of(spans["double"]) == spans["twice"].context.span_id
     assert trace.get_current_span().get_span_context().trace_id == 0
+
+
+@pytest.mark.parametrize("wrong", [3, 0, "otlp", TracerProvider, NoOpTracer()])
+def test_what_is_no_provider_is_refused_at_the_call(wrong: Any) -> None:
+    before = observers.present
+    for kind in ("meter", "tracer"):
+        with pytest.raises(TypeMismatchError) as caught:
+            export_to_opentelemetry(**{f"{kind}_provider": wrong})
+        assert str(caught.value) == (
+            f"Expected a {kind} provider, with a method get_{kind}, found {wrong!r}; give an instance of "
+            f"{kind.capitalize()}Provider of OpenTelemetry as {kind}_provider, or nothing for the global one"
+        )
+    assert observers.present == before
+
+
+def test_providers_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(TypeMismatchError, match="Expected a meter provider"):
+        export_to_opentelemetry(TracerProvider(), MeterProvider())  # type: ignore[arg-type]
 
 
 def test_without_opentelemetry_an_error_names_the_extra() -> None:
