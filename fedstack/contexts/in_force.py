@@ -111,6 +111,10 @@ class InForceInBlocks(ClosesOnExit):
     def _left(self, error: BaseException | None) -> None:
         _leave(cast("SyncContext | AsyncContext", self), error, self.is_entered)
 
+    def _was_last(self) -> bool:
+        # The end of a block that nobody has begun is a mistake; those who use the context go on with it.
+        return self.is_entered and super()._was_last()
+
 
 class _Use(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
     """Blocks in which a context is in force: one after the other, inside each other, in several threads."""

@@ -212,7 +212,20 @@ def test_the_end_of_a_block_that_has_not_begun_says_so(enter):
         ContextError, match="was called in the thread 'MainThread', and none had begun; use it in a `wi"
     ):
         enter(context).__exit__(None, None, None)
+    assert not is_closed(context)
     context.close()
+
+
+async def test_the_end_of_a_block_that_has_not_begun_leaves_the_context_usable():
+    context = fedstack.create_sync_local_execution_context()
+    with pytest.raises(ContextError):
+        context.__exit__(None, None, None)
+    with pytest.raises(ContextError):
+        await context.__aexit__(None, None, None)
+    context.__exit__(ValueError, ValueError("more interesting than that"), None)
+    with context:
+        assert double(4) == 8
+    assert is_closed(context)
 
 
 def test_what_use_context_returns_serves_many_blocks_inside_each_other_and_in_threads():
