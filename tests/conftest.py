@@ -4,6 +4,8 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 (`reference_interpreter`).
 """
 
+import logging
+
 import pytest
 from hypothesis import settings
 from thread_starts import ThreadStarts
@@ -13,6 +15,8 @@ settings.register_profile("fedstack", deadline=None)
 # For `make matrix`: random examples look for values that are treated wrongly, and every Python treats them alike.
 settings.register_profile("few", deadline=None, max_examples=20)
 settings.load_profile("fedstack")
+# Nor does one fail because a server of this process logs that such a machine held up its loop.
+logging.getLogger("fedstack.service.server.stall_meter").setLevel(logging.ERROR)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

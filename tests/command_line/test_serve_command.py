@@ -24,7 +24,7 @@ import pytest
 from calling import WALL, call, on_loop
 from certificate_files import CertificateFiles, write_certificates
 from grpc_health.v1 import health_pb2
-from serving import Server, served
+from serving import Server, served, told_by
 
 import fedstack
 from fedstack import errors
@@ -357,7 +357,7 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
         server.process.send_signal(signal.SIGINT)
         code, out, err = ended(server)
     assert (code, out) == (0, "")
-    messages = [json.loads(line)["message"] for line in err.splitlines()]
+    messages = [json.loads(line)["message"] for line in told_by(err)]
     assert messages == [f"Listening at {server.target}", "Asked to stop by SIGINT"]
 
 
@@ -598,7 +598,7 @@ def test_what_functions_warn_of_is_in_the_format_of_the_log() -> None:
         context.close()
         server.process.terminate()
         _, _, err = ended(server)
-    entries = [json.loads(line) for line in err.splitlines()]  # on a slow machine of other things, too
+    entries = [json.loads(line) for line in told_by(err)]
     [entry] = [entry for entry in entries if entry["logger"] == "py.warnings"]
     assert entry["level"] == "warning"
     assert "a lot" in entry["message"]
@@ -627,7 +627,7 @@ def test_what_functions_print_is_in_the_format_of_the_log() -> None:
         context.close()
         server.process.terminate()
         _, _, err = ended(server)
-    entries = [json.loads(line) for line in err.splitlines()]
+    entries = [json.loads(line) for line in told_by(err)]
     assert [entry["message"] for entry in entries] == ["one 1", "two", "three", r"\xff no text", "no end"]
     assert {(entry["level"], entry["logger"]) for entry in entries} == {("info", "output")}
 
@@ -648,7 +648,7 @@ def test_a_failed_call_is_a_line_with_its_function_and_client() -> None:
                 pick_everywhere([0, 1])
         server.process.terminate()
         _, _, err = ended(server)
-    [entry] = [json.loads(line) for line in err.splitlines()]
+    [entry] = [json.loads(line) for line in told_by(err)]
     assert (entry["level"], entry["function"], entry["client"]) == ("warning", "pick", 1)
 
 

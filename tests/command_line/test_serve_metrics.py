@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from calling import WALL
 from prometheus_client.parser import text_string_to_metric_families
-from serving import Server, served
+from serving import Server, served, told_by
 from watching import watched
 
 import fedstack
@@ -83,7 +83,7 @@ def test_the_page_ends_with_the_server() -> None:
         assert samples_at(url)
         server.process.terminate()
         out, err = server.process.communicate(timeout=WALL)
-    assert (server.process.returncode, out, err) == (0, "", "")
+    assert (server.process.returncode, out, told_by(err)) == (0, "", [])
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=WALL)
 
@@ -169,7 +169,7 @@ def test_a_worker_gives_its_spans_to_the_providers_that_are_there() -> None:
             assert total([1]) == 2
         process.terminate()
         _, err = process.communicate(timeout=WALL)
-    spans = [json.loads(line) for line in err.splitlines()]
+    spans = [json.loads(line) for line in told_by(err)]
     assert [span["name"] for span in spans] == ["double"]
     [part] = [event for event in diary.events if isinstance(event, PhaseStarted) and event.worker]
     assert spans[0]["parent_id"] == f"0x{part.phase}"

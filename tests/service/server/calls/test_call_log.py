@@ -10,7 +10,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 from calling import WALL
-from serving import served
+from serving import served, told_by
 from watching import watched
 
 import fedstack
@@ -76,7 +76,7 @@ def test_a_failed_call_is_one_line_with_function_and_client_in_the_log_of_a_work
             with pytest.raises(LeafError):
                 picked([1, SECRET, 3])
         assert picked([1, 2]) == [1, 2]
-    lines = log.read_text().splitlines()
+    lines = told_by(log.read_text())
     expected = "WARNING fedstack.service.server.calls.call_log: RunPhase failed: "
     assert [line.partition(expected)[2] for line in lines] == [
         "'picky' raised ValueError at client 1; called from ipv4:127.0.0.1"
