@@ -6,7 +6,7 @@ from typing import cast
 from fedstack.computations.types.language import ComputationBuildingBlock, Executor, Type, computation_pb2
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
-from fedstack.executors.base.engines import ProgramEngine
+from fedstack.executors.base.engines import Engine
 from fedstack.executors.base.verb_values import Source, VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 
@@ -26,8 +26,8 @@ class TransformingExecutor(WrapperExecutor):
         self._transformation_fn = transformation_fn
 
     @property
-    def programs(self) -> ProgramEngine | None:
-        return None  # what executors above run here is to pass through the verbs, and be changed
+    def engine(self) -> Engine | None:
+        return None  # what others run here is to pass through the verbs, and be changed
 
     async def embed(self, computation: computation_pb2.Computation, declared: Type | None, source: Source) -> VerbValue:
         block = ComputationBuildingBlock.from_proto(computation)

@@ -162,6 +162,19 @@ async def test_transforming_executor_rewrites_computations_and_passes_values():
     executor.close()
 
 
+@pytest.mark.parametrize("above", [ReferenceResolvingExecutor, SizingExecutor, SequenceExecutor])
+async def test_what_executors_above_a_transforming_one_run_is_rewritten_too(above):
+    product = fedstack.python_computation([np.int32, np.int32], np.int32)(lambda x, y: x * y).to_building_block()
+
+    def multiply(block):
+        return product if block.type_signature.is_equivalent_to(product.type_signature) else block
+
+    executor = above(TransformingExecutor(multiply, stack(LeafExecutor())))
+    assert await compute(executor, add, (3, 5)) == 15
+    assert await executor.invoke(add, (np.int32(3), np.int32(5))) == 15
+    executor.close()
+
+
 async def test_transforming_executor_refuses_a_transformation_that_changes_the_type_or_returns_something_else():
     wrong_type = TransformingExecutor(lambda block: add.to_building_block(), stack(LeafExecutor()))
     with pytest.raises(InvalidComputationError, match="Expected the transformation to keep the type"):

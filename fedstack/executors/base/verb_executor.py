@@ -59,7 +59,7 @@ class VerbExecutor(ClosesOnExit, Executor):
 
     @property
     def engine(self) -> Engine | None:
-        """What runs traced functions here; `None` if they can be run through the verbs only."""
+        """What others may run traced functions on; `None` if these are to come through the verbs."""
         return self._recorder.engine
 
     @property
@@ -75,7 +75,8 @@ class VerbExecutor(ClosesOnExit, Executor):
     @property
     def drives_inline(self) -> bool:
         """Whether work here needs no event loop unless it asks for one (`need_event_loop`)."""
-        return self.engine is not None and self.engine.drives_inline
+        engine = self._recorder.engine
+        return engine is not None and engine.drives_inline
 
     @property
     def waits_to_create(self) -> bool:
@@ -107,8 +108,9 @@ class VerbExecutor(ClosesOnExit, Executor):
         Raises:
           InvalidComputationError: If not; the message names an executor that does.
         """
-        if self.engine is not None:
-            self.engine.accepts(computation, self)
+        engine = self._recorder.engine
+        if engine is not None:
+            engine.accepts(computation, self)
 
     async def computed(self, value: VerbValue) -> object:
         """Runs what a value needs, for its `compute()`, and returns its payload."""
@@ -116,7 +118,7 @@ class VerbExecutor(ClosesOnExit, Executor):
 
     async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
         """Runs `work`, which converts a result of the given type, where streams of user code may run."""
-        engine = self.engine if contains_sequence(type_spec) else None  # there are no streams in others
+        engine = self._recorder.engine if contains_sequence(type_spec) else None  # there are no streams in others
         return work() if engine is None else await engine.finish(work, type_spec)
 
     def check_open(self) -> None:

@@ -7,6 +7,8 @@ from served_methods import WALL, add, mean
 
 import fedstack
 from fedstack.errors import InvalidValueError
+from fedstack.executors import TransformingExecutor
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.service import ClusterSpec, Server, rpc
 
 MS = 1000 * WALL
@@ -47,3 +49,18 @@ def test_a_method_runs_on_the_executors_of_its_servers_factory(task):
         with rpc.Client.create("grpc", server.target, timeout_in_ms=MS) as client:
             assert client.mean_blocking([1.0, 2.0, 6.0]) == 3.0
             assert client.add_blocking(1, 2) == 3
+
+
+def test_a_method_is_what_an_executor_of_the_factory_makes_of_it():
+    product = fedstack.python_computation({"x": np.int32, "y": np.int32}, np.int32)(lambda x, y: x * y)
+    stacks = fedstack.local_executor_factory()
+    factory = ResourceManagingExecutorFactory(
+        lambda clients: TransformingExecutor(lambda _: product.to_building_block(), stacks.create_executor(clients))
+    )
+    with rpc.Server.create("grpc", "localhost:0", factory=factory) as server:
+        server.register("add", add)
+        server.register("add_inline", add, inline=True)
+        with rpc.Client.create("grpc", server.target, timeout_in_ms=MS) as client:
+            for _ in range(2):
+                assert client.add_blocking(3, 5) == 15
+                assert client.add_inline_blocking(3, 5) == 15
