@@ -147,14 +147,13 @@ class Driver:
         """Calls something once a closure has ended: on the loop, or at once if it has."""
         with self._lock:
             if not closure.has_ended:
-                closure.on_end.append(callback)
+                closure.on_end[callback] = None
                 return
         callback()
 
     def forget(self, closure: Closure, callback: Callable[[], None]) -> None:
-        """Undoes `when_ended`, if the callback has not been called."""
-        with self._lock, contextlib.suppress(ValueError):
-            closure.on_end.remove(callback)
+        """Undoes `when_ended`, if the callback has not been called. Safe in finalizers: it takes no lock."""
+        closure.on_end.pop(callback, None)
 
     def drop(self, closure: Closure) -> None:
         """Notes that no caller has a handle to a closure any more. Safe in finalizers: it takes no lock."""
@@ -304,9 +303,9 @@ class Driver:
             seconds = self._scheduler.seconds_to_assignments()
             woken = [future for future, condition in self._waiting.items() if condition()]
             stranded = bool(self._scheduler.unfinished) and not self._sites
-            callbacks = [callback for closure in ended for callback in closure.on_end]
+            callbacks = [callback for closure in ended for callback in tuple(closure.on_end)]
             for closure in ended:
-                closure.on_end = []
+                closure.on_end = {}
         for callback in callbacks:
             callback()
         for future in woken:

@@ -1,6 +1,7 @@
 """Waits for several calls, as Ray and `concurrent.futures` do."""
 
 import queue
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -11,6 +12,9 @@ from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import DeadlineExceededError, TypeMismatchError
 from fedstack.service.coordinator.remote_value import RemoteValue
 from fedstack.service.coordinator.time_bounds import check_timeout
+
+# As good as any time; for longer no thread can wait.
+_LONGEST_SECONDS = threading.TIMEOUT_MAX / 2
 
 
 def wait(
@@ -64,15 +68,17 @@ def as_completed(values: Iterable[RemoteValue], timeout: float | None = None) ->
 
 def _as_completed(values: Sequence[RemoteValue], until: float | None, timeout: float | None) -> Iterator[RemoteValue]:
     ends = _Ends(values)
-    for count in range(len(ends)):
-        try:
-            value = ends.next(until)
-        except queue.Empty:
-            ends.forget()
-            raise DeadlineExceededError(
-                f"Expected all of {len(ends)} calls to end within {timeout:g} s, found {count} that did"
-            ) from None
-        yield value
+    del values  # those that have been yielded are not held here
+    most = len(ends)
+    try:
+        while ends:
+            yield ends.next(until)
+    except queue.Empty:
+        raise DeadlineExceededError(
+            f"Expected all of {most} calls to end within {timeout:g} s, found {most - len(ends)} that did"
+        ) from None
+    finally:
+        ends.forget()
 
 
 def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
@@ -93,11 +99,13 @@ def _listed(values: Iterable[RemoteValue]) -> list[RemoteValue]:
 
 
 def _until(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+    return None if timeout is None or timeout > _LONGEST_SECONDS else time.monotonic() + timeout
 
 
 class _Ends:
     """Values whose calls have ended, one after the other, for one thread that waits.
+
+    Its length is how many are still to come.
 
     Args:
       values: The values; each counts once.
@@ -106,6 +114,7 @@ class _Ends:
     def __init__(self, values: Iterable[RemoteValue]) -> None:
         self._ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
         self._callbacks = {value: partial(self._ended.put, value) for value in dict.fromkeys(values)}
+        self._loops = {value.driver.loop for value in self._callbacks}
         for value, callback in self._callbacks.items():
             value.driver.when_ended(value.closure, callback)
 
@@ -116,15 +125,17 @@ class _Ends:
           queue.Empty: If there is none by then.
           RuntimeError: If called on the loop on which the calls run, which would wait for itself.
         """
-        if self._ended.empty() and any(value.driver.loop.is_current() for value in self._callbacks):
+        if self._ended.empty() and any(loop.is_current() for loop in self._loops):
             raise RuntimeError(
                 "Expected to wait outside of the loop on which the calls run, found that loop; await the values there, "
                 "or use asyncio.as_completed"
             )
-        return self._ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        value = self._ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        del self._callbacks[value]
+        return value
 
     def forget(self) -> None:
-        """Is told of no more ends: who waits again and again would have ever more to be told."""
+        """Is told of no more ends: who waits again and again would have ever more to be told. Safe in finalizers."""
         for value, callback in self._callbacks.items():
             value.driver.forget(value.closure, callback)
 

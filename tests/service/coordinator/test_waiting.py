@@ -1,9 +1,11 @@
 """How calls are waited for: one, several and all, for so long."""
 
 import asyncio
+import math
 import os
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,32 @@ def test_who_waits_again_and_again_leaves_nothing_behind(coordinator: ClusterCoo
         wait([slow], timeout=0)
         with pytest.raises(DeadlineExceededError):
             list(as_completed([slow], timeout=0))
-    assert slow.closure.on_end == []
+        done = coordinator.schedule(same, (1,))
+        assert next(as_completed([slow, done], WALL)) is done
+    assert not slow.closure.on_end
+
+
+def test_a_value_that_was_taken_is_not_held_by_who_waits_for_others(
+    coordinator: ClusterCoordinator, gate: Path
+) -> None:
+    ends = as_completed([coordinator.schedule(same, (1,)), coordinator.schedule(held, (str(gate),))], WALL)
+    first = weakref.ref(next(ends))
+    assert first() is None
+    gate.touch()
+    assert [value.get(WALL) for value in ends] == [1]
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300])
+def test_any_time_is_time_enough(coordinator: ClusterCoordinator, gate: Path, timeout: float) -> None:
+    value = coordinator.schedule(held, (str(gate),))
+    opening = threading.Timer(0.1, gate.touch)
+    opening.start()
+    assert wait([value], timeout=timeout) == ([value], [])
+    value = coordinator.schedule(same, (1,))
+    assert list(as_completed([value], timeout)) == [value]
+    assert value.get(timeout) == 1
+    coordinator.join(timeout)
+    opening.join()
 
 
 def test_values_are_taken_one_after_the_other_until_none_is_left(coordinator: ClusterCoordinator) -> None:

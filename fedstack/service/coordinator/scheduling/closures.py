@@ -94,7 +94,7 @@ class Closure:
     missing: int = 0
     dependents: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     depth: int = 1
-    on_end: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
+    on_end: dict[Callable[[], None], None] = attrs.field(factory=lambda: dict[Callable[[], None], None]())
 
     @property
     def has_ended(self) -> bool:
