@@ -382,7 +382,7 @@ class Watched:
             yield piece
             if isinstance(piece, Data) and len(piece.data) > MIB // 2:
                 chunk_came.set()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.5)  # it is cancelled in this time, or in that of a later chunk
 
 
 @contextlib.contextmanager

@@ -96,8 +96,8 @@ async def test_a_value_can_be_fetched_again_after_a_connection_was_cut_in_the_mi
 async def test_a_fetch_that_stalls_fails_after_four_heartbeats(fleet: Fleet, proxies: Proxies) -> None:
     proxy = proxies.before(fleet.start(heartbeat_seconds=0.25).target)
     with executor_at(proxy.target) as executor:
-        value, fetching = await fetched_half_way(executor, proxy)
         begun = time.monotonic()
+        value, fetching = await fetched_half_way(executor, proxy)
         with pytest.raises(DeadlineExceededError, match="no sign of life"):
             await asyncio.wait_for(fetching, WALL)
         assert 0.5 < time.monotonic() - begun < WALL  # a heartbeat every quarter of a second

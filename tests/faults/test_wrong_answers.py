@@ -352,7 +352,7 @@ def test_no_interval_of_heartbeats_makes_a_round_fail(seconds) -> None:
         return response.SerializeToString()
 
     with served(WrongService({"Handshake": unary(claim)})) as target:
-        with context_over([target], retry_policy=ONCE):
+        with context_over([target]):  # a slow machine may miss four beats once, but not at each attempt
             assert Background(lambda: doubled_sum([1, 2])).result() == 6
 
 
@@ -378,14 +378,15 @@ def test_many_heartbeats_do_not_hold_up_the_result() -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["a flood", "a stream"])
 async def test_endless_heartbeats_end_when_the_caller_has_enough(pause) -> None:
-    ended = asyncio.Event()
-    sent = itertools.count()
+    ended, sent = asyncio.Event(), 0
 
     def make(right: Method) -> Method:
         async def beat(_: object) -> AsyncIterator[bytes]:
+            nonlocal sent
             try:
                 while True:
-                    yield heartbeat_frame(next(sent))
+                    yield heartbeat_frame(sent)
+                    sent += 1
                     await asyncio.sleep(pause)
             finally:
                 ended.set()
@@ -397,11 +398,11 @@ async def test_endless_heartbeats_end_when_the_caller_has_enough(pause) -> None:
         context = fedstack.contexts.AsyncExecutionContext(factory)
         with fedstack.use_context(context):
             running = asyncio.ensure_future(doubled_sum([1, 2]))
+            await asyncio.to_thread(eventually, lambda: sent > 2)
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(running, 0.5)
         await asyncio.to_thread(eventually, ended.is_set)
         context.close()
-    assert next(sent) > 2
 
 
 def test_silence_after_a_header_is_not_waited_out() -> None:
