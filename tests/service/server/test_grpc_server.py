@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from await_until import await_until
 from calling import WALL, call, on_loop, path_of
 from echo_service import ECHO, EchoService, parcel_of, whole
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -90,10 +91,10 @@ def test_an_error_ends_the_call_with_its_code(error: BaseException, code: Code) 
 
     with ServerThread(GrpcServer([echo])) as thread:
         found = on_loop(lambda: work(thread.target))
+        await_until(lambda: (f"{ECHO}/Fail", code.name, 1) in list(thread.server.call_counts))
     assert found.code().value[0] == code
     if code is not Code.CANCELLED and str(error):
         assert "that far" in found.details()
-    assert (f"{ECHO}/Fail", code.name, 1) in list(thread.server.call_counts)
 
 
 def test_an_error_of_fedstack_travels_with_its_class_and_traceback(server: GrpcServer, echo: EchoService) -> None:

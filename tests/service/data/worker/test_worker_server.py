@@ -57,8 +57,8 @@ def test_a_worker_that_waits_for_its_dispatcher_says_in_time_that_it_is_not_ther
     address = free_address()
     ticks = Ticks()
     with pytest.raises(WorkerUnavailableError, match=rf"a dispatcher of the data service at {address}.*refuse"):
-        WorkerServer(WorkerConfig(address, dispatcher_timeout_ms=300))
-    assert ticks.stop() > 3  # nobody was held up by it
+        WorkerServer(WorkerConfig(address, dispatcher_timeout_ms=1000))
+    assert ticks.stop() > 3  # of fifty: nobody was held up by it, though the machine may be busy
 
 
 def test_a_worker_attends_again_where_the_dispatcher_was_started_anew() -> None:
