@@ -1,7 +1,6 @@
 """Tasks of a cluster that die, freeze and come back at their addresses, and clients that are there first."""
 
 import asyncio
-import socket
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import psutil
 import pytest
 from fault_leaves import double, doubled_sum, mean_wobble
 from fault_stacks import Background, eventually, executor_at, locally
+from free_ports import free_port
 from processes import WALL, Fleet
 
 import fedstack
@@ -20,17 +20,9 @@ from fedstack.service import ClusterSpec
 NUMBERS = [0.1 * number for number in range(11)]
 
 
-def free_addresses(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return found
-
-
 @pytest.fixture
 def cluster() -> dict[str, list[str]]:
-    return {"worker": free_addresses(2)}
+    return {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
 
 
 def connected(spec: ClusterSpec, index: int, **options: Any) -> RemoteExecutor:

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from await_until import await_until
+from free_ports import free_port
 from freezing import freeze
 from serving import Server, served
 
@@ -34,7 +34,7 @@ square = _square()
 
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
-    with served(*OPTIONS) as first, served(*OPTIONS) as second:
+    with served(*OPTIONS, "--port", free_port()) as first, served(*OPTIONS) as second:
         yield [first, second]
 
 
@@ -148,9 +148,7 @@ def test_a_call_that_ends_its_workers_fails_and_the_others_are_right(caplog: pyt
 
 
 def test_without_any_worker_calls_fail_after_the_time_that_was_given() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with ClusterCoordinator(address, connect_seconds=0.5) as coordinator:
         value = coordinator.schedule(square, (1,))
         with pytest.raises(WorkerUnavailableError, match=address):
@@ -160,9 +158,7 @@ def test_without_any_worker_calls_fail_after_the_time_that_was_given() -> None:
 
 
 def test_a_client_may_come_before_its_worker() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     with ClusterCoordinator(f"127.0.0.1:{port}") as coordinator:
         value = coordinator.schedule(square, (3,))
         with served(*OPTIONS, "--port", port):
@@ -192,8 +188,8 @@ def test_dropped_results_are_dropped_by_workers(servers: list[Server]) -> None:
 def test_a_variable_whose_server_was_started_anew_is_an_error_and_new_ones_are_made_there() -> None:
     from fedstack.service import ClusterSpec
 
-    with served(*OPTIONS) as worker, served(*OPTIONS) as holder:
-        port = holder.target.rpartition(":")[2]
+    port = free_port()
+    with served(*OPTIONS) as worker, served(*OPTIONS, "--port", port) as holder:
         spec = ClusterSpec({"worker": [worker.target], "ps": [holder.target]})
         with ClusterCoordinator(spec) as coordinator:
             variable = coordinator.variable(1)

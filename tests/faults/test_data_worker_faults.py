@@ -8,6 +8,7 @@ from pathlib import Path
 
 from data_reading import read, whole
 from dispatching import Peer
+from free_ports import free_port
 
 from fedstack.service.data import Dataset, WorkerConfig, WorkerServer
 
@@ -35,7 +36,7 @@ def dispatcher(port: int, folder: Path) -> Iterator[tuple["subprocess.Popen[str]
 
 def test_a_worker_finds_a_dispatcher_that_was_killed_and_started_again(tmp_path: Path) -> None:
     dataset = Dataset.range(5)
-    with dispatcher(0, tmp_path) as (process, target):
+    with dispatcher(free_port(), tmp_path) as (process, target):
         worker = WorkerServer(WorkerConfig(target, dispatcher_timeout_ms=1000 * WALL))
         with Peer(target) as peer:
             digest = peer.register_dataset(dataset)

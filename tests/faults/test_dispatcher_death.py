@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from dispatching import EXACTLY_ONCE, Consumer, Peer, splits
+from free_ports import free_port
 from serving import Server, served
 
 from fedstack.errors import StaleSessionError
@@ -72,7 +73,7 @@ def again(server: Server, *arguments: object) -> "Iterator[Server]":
 
 def test_a_dispatcher_that_is_killed_and_started_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
     arguments = "--data-dispatcher", "--work-dir", tmp_path
-    with served(*arguments) as first, Peer(first.target) as peer:
+    with served(*arguments, "--port", free_port()) as first, Peer(first.target) as peer:
         for worker in (b"v", b"w"):
             peer.attend(worker)
         digest = peer.register(num_splits=SPLITS)
@@ -84,7 +85,7 @@ def test_a_dispatcher_that_is_killed_and_started_again_loses_and_doubles_nothing
 
 
 def test_a_dispatcher_without_a_journal_says_so_when_it_was_started_again() -> None:
-    with served("--data-dispatcher") as first, Peer(first.target) as peer:
+    with served("--data-dispatcher", "--port", free_port()) as first, Peer(first.target) as peer:
         consumer = Consumer(peer, peer.register())
         with again(first, "--data-dispatcher"):
             assert consumer.last is None

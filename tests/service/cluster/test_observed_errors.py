@@ -114,10 +114,10 @@ def test_nobody_is_connected_to_a_server_before_it_starts():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    waiting = Server({"worker": [f"127.0.0.1:{port}"]}, start=False)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
-    waiting.stop()
+        waiting = Server({"worker": [f"127.0.0.1:{port}"]}, start=False)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        waiting.stop()
 
 
 def test_what_the_original_gets_wrong_about_its_own_specs_is_right():

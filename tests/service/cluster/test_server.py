@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from calling import WALL
 from echo_service import EchoService
+from free_ports import free_port
 
 import fedstack
 from fedstack.errors import AddressError, AuthenticationError, ClosedError, InvalidValueError, MembershipError
@@ -37,12 +38,6 @@ def total(values):
 def total_at(place, **options):
     with fedstack.create_sync_remote_execution_context(place, **options):
         return total([1, 2, 3])
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def port_of(server):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from free_ports import free_port
 from freezing import freeze
 from served_methods import WALL, add, within_wall
 
@@ -42,14 +42,8 @@ def kill(running: "subprocess.Popen[str]") -> None:
     running.wait(WALL)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
 def test_a_killed_server_fails_the_call_at_once_and_the_next_one_waits_for_it():
-    with process() as (first, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
+    with process(free_port()) as (first, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
         running = client.slow(1)
         assert client.add_blocking(1, 2) == 3
         kill(first)
@@ -63,7 +57,7 @@ def test_a_killed_server_fails_the_call_at_once_and_the_next_one_waits_for_it():
 
 
 def test_a_server_started_anew_with_another_method_under_the_name_is_never_guessed_at():
-    with process() as (first, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
+    with process(free_port()) as (first, target), rpc.Client.create("grpc", target, timeout_in_ms=MS) as client:
         assert client.add_blocking(1, 2) == 3
         kill(first)
         with process(target.rpartition(":")[2], "second"):
@@ -145,7 +139,7 @@ def test_200_clients_opened_and_closed_leave_nothing_behind():
         for _ in range(200):
             use()
         within_wall(lambda: descriptors() <= before + 3, "descriptors are left open")
-        assert threading.active_count() <= threads + 1
+        within_wall(lambda: threading.active_count() <= threads + 1, "threads are left")
 
 
 def test_large_arrays_and_small_calls_share_a_client():

@@ -1,7 +1,6 @@
 """Data workers serve at once, and attend at their dispatcher as long as they are there."""
 
 import gc
-import socket
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from catalogue import Catalogue, StartWorker
 from certificate_files import CertificateFiles
 from data_reading import read, whole
+from free_ports import free_port
 
 from fedstack import ClientCredentials
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
@@ -183,9 +183,7 @@ def test_a_worker_that_nobody_has_any_more_is_gone(catalogue: Catalogue, dispatc
 
 
 def free_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def served_at(address: str, catalogue: Catalogue) -> ServerThread:
