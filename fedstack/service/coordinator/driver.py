@@ -296,7 +296,9 @@ class Driver:
         self._woken = False
         with self._lock:
             while self._dropped:
-                self._scheduler.drop(self._dropped.popleft())
+                closure = self._dropped.popleft()
+                self._scheduler.drop(closure)
+                self.fetching.drop(closure)
             assignments = self._scheduler.assignments()
             ended = [closure for closure in self._scheduler.take_ended() if closure.has_ended]
             cancelled = self._scheduler.take_cancelled()
@@ -347,6 +349,7 @@ class Driver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.fetching.end()
         if self._timer is not None:
             self._timer.cancel()
         for site in sites:

@@ -70,8 +70,8 @@ class RemoteValue(ArgumentOnly):
     def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
 
-        Later calls return the same one, whatever the timeout. The first one brings it here, which takes its time too:
-        `wait(timeout=0)` tells whether the call has ended.
+        Later calls return the same one, whatever the timeout. The first one after the end of the call brings it here,
+        which takes its time too and goes on after the timeout: a later one finds it.
 
         Raises:
           LeafError: If the function raised.
@@ -104,7 +104,8 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
 
     Args:
       structure: The structure.
-      timeout: How long values may take, in seconds; those that are here already are returned in any case.
+      timeout: How long values may take, in seconds; those that are here already are returned in any case, and those
+        that are under way go on coming.
       what: What is waited for, for messages.
 
     Raises:
@@ -118,8 +119,10 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
     for value in dict.fromkeys(parts_of(structure, RemoteValue)):
         groups.setdefault(value.driver, []).append(value)
     values = list(chain.from_iterable(groups.values()))
-    homes = gather([driver.fetching.bring_home([value.closure for value in some]) for driver, some in groups.items()])
-    found = await (homes if all(value.is_here for value in values) else within(homes, timeout, what))
+    closures = {driver: [value.closure for value in some] for driver, some in groups.items()}
+    waits = [driver for driver, some in closures.items() if not driver.fetching.begin(some)]
+    homes = gather([driver.fetching.bring_home(some) for driver, some in closures.items()])
+    found = await (within(homes, timeout, what) if waits else homes)
     payloads = dict(zip(values, chain.from_iterable(found)))
 
     def result(part: object) -> object:
