@@ -184,7 +184,6 @@ class GrpcConnection(WholeConnection):
                 self._turns.answered()
                 return answer
         except WorkerUnavailableError as error:
-            self._blocking.dial_anew()
             if not never_arrived(error):
                 raise
             return None

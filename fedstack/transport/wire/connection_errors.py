@@ -147,7 +147,9 @@ _IN_GRPCS_WORDS = tuple(
         ("closed|reset|broken pipe|recvmsg|sendmsg|goaway|end of tcp", BROKEN_OFF),
     )
 )
-_NO_CONNECTION = frozenset(reason.found for reason in (NOT_LISTENING, NO_SOCKET, LEFT_BEHIND, NO_HOST, NO_WAY))
+_NO_CONNECTION = frozenset(
+    reason.found for reason in (NOT_LISTENING, NO_SOCKET, LEFT_BEHIND, NO_HOST, NO_WAY, HANGS_UP)
+)
 # How messages begin that are gRPC's own; all others are what a peer says.
 _OWN = re.compile(
     r"failed to connect to all addresses|errors resolving|DNS resolution|socket closed|connection reset|recvmsg|"

@@ -14,7 +14,7 @@ from served_methods import WALL, add, calls_of, mean
 
 from fedstack.errors import ClosedError, DeadlineExceededError, LeafError, TypeMismatchError
 from fedstack.service import rpc
-from fedstack.transport.grpc.blocking_calls import BlockingCalls
+from fedstack.service.limits.limits import ServerLimits
 from fedstack.transport.peers.io_loop import io_loop
 
 MS = 1000 * WALL
@@ -169,13 +169,12 @@ def test_a_process_that_stood_still_is_not_told_that_its_server_hangs(server, ga
     assert found.startswith(("1", "This process stood still for")), found
 
 
-def test_calls_that_are_closed_say_so():
-    calls = BlockingCalls(lambda: pytest.fail("nothing is dialled"))
-    calls.close()
-    calls.close()
-    with pytest.raises(ClosedError):
-        calls.call("/a.B/C", b"", 1.0, (), "the server")
-    assert repr(calls) == "<BlockingCalls closed>"
+def test_a_server_that_takes_no_second_connection_is_called_over_the_first():
+    limits = ServerLimits(max_connections=1)
+    with rpc.Server.create("grpc", "127.0.0.1:0", limits=limits) as server:
+        server.register("add", add)
+        with rpc.Client.create("grpc", server.target, timeout_in_ms=MS) as client:
+            assert [client.add_blocking(1, number) for number in range(4)] == [1, 2, 3, 4]
 
 
 def test_a_client_that_is_dropped_during_a_call_gets_its_result(server, gate):
