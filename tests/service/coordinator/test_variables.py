@@ -203,3 +203,29 @@ def test_a_task_of_the_job_for_them_holds_variables(pool: object) -> None:
         with ClusterCoordinator(spec, pool.credentials) as coordinator:  # type: ignore[attr-defined]
             variable = coordinator.variable(1)
             assert address in repr(variable)
+
+
+def test_the_first_variables_may_be_made_at_the_same_time() -> None:
+    async def use() -> None:
+        with fedstack.local_executor_factory() as factory:
+            async with AsyncClusterCoordinator([factory]) as coordinator:
+                variables = await asyncio.gather(*[coordinator.variable(number) for number in range(8)])
+                assert [await variable.read_value() for variable in variables] == list(range(8))
+                assert len({repr(variable) for variable in variables}) == 1
+
+    asyncio.run(use())
+
+
+def test_variables_are_made_at_the_same_time_at_a_task_that_was_started_anew(pool: object) -> None:
+    async def use() -> None:
+        server = Server({"ps": ["127.0.0.1:0"]}, "ps", 0)
+        address = server.target.removeprefix("grpc://")
+        spec = ClusterSpec({"worker": list(pool.targets), "ps": [address]})  # type: ignore[attr-defined]
+        async with AsyncClusterCoordinator(spec, pool.credentials) as coordinator:  # type: ignore[attr-defined]
+            await coordinator.variable(1)
+            await asyncio.to_thread(server.stop, 0)
+            with Server({"ps": [address]}, "ps", 0):
+                variables = await asyncio.gather(*[coordinator.variable(number) for number in range(8)])
+                assert [await variable.read_value() for variable in variables] == list(range(8))
+
+    asyncio.run(use())

@@ -1,5 +1,6 @@
 """Holds the variables of a coordinator: at the tasks of job `ps`, or at a server of its own."""
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import Coroutine, Sequence
@@ -26,6 +27,7 @@ from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.cluster_spec import ClusterJob, ClusterSpec
 
 _JOB = "ps"
+_MORE_ATTEMPTS = 2  # one may lose the server, and the next find that it was started anew
 
 
 @attrs.define(eq=False)
@@ -48,30 +50,33 @@ class _Holder:
         Raises:
           WorkerUnavailableError: If it cannot be reached.
         """
+        for _ in range(_MORE_ATTEMPTS):
+            await self.server.handshake()  # one that was there before is back, or may be about to come
+            executor = self.executor
+            try:
+                with self.server.called():
+                    return await _kept(executor, payload, type_spec)
+            except StaleSessionError:  # the server was started anew, and what it held is gone
+                if self.executor is executor:
+                    self.executor = _executor_at(self.server.stub)
+                    executor.close()
+            except WorkerUnavailableError:
+                pass
+            except ClosedError:
+                if self.executor is executor:
+                    raise
+                # somebody else has found the server started anew
         await self.server.handshake()
-        try:
-            with self.server.called():
-                return await self._kept(payload, type_spec)
-        except (WorkerUnavailableError, StaleSessionError):
-            await self.server.handshake()  # it was there before, and is back or may be about to come
-        return await self._kept(payload, type_spec, attempts=2)
+        return await _kept(self.executor, payload, type_spec)
 
-    async def _kept(self, payload: object, type_spec: Type, attempts: int = 1) -> RemoteValue:
-        executor = self.executor
-        try:
-            value = await executor.create_known(payload, type_spec)
-            assert isinstance(value, RemoteValue)
-            for error in (await executor.start([value])).values():
-                if error is not None:
-                    raise error
-        except StaleSessionError:  # the server was started anew, and what it held is gone
-            if self.executor is executor:
-                self.executor = _executor_at(self.server.stub)
-                executor.close()
-            if attempts == 1:
-                raise
-            return await self._kept(payload, type_spec)
-        return value
+
+async def _kept(executor: RemoteExecutor, payload: object, type_spec: Type) -> RemoteValue:
+    value = await executor.create_known(payload, type_spec)
+    assert isinstance(value, RemoteValue)
+    for error in (await executor.start([value])).values():
+        if error is not None:
+            raise error
+    return value
 
 
 def _executor_at(stub: ExecutorStub) -> RemoteExecutor:
@@ -100,6 +105,7 @@ class VariableOwner:
         self._connect_seconds = connect_seconds
         self._holders: list[_Holder] = []
         self._next = itertools.count()
+        self._opening = asyncio.Lock()
         self._own: object = None
         self._is_used = False
         self._closed = False
@@ -130,11 +136,12 @@ class VariableOwner:
         return self._make(payload if keep is None else keep(payload, None), declared)
 
     async def _make(self, payload: object, type_spec: Type) -> tuple[HeldVariable, VariableServer, object]:
-        if self._closed:
-            raise ClosedError("The coordinator is closed; make a new one")
         self._is_used = True
-        if not self._holders:
-            await self._open()
+        async with self._opening:
+            if self._closed:
+                raise ClosedError("The coordinator is closed; make a new one")
+            if not self._holders:
+                await self._open()
         holder = self._holders[next(self._next) % len(self._holders)]
         value = await holder.keep(payload, type_spec)
         held = HeldVariable(holder.target, value.session.executor.id, value.id, type_spec, self._own is not None)
@@ -170,7 +177,8 @@ class VariableOwner:
         from fedstack.service.server.grpc_server import GrpcServer
 
         self._closed = True
-        holders, self._holders = self._holders, []
+        async with self._opening:
+            holders, self._holders = self._holders, []
         for holder in holders:
             holder.executor.close()
             with contextlib.suppress(FedstackError):
