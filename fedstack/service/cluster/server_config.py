@@ -17,14 +17,24 @@ from fedstack.transport.peers.methods import Service
 
 
 def _services(services: Iterable[Service]) -> tuple[Service, ...]:
+    if not isinstance(cast(object, services), Iterable):
+        raise InvalidValueError(f"Expected services in a list, found {describe(services)}; write [service] for one")
     return tuple(services)
 
 
+def _host(host: str) -> str:
+    """Returns a host without the brackets in which an IPv6 address stands before a port."""
+    is_bracketed = isinstance(cast(object, host), str) and host.startswith("[") and host.endswith("]")
+    return host[1:-1] if is_bracketed else host
+
+
 def _addresses(addresses: "str | TargetResolver | Iterable[str | TargetResolver]") -> tuple[str, ...]:
-    given = (addresses,) if isinstance(addresses, (str, TargetResolver)) else cast(object, addresses)
-    if not isinstance(given, Iterable):
-        raise InvalidValueError(f"Expected data_services as addresses of dispatchers, found {describe(given)}")
-    return tuple(address_of(place) for place in cast("Iterable[str | TargetResolver]", given))
+    several = isinstance(cast(object, addresses), Iterable) and not isinstance(addresses, (str, TargetResolver))
+    found = tuple(map(address_of, cast("Iterable[str]", addresses if several else (addresses,))))
+    for address in found:
+        if not isinstance(cast(object, address), str):
+            raise InvalidValueError(f"Expected data_services as addresses of dispatchers, found {describe(address)}")
+    return found
 
 
 @attrs.frozen
@@ -57,7 +67,7 @@ class ServerConfig:
     server_limits: ServerLimits = attrs.field(factory=ServerLimits)
     addresses_file: str | os.PathLike[str] | None = None
     calls_with: ClientCredentials | None = None
-    host: str = ""
+    host: str = attrs.field(default="", converter=_host)
     data_services: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
 
     def __attrs_post_init__(self) -> None:

@@ -342,6 +342,9 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
         ({"limits": 3}, "Expected limits as ServiceLimits, found int 3"),
         ({"policy": "all"}, "Expected policy as CarrierPolicy, found str 'all'"),
         ({"services": [3]}, "Expected services as Service, found int 3"),
+        ({"services": 3}, r"Expected services in a list, found int 3; write \[service\] for one"),
+        ({"data_services": 3}, "Expected data_services as addresses of dispatchers, found int 3"),
+        ({"data_services": ["localhost:1", None]}, "Expected data_services as addresses of dispatchers, found None"),
         ({"host": 3}, "Expected host as str, found int 3"),
         ({"host": "127.0.0.1:80"}, "without a port, found '127.0.0.1:80'; the port is that of the cluster"),
     ],
@@ -349,7 +352,7 @@ def test_other_machines_are_let_in_with_tls_only_and_to_run_code_with_certificat
 def test_what_is_wrong_in_a_configuration_is_told_where_it_is_made(options, message):
     with pytest.raises(InvalidValueError, match=message):
         ServerConfig(**options)
-    assert ServerConfig(host="::1").host == "::1"
+    assert ServerConfig(host="::1").host == ServerConfig(host="[::1]").host == "::1"
 
 
 def test_a_configuration_is_data():
