@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_calls import PATIENCE_SECONDS
 
 STORE_BYTES = 150_000_000
 
@@ -13,6 +14,13 @@ STORE_BYTES = 150_000_000
 def pytest_itemcollected(item: pytest.Item) -> None:
     # Ray keeps threads and connections of its own until it is shut down.
     item.add_marker(pytest.mark.fedstack_leak_check(False))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets calls wait for actors that come after the first, and for workers of Dask, however busy the machine is."""
+    monkeypatch.setattr("fedstack.backends.ray_cluster.ray_workers._OTHERS_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("fedstack.backends.pool_backend._JOIN_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ import threading
 from pathlib import Path
 
 import ray
-from ray_calls import checked, held_up, numbers, processes, wait_until
+from ray_calls import PATIENCE_SECONDS, checked, held_up, numbers, processes, wait_until
 
 import fedstack
+from fedstack.backends.ray_cluster import ray_workers
 from fedstack.errors import NoWorkersError
 
 HALF = {"num_workers": 2, "resources_per_worker": {"CPU": 0.5}}
@@ -41,6 +42,7 @@ def shut_down(folder: str) -> None:
 
 def wait(folder: str) -> None:
     """Says in which processes clients run, and waits for them."""
+    ray_workers._OTHERS_SECONDS = PATIENCE_SECONDS
     with fedstack.create_sync_ray_execution_context(**HALF):
         print(*set(processes(numbers(4))), flush=True)
         held_up(folder, numbers(4))
