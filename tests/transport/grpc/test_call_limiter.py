@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
+from fedstack.testing.simulation.virtual_loop import VirtualLoop
 from fedstack.transport.grpc import call_limiter
 from fedstack.transport.grpc.call_limiter import CallLimiter
 
@@ -41,22 +42,31 @@ async def test_a_call_that_waits_gives_up_when_nobody_is_answered():
         pass
 
 
-async def test_a_call_goes_on_waiting_as_long_as_others_are_answered():
-    turns = CallLimiter(1)
+def test_a_call_goes_on_waiting_as_long_as_others_are_answered():
     answers = 0
-    async with turns.turn(WALL, "h:1"):
 
-        async def wait():
-            async with turns.turn(0.2, "h:1"):
-                return answers
+    async def work():
+        nonlocal answers
+        turns = CallLimiter(1, asyncio.get_running_loop().time)
+        async with turns.turn(WALL, "h:1"):
 
-        waiting = asyncio.ensure_future(wait())
-        for _ in range(8):
-            await asyncio.sleep(0.05)
-            turns.answered()
-            answers += 1
-        assert not waiting.done()
-    assert await asyncio.wait_for(waiting, WALL) == 8
+            async def wait():
+                async with turns.turn(0.2, "h:1"):
+                    return answers
+
+            waiting = asyncio.ensure_future(wait())
+            for _ in range(8):
+                await asyncio.sleep(0.05)
+                turns.answered()
+                answers += 1
+            assert not waiting.done()
+        return await waiting
+
+    loop = VirtualLoop()  # a slow machine is late for each of them
+    try:
+        assert loop.run_until_complete(work()) == 8
+    finally:
+        loop.close()
 
 
 async def test_a_call_that_is_cancelled_takes_no_turn_with_it():
