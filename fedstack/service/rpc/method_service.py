@@ -5,7 +5,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import attrs
 
@@ -168,26 +167,26 @@ class MethodService(Service):
 
     def _answer(self, method: Method, given: "deque[object]", packer: Packer, progress: ProgressCounts) -> bytes:
         """Runs a method on this thread. Its coroutine is made here: one of a job that never begins would be left."""
-        run = self._function_of(method)
-        if run is not None:
-            result = method.signature.function.result
-            try:
-                return _response(packer, run(given.pop()), result)
-            except FedstackError as error:
-                tell_path(error, cast(VerbExecutor, self._at_hand))
-                raise
-        if method.is_leaf and self._at_hand is not None:
-            return self._here.run(_computed(self._at_hand, method, given.pop(), packer), inline=True)
-        return self._here.run(self._run(method, given.pop(), packer, progress), inline=True)
+        executor = self._at_hand if method.is_leaf else None
+        if executor is None:
+            return self._here.run(self._run(method, given.pop(), packer, progress), inline=True)
+        try:
+            run = self._function_of(method, executor)
+            if run is not None:
+                return _response(packer, run(given.pop()), method.signature.function.result)
+        except FedstackError as error:
+            tell_path(error, executor)
+            raise
+        return self._here.run(_computed(executor, method, given.pop(), packer), inline=True)
 
-    def _function_of(self, method: Method) -> Callable[[object], object] | None:
-        """Returns what runs a method that is one function, where that is at hand."""
+    def _function_of(self, method: Method, executor: VerbExecutor) -> Callable[[object], object] | None:
+        """Returns what runs a method that is one function; `None` where the executor has to."""
         found = self._functions.get(method)
-        if found is None and method.is_leaf and self._at_hand is not None and self._at_hand.engine is not None:
+        if found is None and executor.engine is not None:
             if contains_sequence(method.signature.function.result):
                 return None  # streams run code of users, as the executor has it
             try:
-                found = self._at_hand.engine.on_this_thread(plans.plan(method.computation))
+                found = executor.engine.on_this_thread(plans.plan(method.computation))
             except LoadNeeded:
                 return None  # the way that the first call goes loads it on a thread
             if found is not None:

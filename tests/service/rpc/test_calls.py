@@ -8,10 +8,12 @@ import threading
 import federated_language as fl
 import numpy as np
 import pytest
-from served_methods import WALL, calls_of, within_wall
+from federated_language.proto import computation_pb2
+from served_methods import WALL, add, calls_of, fail, within_wall
 
 import fedstack
 from fedstack.errors import (
+    CarrierError,
     ClosedError,
     ClosureCancelledError,
     DeadlineExceededError,
@@ -211,6 +213,28 @@ def test_functions_of_methods_keep_to_the_bound_of_the_stack_that_runs_them():
         results = [client.counts(number) for number in range(20)]
         assert [result.get_value() for result in results] == list(range(20))
     assert max(most) == 2
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["on a thread", "inline"])
+def test_errors_name_the_executors_that_they_came_through(inline):
+    message = computation_pb2.Computation()
+    message.CopyFrom(add.to_proto())
+    message.tensorflow.graph_def.Pack(computation_pb2.Type())
+    unknown = fl.framework.ConcreteComputation(
+        computation_proto=message, context_stack=fl.framework.get_context_stack()
+    )
+    with rpc.Server.create("grpc", "localhost:0") as server:
+        server.register("unknown", unknown, inline)
+        server.register("fail", fail, inline, parameter_types=[np.int32], result_type=np.int32)
+        with rpc.Client.create("grpc", server.target, timeout_in_ms=WALL * 1000) as client:
+            for call, expected in (
+                (lambda: client.unknown_blocking(1, 2), CarrierError),
+                (lambda: client.fail_blocking(1), LeafError),
+            ):
+                for _ in range(2):
+                    with pytest.raises(expected) as raised:
+                        call()
+                    assert raised.value.executor_path[0] == "ReferenceResolvingExecutor"
 
 
 def test_a_call_that_comes_while_the_server_ends_is_refused_and_leaves_nothing(server, client):
