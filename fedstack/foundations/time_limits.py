@@ -23,7 +23,7 @@ async def within_seconds(work: Awaitable[_T], seconds: float | None) -> _T:
     Raises:
       asyncio.TimeoutError: If it takes longer.
     """
-    if sys.version_info >= (3, 12):
+    if sys.version_info >= (3, 12) and (seconds is None or seconds > 0):  # without time it would begin no work
         return await asyncio.wait_for(work, seconds)
     task = asyncio.ensure_future(work)
     try:

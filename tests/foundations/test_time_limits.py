@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import re
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,22 @@ def test_what_takes_longer_is_cancelled_and_has_ended_then(seconds: float) -> No
         await asyncio.sleep(0)
         with pytest.raises(asyncio.TimeoutError):
             await within_seconds(begun, seconds)
+        assert ended == ["ended"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_what_is_given_no_time_begins_nevertheless(seconds: float) -> None:
+    """Else a coroutine that it would have awaited is never awaited, and Python warns of that."""
+
+    async def awaits(other: Coroutine[Any, Any, None]) -> None:
+        await other
+
+    async def work() -> None:
+        ended: list[str] = []
+        with pytest.raises(asyncio.TimeoutError):
+            await within_seconds(awaits(_waits(ended)), seconds)
         assert ended == ["ended"]
 
     asyncio.run(work())
