@@ -260,7 +260,13 @@ class MethodCalls:
             raise self._closed_error()
         if self._listing is None or self._listing.done():
             self._listing = asyncio.ensure_future(self._list())
-        await asyncio.shield(self._listing)
+        listing = self._listing
+        try:
+            await asyncio.shield(listing)
+        except asyncio.CancelledError:
+            if listing.cancelled():  # by `close`; whoever waits here is not
+                raise self._closed_error() from None
+            raise
 
     async def _list(self) -> None:
         while True:

@@ -26,6 +26,7 @@ from fedstack.errors import (
 )
 from fedstack.service import rpc
 from fedstack.service.rpc import Code
+from fedstack.service.rpc.method_calls import MethodCalls
 
 
 def test_a_call_returns_at_once_and_its_outcome_can_be_asked_for(client, gate):
@@ -377,3 +378,41 @@ def test_an_empty_server_has_nothing_but_call():
             Code.NOT_FOUND,
             "Expected the name of a method, found 'add'; the server has none",
         )
+
+
+def test_who_waits_for_a_server_is_told_when_the_client_is_closed(monkeypatch):
+    learns, learn = threading.Semaphore(0), MethodCalls._learn
+
+    async def counted(calls: MethodCalls) -> None:
+        learns.release()
+        await learn(calls)
+
+    monkeypatch.setattr(MethodCalls, "_learn", counted)
+    client = rpc.Client.create("grpc", "localhost:1", list_registered_methods=False)
+    errors: list[BaseException] = []
+
+    def refresh() -> None:
+        try:
+            client.refresh()
+        except BaseException as error:
+            errors.append(error)
+
+    async def enter() -> None:
+        try:
+            async with client:
+                pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=refresh), threading.Thread(target=lambda: asyncio.run(enter()))]
+    for thread in threads:
+        thread.start()
+    result = client.call("add", [1, 2])
+    for _ in range(3):
+        assert learns.acquire(timeout=WALL)
+    client.close()
+    for thread in threads:
+        thread.join(WALL)
+    with pytest.raises(ClosedError, match="The client of localhost:1 is closed"):
+        result.get_value()
+    assert [type(error) for error in errors] == [ClosedError] * 2
