@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import attrs
 
 from fedstack.command_line.command import SUCCESS, subcommand
-from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
+from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
 from fedstack.errors import FedstackError
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def run(**given: Any) -> int:
 
     async def look(stub: "ExecutorStub") -> tuple[Answer, Details | None]:
         handshake = await stub.handshake()
-        if handshake is None:
-            await check_plain(target, stub)
+        kind = await kind_of(target, stub) if handshake is None else f"fedstack {handshake.version}"
         times: list[float] = []
         for _ in range(_ROUND_TRIPS):
             begin = time.perf_counter()
@@ -63,7 +62,7 @@ def run(**given: Any) -> int:
             times.append(time.perf_counter() - begin)
         answer = Answer(
             target=str(target),
-            service=PLAIN if handshake is None else f"fedstack {handshake.version}",
+            service=kind,
             encryption=_encryption(target, credentials),
             token=_token(credentials, handshake.asks_for_token if handshake is not None else None),
             round_trip_ms=round(1000 * min(times), 3),
@@ -120,7 +119,8 @@ def _encryption(target: "Target", credentials: "ClientCredentials") -> str:
 def _print(answer: Answer, details: Details | None) -> None:
     rows = [("encryption", answer["encryption"]), ("token", answer["token"])]
     if details is None:
-        print(f"{answer['target']} is up: {PLAIN}, which can be used value by value")
+        use = ", which can be used value by value" if answer["service"] == PLAIN else ""
+        print(f"{answer['target']} is up: {answer['service']}{use}")
     else:
         print(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
         rows += [

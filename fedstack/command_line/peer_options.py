@@ -1,6 +1,7 @@
 """What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -134,13 +135,14 @@ def _left(end: float) -> float:
 
 
 PLAIN = "a plain executor service"
+_HEALTH = "/grpc.health.v1.Health/Check"
 
 
-async def check_plain(target: "Target", stub: "ExecutorStub") -> None:
-    """Checks that a server without fedstack's extensions has the executor service, which every peer has.
+async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
+    """Returns what a server without the extensions of executors is, in words: `PLAIN`, or other services of fedstack's.
 
     Raises:
-      RemoteError: If it has not.
+      RemoteError: If it has none of these.
     """
     from fedstack.proto.executor_pb2 import DisposeExecutorRequest, GetExecutorRequest
 
@@ -149,10 +151,35 @@ async def check_plain(target: "Target", stub: "ExecutorStub") -> None:
     except RemoteError as error:
         if error.code != "UNIMPLEMENTED":
             raise
+        others = await _others_of(stub)
+        if others:
+            return " and ".join(others)
         raise RemoteError(
             f"Expected a fedstack server at {target}, found a gRPC server without its services; correct host and port"
         ) from error
     await stub.dispose_executor(DisposeExecutorRequest(executor=response.executor))
+    return PLAIN
+
+
+async def _others_of(stub: "ExecutorStub") -> list[str]:
+    """Asks a server's health, which knows each service by name, for those that serve no executors."""
+    from grpc_health.v1.health_pb2 import HealthCheckRequest
+
+    from fedstack.transport.peers.data_worker_stub import DATA_WORKER
+    from fedstack.transport.peers.dispatcher_stub import DISPATCHER
+    from fedstack.transport.peers.method_stub import METHODS
+
+    names = {
+        DISPATCHER: "the dispatcher of a data service",
+        DATA_WORKER: "a worker of a data service",
+        METHODS: "a server with methods to call",
+    }
+    found: list[str] = []
+    for service, words in names.items():
+        with contextlib.suppress(RemoteError):  # it has none of that name, or no health
+            await stub.connection.unary(_HEALTH, HealthCheckRequest(service=service).SerializeToString(), None)
+            found.append(words)
+    return found
 
 
 def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:

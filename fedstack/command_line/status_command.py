@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedstack.command_line.command import SUCCESS, subcommand
-from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, check_plain, failed, peer_of
+from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
 from fedstack.errors import FedstackError, RemoteError
 from fedstack.foundations.error_text import counted, printable, size_text
 
@@ -23,21 +23,20 @@ def run(**given: Any) -> int:
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
-    async def look(stub: "ExecutorStub") -> "tuple[GetStatusResponse | None, ListMethodsResponse | None]":
+    async def look(stub: "ExecutorStub") -> "tuple[GetStatusResponse | None, ListMethodsResponse | None, str | None]":
         from fedstack.proto.methods_pb2 import ListMethodsRequest
         from fedstack.transport.peers.method_stub import MethodStub
 
         status = await _if_there(stub.get_status())
         methods = await _if_there(MethodStub(stub.connection).list(ListMethodsRequest(with_calls=True)))
-        if status is None and methods is None:
-            await check_plain(target, stub)
-        return status, methods
+        kind = await kind_of(target, stub) if status is None and methods is None else None
+        return status, methods, kind
 
     try:
-        status, methods = ask(target, credentials, options.timeout, look)
+        status, methods, kind = ask(target, credentials, options.timeout, look)
     except FedstackError as error:
         return failed(target, error, as_json=options.json)
-    told: dict[str, object] = {"service": PLAIN} if status is None and methods is None else {}
+    told: dict[str, object] = {} if kind is None else {"service": kind}
     if status is not None:
         told = _as_object(status)
     if methods is not None:
@@ -50,7 +49,8 @@ def run(**given: Any) -> int:
     elif methods is not None:
         print(f"{target}: fedstack {methods.version}, up for {_duration(methods.uptime_seconds)}")
     else:
-        print(f"{target}: {PLAIN}, which can be used value by value, and does not tell what it holds and has done")
+        use = "can be used value by value, and " if kind == PLAIN else ""
+        print(f"{target}: {kind}, which {use}does not tell what it holds and has done")
     if methods is not None and methods.method and not options.json:
         show_methods(methods)
     return SUCCESS

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service import rpc
+from fedstack.service.data import DispatchServer, WorkerServer
 from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.executor.sessions.service_core import ServiceCore
@@ -290,6 +291,33 @@ def test_a_plain_executor_service_is_called_that_and_can_be_used(
         told = json.loads(capsys.readouterr().out)
         assert (told["ok"], told["service"], told["target"]) == (True, "a plain executor service", thread.target)
         assert not service.status().session  # it was let go of
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (DispatchServer, "the dispatcher of a data service"),
+        (lambda: WorkerServer(dispatcher_address="localhost:1"), "a worker of a data service"),
+    ],
+)
+def test_servers_of_the_data_service_are_called_that(
+    make: Callable[[], DispatchServer | WorkerServer], kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make() as server:
+        address = server.target.removeprefix("grpc://")
+        assert main(["check", server.target]) == 0
+        assert f"{address} is up: {kind}\n" in capsys.readouterr().out
+        assert main(["status", server.target]) == 0
+        expected = f"{address}: {kind}, which does not tell what it holds and has done\n"
+        assert capsys.readouterr().out == expected
+        assert main(["status", server.target, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["service"] == kind
+
+
+def test_check_of_a_server_with_methods_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with rpc.Server.create("grpc", "localhost:0") as server:
+        assert main(["check", server.target]) == 0
+        assert "is up: a server with methods to call\n" in capsys.readouterr().out
 
 
 def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
