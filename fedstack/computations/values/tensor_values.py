@@ -331,8 +331,8 @@ def to_bytes(value: object, path: str) -> bytes:
 
 
 def _normalize_string(value: object, tensor: TensorType, path: str) -> object:
-    if isinstance(value, np.ndarray):
-        array = cast(np.ndarray, value)
+    if hasattr(value, "__array__") and not isinstance(value, (str, bytes, type)):
+        array = _converted(value, tensor, path)
         if kind_of_dtype(array.dtype) != "S":
             mismatch(tensor, describe(array), path)
         shape, flat = array.shape, list(array.ravel())

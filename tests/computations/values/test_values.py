@@ -281,6 +281,7 @@ def test_anything_that_converts_to_an_array_is_taken_by_its_array():
         ([["a"], ["b"]], [2, 1], [[b"a"], [b"b"]]),
         ([], [0], []),
         (["a\x00"], None, [b"a\x00"]),
+        (Convertible(np.array(["a", "b"], object)), [None], [b"a", b"b"]),
     ],
 )
 def test_an_array_of_strings_is_one_of_bytes_objects(value, shape, expected):
