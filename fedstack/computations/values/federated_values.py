@@ -135,7 +135,7 @@ def _normalize_clients(value: object, type_spec: FederatedType, path: str, read:
         return value
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
-        found, advice = refusal(type(value)) or (describe(value), _client_hint(value))
+        found, advice = refusal(type(value)) or (describe(value), _client_hint(value, type_spec.member))
         mismatch(wanted, found, path, advice)
     return column_from_values(
         value, type_spec.member, lambda client: f"{path}[client {client}]", read, may_be_elsewhere=True
@@ -146,8 +146,11 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, (list, tuple)) and not isinstance(value, Record)
 
 
-def _client_hint(value: object) -> str:
+def _client_hint(value: object, member: Type) -> str:
     if isinstance(value, Mapping):
+        names = {name for name, _ in fields_of(member)} if isinstance(member, StructType) else set[object]()
+        if names and names <= cast("Mapping[object, object]", value).keys():
+            return "this is the value of one client: give it in a list, [value]"
         return "give list(mapping.values()), in the order of clients that you want"
     if is_data_frame(value):
         return "give list(fedstack.by_client(df, id).values()), with the column that says whose row it is"

@@ -241,15 +241,24 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
             # What was meant as a list of clients: `federated_computation` takes types as they are.
             one = len(fields) == 1 and fields[0][0] is None
             advice = "a type in a list, [type], declares a struct with one member; write it without the list"
-            mismatch(f"{counted(len(fields), 'member')} of {struct}", f"{len(members)}", path, advice if one else "")
+            advice = advice if one else _advice_on_arguments(struct, path)
+            mismatch(f"{counted(len(fields), 'member')} of {struct}", f"{len(members)}", path, advice)
         return members
-    advice = "give a dictionary, a tuple or a list"
-    if len(fields) > 1 and all(isinstance(member, FederatedType) for _, member in fields):
-        # One argument is taken for all of them.
-        advice = f"give each of the {len(fields)} arguments, or all of them in a dictionary, a tuple or a list"
+    advice = _advice_on_arguments(struct, path) or "give a dictionary, a tuple or a list"
     if is_data_frame(value):
         advice = "give {c: df[c].to_numpy() for c in df}, or all clients' rows at once: fedstack.by_client(df, id)"
     return mismatch(struct, describe(value), path, advice)
+
+
+def _advice_on_arguments(struct: StructType, path: str) -> str:
+    """Returns what to do where a struct is the arguments of a call: one argument is taken for all of them."""
+    fields = fields_of(struct)
+    are_federated = all(isinstance(member, FederatedType) for _, member in fields)
+    # The parameters of a leaf have no names, unless they were declared with some.
+    have_no_names = path == "arg" and all(name is None for name, _ in fields)
+    if len(fields) < 2 or not (are_federated or have_no_names):
+        return ""
+    return f"give each of the {len(fields)} arguments, or all of them in a dictionary, a tuple or a list"
 
 
 def _split_pairs(pairs: Sequence[tuple[str | None, object]], struct: StructType, path: str) -> Sequence[object]:
@@ -277,7 +286,7 @@ def _split_named(value: Mapping[str, object], struct: StructType, path: str) -> 
         found = " and ".join(
             [f"no {names_of(missing)}"] * bool(missing) + [f"the extra {names_of(extra)}"] * bool(extra)
         )
-        mismatch(f"the names {names_of(declared)} of {struct}", found, path)
+        mismatch(f"the names {names_of(declared)} of {struct}", found, path, _advice_on_arguments(struct, path))
     return [value[cast(str, name)] for name in declared]
 
 

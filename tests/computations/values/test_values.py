@@ -391,6 +391,26 @@ def test_one_argument_for_several_says_how_many_there_are():
         normalize_argument(1, several)
 
 
+@pytest.mark.parametrize("given", [{"x": 1, "y": 2}, [1, 2, 3]])
+def test_one_struct_for_several_arguments_says_so_too(given):
+    several = fl.StructType([("a", fl.FederatedType(INT, fl.SERVER)), ("b", fl.FederatedType(INT, fl.CLIENTS))])
+    with pytest.raises(TypeMismatchError, match="; at arg; give each of the 2 arguments, or all of them in"):
+        normalize_argument(given, several)
+
+
+def test_one_argument_of_a_leaf_with_several_parameters_says_how_many_there_are():
+    with pytest.raises(TypeMismatchError, match="found int 1; at arg; give each of the 2 arguments, or all of them in"):
+        normalize_argument(1, fl.StructType([INT, INT]))
+
+
+def test_the_value_of_one_client_in_place_of_a_list_is_told_from_values_by_name():
+    clients = fl.FederatedType(fl.StructType([("a", INT), ("b", INT)]), fl.CLIENTS)
+    with pytest.raises(TypeMismatchError, match=r"; at arg; this is the value of one client: give it in a list"):
+        normalize_argument({"a": 1, "b": 2}, clients)
+    with pytest.raises(TypeMismatchError, match=r"; at arg; give list\(mapping.values\(\)\)"):
+        normalize_argument({"first": {"a": 1, "b": 2}}, clients)
+
+
 def test_columns_where_batches_are_expected_say_how_to_make_them_in_one_line():
     columns = {"a": np.zeros((100, 10), np.int32)}
     with pytest.raises(TypeMismatchError, match="give a list of such dictionaries, or fedstack.batches") as caught:
