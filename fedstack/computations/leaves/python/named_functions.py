@@ -118,9 +118,12 @@ def _shown(found: object) -> str:
 
 
 def _not_found(module: str, qualname: str, error: BaseException) -> CarrierError:
+    advice = "install the same version on both sides"
+    if isinstance(error, ModuleNotFoundError):
+        advice = "install its module where it runs, or name the module's folder in PYTHONPATH there"
     return CarrierError(
         f"Expected an installed function {name_text(f'{module}:{qualname}')}, found none: {type(error).__name__}: "
-        f"{text_of(error)}"
+        f"{text_of(error)}; {advice}"
     )
 
 

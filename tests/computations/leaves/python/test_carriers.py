@@ -330,7 +330,12 @@ def test_a_reference_to_another_version_is_refused(library, policy):
 )
 def test_a_reference_that_leads_nowhere_is_refused(library, policy, module, qualname):
     policy.modules = ["carried_library", "carried_library_three"]
-    refused(reference(module, qualname), f"Expected an installed function {module}:{qualname}, found none")
+    refused(reference(module, qualname), f"Expected an installed function {module}:{qualname}, found none: ")
+
+
+def test_a_module_that_the_worker_does_not_have_is_refused_with_what_to_do(policy):
+    policy.modules = ["carried_library_three"]
+    refused(reference("carried_library_three.work", "triple"), "install its module where it runs, or name")
 
 
 @pytest.mark.parametrize(
