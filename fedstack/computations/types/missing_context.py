@@ -22,8 +22,9 @@ class MissingContext(SyncContext):
         called = "A computation" if name is None else repr(name)
         raise ContextError(
             f"{called} was called in the thread {threading.current_thread().name!r}, which has no execution context; "
-            "call fedstack.set_sync_local_execution_context() there first or, to share one context among threads, "
-            "write `with fedstack.use_context(context):` in each"
+            "call fedstack.set_sync_local_execution_context(), or that of your workers, there first or, to share one "
+            "context among threads, make it with a fedstack.create_... function, and write `with "
+            "fedstack.use_context(context):` in each"
         )
 
 

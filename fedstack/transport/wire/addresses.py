@@ -150,7 +150,9 @@ def _checked(address: str, text: str, any_port: bool) -> str:
         except ValueError as error:
             raise InvalidValueError(f"Expected an IPv6 address in the brackets, found {text!r}; {error}") from error
     if found["port"] is None:
-        raise InvalidValueError(f"Expected an address with a port, found {text!r}; write {address}:8000, for example")
+        # A number alone is most likely the port.
+        example = f"localhost:{address}" if address.isdecimal() else f"{address}:8000"
+        raise InvalidValueError(f"Expected an address with a port, found {text!r}; write {example}, for example")
     least = 0 if any_port else 1
     if not least <= int(found["port"]) <= _MAX_PORT:
         raise InvalidValueError(f"Expected a port from {least} to {_MAX_PORT}, found {found['port']} in {text!r}")

@@ -30,6 +30,7 @@ def test_an_address_is_read_as_grpc_takes_it(text, expected):
         ("", "Expected the address of a server, found ''; write host:port"),
         ("grpc://", "Expected the address of a server, found 'grpc://'"),
         ("worker", "Expected an address with a port, found 'worker'; write worker:8000, for example"),
+        ("8000", "Expected an address with a port, found '8000'; write localhost:8000, for example"),
         ("grpcs://[::1]", "Expected an address with a port, found 'grpcs://[::1]'; write [::1]:8000"),
         ("worker:0", "Expected a port from 1 to 65535, found 0 in 'worker:0'"),
         ("worker:65536", "Expected a port from 1 to 65535, found 65536"),
