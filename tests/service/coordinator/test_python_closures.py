@@ -139,10 +139,12 @@ def test_arrays_of_any_size_come_back_with_their_dtype(coordinator: ClusterCoord
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
-        (range(3), r"found range range\(0, 3\); at result:"),
-        ({"a": [1, {"b": {1}}]}, r"found set .1.; at result.a\[1\].b:"),
-        ([1, None], r"found None; at result\[1\]:"),
-        ({"a": 2**63}, r"found int 9223372036854775808; at result.a: Python's own numbers go as int64 and float64"),
+        (range(3), r"found range range\(0, 3\); at result; give a list of its elements"),
+        ({"a": [1, {"b": {1}}]}, r"found set .1.; at result.a\[1\].b; give a list of its elements"),
+        ([1, None], r"found None; at result\[1\]; only a whole result may be None"),
+        ([{1: 2}], r"found list \[.1: 2.\]; at result; give text as the keys of dictionaries"),
+        (object(), r"found object <object.*; at result; give numbers, text or arrays of what is in it"),
+        ({"a": 2**63}, r"found int 9223372036854775808; at result.a; Python's own numbers go as int64 and float64"),
     ],
 )
 def test_a_result_without_a_type_is_an_error(coordinator: ClusterCoordinator, wrong: object, found: str) -> None:

@@ -1,6 +1,7 @@
 """Makes one array of bytes of what a Python function returns, whose type nobody has said: the value with its type."""
 
 import struct
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -44,7 +45,7 @@ def box(value: object, name: str) -> Box:
         path, part = _misfit(value)
         raise TypeMismatchError(
             f"Expected a result of {name!r} with a type of the language (numbers up to 64 bits, strings, NumPy arrays, "
-            f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}: {error}"
+            f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}; {_advice_on(part)}"
         ) from error
     packer, typed = Packer(elements=True, sequences=True), TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
@@ -63,7 +64,7 @@ def _is_number(part: object) -> bool:
 
 def _with_64_bits(part: object) -> object:
     if type(part) is int and not -(2**63) <= part < 2**63:
-        raise ValueError("Python's own numbers go as int64 and float64; give larger ones as floats or text")
+        raise ValueError("more than 64 bits")
     return np.int64(part) if type(part) is int else np.float64(part) if type(part) is float else part
 
 
@@ -76,6 +77,18 @@ def _misfit(value: object) -> tuple[str, object]:
         except (TypeError, ValueError, NotImplementedError):
             return path, part
     return "result", value
+
+
+def _advice_on(part: object) -> str:
+    if part is None:
+        return "only a whole result may be None: leave it out, or return NaN"
+    if type(part) is int:
+        return "Python's own numbers go as int64 and float64; give larger ones as floats or text"
+    if isinstance(part, (Mapping, list, tuple)):  # whose members all have types
+        return "give text as the keys of dictionaries"
+    if isinstance(part, Iterable):
+        return "give a list of its elements"
+    return "give numbers, text or arrays of what is in it"
 
 
 def payload_in(boxed: Box) -> tuple[object, Type] | None:
