@@ -24,6 +24,8 @@ def run(clients: int, rounds: int, seed: int, workers: int, engine: str, out: Pa
         raise NotADirectoryError(
             f"Expected a folder for --out, or the name of a new one, found a file on the way to {out}; give another"
         ) from error
+    except OSError as error:
+        raise OSError(f"Cannot make the folder {out} for --out: {error.strerror}; give another") from error
     try:
         training, evaluation = example.load_clients(clients, seed)
     except ValueError as error:

@@ -144,6 +144,15 @@ def test_an_output_folder_that_is_a_file_is_an_error_before_the_training(
         )
 
 
+def test_an_output_folder_that_cannot_be_made_is_an_error_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / ("x" * 300)
+    assert main(["demo", "--out", str(folder)]) == 1
+    expected = f"fedstack demo: error: Cannot make the folder {folder} for --out: File name too long; give another"
+    assert expected in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("package", ["sklearn", "matplotlib"])
 def test_without_its_extra_the_demo_says_what_to_install(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
