@@ -1,7 +1,7 @@
 """Lays out the data of simulated clients: batches of arrays, sequences that a function makes, seeds."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -143,6 +143,12 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
         frozen = [_freeze(part, f"{path}[{k}]", lengths) for k, part in enumerate(parts)]
         make = getattr(parts, "_make", None)
         return tuple(frozen) if make is None else make(frozen)
+    kind = type(arrays)
+    if issubclass(kind, Iterator):
+        raise TypeMismatchError(
+            f"Expected an array with a row per example, found the one-shot iterator `{kind.__name__}`; at {path}; "
+            "give a list or an array of its rows"
+        )
     array = column_array(arrays, path)[...]
     if array.ndim == 0:
         raise TypeMismatchError(

@@ -7,7 +7,7 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.values.tensor_values import DataFrameLike, is_data_frame
+from fedstack.computations.values.tensor_values import DataFrameLike, describe, is_data_frame
 from fedstack.data.client_columns import (
     check_named_once,
     check_unmasked,
@@ -53,6 +53,11 @@ def by_client(
       InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
         client id, or a nullable column has no value in a row.
     """
+    if isinstance(cast(object, client_id), list):  # as pandas' groupby takes it
+        raise TypeMismatchError(
+            f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; make one "
+            "column of them first"
+        )
     names = _column_names(table, client_id)
     if isinstance(table, RayDataset) and not names:
         return {}  # nothing is known of a dataset all rows of which were filtered out

@@ -171,6 +171,7 @@ def test_passes_change_nothing_where_rows_are_not_shuffled():
         ({"x": np.zeros(3), "y": np.zeros((4, 3))}, {}, InvalidValueError, r"found arrays\['x'\]: 3, arrays\['y'\]: 4"),
         ({}, {}, InvalidValueError, "found no arrays"),
         (np.float32(1), {}, TypeMismatchError, "found the scalar `float32`; at arrays; repeat it"),
+        (iter([1]), {}, TypeMismatchError, "found the one-shot iterator `list_iterator`; at arrays; give a list"),
         ((np.zeros(1), None), {}, TypeMismatchError, r"found the scalar `NoneType`; at arrays\[1\]"),
         ([[1], [1, 2]], {}, InvalidValueError, "found what is none: .*; at arrays; pad its rows"),
         (np.zeros(3), {"batch_size": 0}, InvalidValueError, "batch_size to be one or more, found 0"),
@@ -239,6 +240,11 @@ def test_by_client_takes_a_data_frame_by_its_shape_alone():
             return {"user": np.array(["b", "a"]), "x": np.array([1, 2])}[name]
 
     assert {client: part["x"].tolist() for client, part in by_client(Frame(), "user").items()} == {"a": [2], "b": [1]}
+
+
+def test_by_client_refuses_several_columns_that_say_whose_rows_they_are():
+    with pytest.raises(TypeMismatchError, match=r"Expected the name of one column as client_id, found list \['a', 'b'"):
+        by_client({"a": [1], "b": [2]}, ["a", "b"])
 
 
 def test_by_client_of_an_empty_table_has_no_clients():

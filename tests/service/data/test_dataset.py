@@ -349,3 +349,8 @@ async def test_of_tasks_that_share_an_iterator_one_waits_at_a_time_and_aclose_en
         assert [int(await anext(elements)) for _ in range(500)] == list(range(1, 501))
     with pytest.raises(StopAsyncIteration):
         await anext(elements)
+
+
+def test_a_function_of_elements_that_takes_no_split_is_refused_where_it_is_given() -> None:
+    with pytest.raises(TypeMismatchError, match=r"found one with the parameters \(\); .*; give it one parameter"):
+        Dataset.from_generator(lambda: [1], np.int64)  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,6 @@
 """Defines datasets: a source of elements and what is done to them, as data."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
@@ -260,6 +261,7 @@ class Dataset(Pipeline):
                 f"Expected a function of the number of a split, found {once}`{type(function).__name__}`; at "
                 "Dataset.from_generator; give the function that makes the iterator"
             )
+        _check_takes_a_split(function)
         element = checked_element(type_of(element_type, "Dataset.from_generator"))
         source = GeneratorSource(function, element, checked_positive("num_splits", num_splits), name)
         if name:
@@ -280,6 +282,20 @@ class Dataset(Pipeline):
         """
         splits = None if num_splits is None else checked_positive("num_splits", num_splits)
         return Dataset(ComputationSource(ElementFunction(computation, "Dataset.from_computation"), splits))
+
+
+def _check_takes_a_split(function: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of some functions in C nobody knows
+    try:
+        signature.bind(0)
+    except TypeError as error:
+        raise TypeMismatchError(
+            f"Expected a function of the number of a split, found one with the parameters {signature}; at "
+            "Dataset.from_generator; give it one parameter, also where there is only one split"
+        ) from error
 
 
 def _datasets(found: Sequence[object], where: str) -> "tuple[Dataset, ...]":
