@@ -135,7 +135,9 @@ def _left(end: float) -> float:
 
 
 PLAIN = "a plain executor service"
+# What asks for the health of a service is one field, its name: the tag and the length of text, and the text.
 _HEALTH = "/grpc.health.v1.Health/Check"
+_SERVICE = 0x0A
 
 
 async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
@@ -163,8 +165,6 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
 
 async def _others_of(stub: "ExecutorStub") -> list[str]:
     """Asks a server's health, which knows each service by name, for those that serve no executors."""
-    from grpc_health.v1.health_pb2 import HealthCheckRequest
-
     from fedstack.transport.peers.data_worker_stub import DATA_WORKER
     from fedstack.transport.peers.dispatcher_stub import DISPATCHER
     from fedstack.transport.peers.method_stub import METHODS
@@ -177,7 +177,8 @@ async def _others_of(stub: "ExecutorStub") -> list[str]:
     found: list[str] = []
     for service, words in names.items():
         with contextlib.suppress(RemoteError):  # it has none of that name, or no health
-            await stub.connection.unary(_HEALTH, HealthCheckRequest(service=service).SerializeToString(), None)
+            name = service.encode()
+            await stub.connection.unary(_HEALTH, bytes([_SERVICE, len(name)]) + name, None)
             found.append(words)
     return found
 
