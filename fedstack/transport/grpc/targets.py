@@ -1,7 +1,7 @@
 """Says whom to dial: addresses as users write them, or something that finds them."""
 
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.errors import InvalidValueError
 from fedstack.transport.wire.addresses import FORMS, Target, parse_target
@@ -28,11 +28,14 @@ def resolve_targets(targets: Targets) -> tuple[Target, ...]:
     Raises:
       InvalidValueError: If there is none, or an address cannot be read.
     """
+    listed: object = targets
     if isinstance(targets, (str, Target)):
-        targets = (targets,)
+        listed = (targets,)
     elif isinstance(targets, TargetResolver):
-        targets = targets.resolve()
-    found = tuple(_to_target(target) for target in targets)
+        listed = targets.resolve()
+    if not isinstance(listed, Iterable):  # a path has a method of that name, too
+        raise _no_addresses(targets)
+    found = tuple(_to_target(target) for target in cast("Iterable[object]", listed))
     if not found:
         raise InvalidValueError("Expected at least one address of a server, found none")
     return found
@@ -65,5 +68,9 @@ def _to_target(target: object) -> Target:
     if isinstance(target, str):
         return parse_target(target)
     if not isinstance(target, Target):
-        raise InvalidValueError(f"Expected addresses as text, found {target!r}; write {FORMS}")
+        raise _no_addresses(target)
     return target
+
+
+def _no_addresses(found: object) -> InvalidValueError:
+    return InvalidValueError(f"Expected addresses as text, found {found!r}; write {FORMS}")

@@ -1,5 +1,7 @@
 """Whom to dial: what users write is read or refused with a reason."""
 
+from pathlib import Path
+
 import pytest
 
 from fedstack.errors import InvalidValueError
@@ -53,6 +55,12 @@ def test_what_is_no_address_is_refused_with_a_reason(text, message):
     with pytest.raises(InvalidValueError) as caught:
         parse_target(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [Path("/run/worker.sock"), 8000, [8000]], ids=str)
+def test_what_is_no_text_is_no_address(wrong):
+    with pytest.raises(InvalidValueError, match="Expected addresses as text, found .*; write host:port"):
+        resolve_targets(wrong)
 
 
 def test_one_address_or_several_are_targets():
