@@ -27,6 +27,10 @@ _LAST_LINES = 40
 _SWEEP_SECONDS = 2.0
 # Longer than any lease that a service gives.
 _SETTLE_SECONDS = 200.0
+# At the end, tasks that are cancelled may start others that end something: so many times over at most.
+_MOST_ENDINGS = 10
+# A task that another one asks for by way of the loop begins after so many steps of it.
+_STEPS_TO_BEGIN = 3
 
 
 class SimulationError(FedstackError, AssertionError):
@@ -222,11 +226,16 @@ class SimulatedCluster:
 
     def _end(self) -> None:
         """Ends what still runs, and the loop."""
-        tasks = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
-        for task in sorted(tasks, key=lambda task: task.get_name()):
-            task.cancel()
-        with contextlib.suppress(Exception):
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=60) if tasks else asyncio.sleep(0))
+        for _ in range(_MOST_ENDINGS):
+            for _ in range(_STEPS_TO_BEGIN):  # what is cancelled before it has begun does nothing of what it should
+                self._loop.run_until_complete(asyncio.sleep(0))
+            tasks = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
+            if not tasks:
+                break
+            for task in sorted(tasks, key=lambda task: task.get_name()):
+                task.cancel()
+            with contextlib.suppress(Exception):
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=60))
         self._loop.close()
 
 

@@ -1,10 +1,12 @@
 """Simulated clusters: programs over many seeds, the same run again, and what they find in programs that are wrong."""
 
 import asyncio
+import gc
 import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import fedstack
 from fedstack.errors import ContextError, DeadlineExceededError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto.extensions_pb2 import GetStatusResponse
+from fedstack.service.coordinator import ClusterCoordinator
 from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
 from fedstack.transport.peers.methods import Method, Service
 
@@ -149,6 +152,21 @@ def test_an_executor_that_is_left_open_is_an_error():
     with pytest.raises(SimulationError, match="Expected nothing left at worker-0 after all leases, found session"):
         SimulatedCluster(1).run(program)
     left.pop().close()
+
+
+def test_a_program_that_waits_on_the_loop_of_its_own_workers_fails_and_leaves_nothing_to_complain_of():
+    async def program(cluster):
+        with ClusterCoordinator(cluster.stubs()) as coordinator:
+            value = coordinator.schedule(third, [np.float32(1)])
+            value.cancel()
+            value.get()  # only an AsyncClusterCoordinator can be used here
+
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        with pytest.raises(SimulationError, match="found one on it; await it instead"):
+            SimulatedCluster().run(program)
+        gc.collect()
+    assert [str(complaint.message) for complaint in complaints] == []
 
 
 def test_a_worker_without_power_loses_what_it_kept():
