@@ -1,7 +1,7 @@
 """Defines what stands for the value of a scheduled call, and how values come home in structures."""
 
 import weakref
-from collections.abc import Generator, Iterator, Set, ValuesView
+from collections.abc import Collection, Generator, Iterator, Set, ValuesView
 from itertools import chain
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.service.coordinator.calls.boxes import Box, unboxed
 from fedstack.service.coordinator.calls.calls import Call, Result
 from fedstack.service.coordinator.calls.per_worker import ArgumentOnly
-from fedstack.service.coordinator.calls.structures import leaves_of, parts_of, replaced
+from fedstack.service.coordinator.calls.structures import leaves_of, replaced
 from fedstack.service.coordinator.driver import Driver
 from fedstack.service.coordinator.scheduling.closures import Closure
 from fedstack.service.coordinator.time_bounds import check_timeout, within
@@ -109,14 +109,17 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
       what: What is waited for, for messages.
 
     Raises:
-      InvalidValueError: If it has sets in it, or what can be iterated over once only.
+      InvalidValueError: If it has values in sets, or anything that can be iterated over once only.
       DeadlineExceededError: If they take longer.
     """
-    for path, part in leaves_of(structure, "structure"):
-        if isinstance(part, _NO_STRUCTURES):
-            raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
     groups: dict[Driver, list[RemoteValue]] = {}  # by the coordinator that each is of
-    for value in dict.fromkeys(parts_of(structure, RemoteValue)):
+    parts: dict[RemoteValue, None] = {}
+    for path, part in leaves_of(structure, "structure"):
+        if isinstance(part, RemoteValue):
+            parts[part] = None
+        elif isinstance(part, _NO_STRUCTURES) and _may_have_values(part):
+            raise InvalidValueError(f"Expected lists, tuples and dictionaries, found {type(part).__name__}; at {path}")
+    for value in parts:
         groups.setdefault(value.driver, []).append(value)
     values = list(chain.from_iterable(groups.values()))
     closures = {driver: [value.closure for value in some] for driver, some in groups.items()}
@@ -129,3 +132,10 @@ async def fetched(structure: object, timeout: float | None = None, what: object 
         return part.result_of(payloads[part]) if isinstance(part, RemoteValue) else part
 
     return await off_loop(lambda: replaced(structure, result))
+
+
+def _may_have_values(collection: object) -> bool:
+    if isinstance(collection, Iterator):
+        return True  # a look would take what is in it
+    members = list(cast("Collection[object]", collection))
+    return any(isinstance(part, RemoteValue) for _, part in leaves_of(members, ""))

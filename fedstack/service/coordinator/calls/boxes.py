@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -70,7 +71,7 @@ def _with_64_bits(part: object) -> object:
 
 def _misfit(value: object) -> tuple[str, object]:
     """Returns the first part of a value that has no type, and the path to it; the value itself if all have."""
-    for path, part in leaves_of(value, "result"):
+    for path, part in leaves_of(value, "result", lambda part: not is_dataclass(part)):  # the language knows none
         try:
             if infer_type(_with_64_bits(part)) is None:
                 return path, part

@@ -1,13 +1,13 @@
-"""Walks structures as users write them: lists, tuples, dictionaries and attrs classes, one inside the other."""
+"""Walks structures as users write them: lists, tuples, dictionaries, attrs classes and dataclasses, in each other."""
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import attrs
 
 from fedstack.computations.types.type_structure import join_path
-
-_T = TypeVar("_T")
 
 
 def members_of(structure: object) -> Sequence[object]:
@@ -16,52 +16,83 @@ def members_of(structure: object) -> Sequence[object]:
         return list(cast("Mapping[object, object]", structure).values())
     if isinstance(structure, (list, tuple)):
         return cast("Sequence[object]", structure)
-    if attrs.has(type(structure)):
-        return [getattr(structure, field.name) for field in attrs.fields(type(structure))]
-    return ()
+    return [getattr(structure, name, None) for name in _fields_of(structure)]
 
 
-def parts_of(structure: object, kind: type[_T]) -> Iterator[_T]:
-    """Yields what is of a class, at any depth."""
-    if isinstance(structure, kind):
-        yield structure
-        return
-    for member in members_of(structure):
-        yield from parts_of(member, kind)
+def _fields_of(structure: object) -> Sequence[str]:
+    """Returns the names of the fields of an instance of an attrs class or a dataclass; none of anything else."""
+    kind: type[Any] = type(structure)
+    is_attrs = hasattr(kind, "__attrs_attrs__")
+    if not (is_attrs or hasattr(kind, "__dataclass_fields__")) or isinstance(structure, (list, tuple, Mapping)):
+        return ()
+    return [field.name for field in (attrs.fields(kind) if is_attrs else dataclasses.fields(kind))]
 
 
-def leaves_of(structure: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yields what is in a structure and is no container with something in it, each with the path to it."""
-    members = members_of(structure)
+def leaves_of(
+    structure: object,
+    path: str,
+    enters: Callable[[object], bool] = lambda _: True,
+    seen: dict[int, object] | None = None,
+) -> Iterator[tuple[str, object]]:
+    """Yields what is in a structure and is no container with something in it, each with the path to it.
+
+    Args:
+      structure: The structure.
+      path: The path to it.
+      enters: Returns whether to look into a container; one where it does not is yielded itself.
+      seen: The instances that have been entered, by identity; they may refer to each other.
+    """
+    members = members_of(structure) if enters(structure) else ()
     if not members:
         yield path, structure
-    names: Sequence[object] = ()
-    if isinstance(structure, Mapping):
+        return
+    seen = {} if seen is None else seen
+    names: Sequence[object] = _fields_of(structure)
+    if names:
+        if id(structure) in seen:
+            return
+        seen[id(structure)] = structure
+    elif isinstance(structure, Mapping):
         names = list(cast("Mapping[object, object]", structure))
-    elif members and attrs.has(type(structure)):
-        names = [field.name for field in attrs.fields(type(structure))]
     for index, member in enumerate(members):
-        yield from leaves_of(member, join_path(path, str(names[index]) if names else None, index))
+        yield from leaves_of(member, join_path(path, str(names[index]) if names else None, index), enters, seen)
 
 
-def replaced(structure: object, part: Callable[[object], object]) -> object:
+def replaced(
+    structure: object, part: Callable[[object], object], seen: dict[int, tuple[object, object]] | None = None
+) -> object:
     """Returns a structure with others in place of some of its parts; containers in which nothing changes stay.
+
+    Instances are copied, and nothing of their classes runs.
 
     Args:
       structure: The structure.
       part: Returns what is to be in the place of a part, or that part itself.
+      seen: The instances that have been entered, by identity, each with what is in its place.
     """
     found = part(structure)
     if found is not structure:
         return found
     before = members_of(structure)
-    members = [replaced(member, part) for member in before]
+    if not before:
+        return structure
+    seen = {} if seen is None else seen
+    if id(structure) in seen:
+        return seen[id(structure)][1]
+    fields = _fields_of(structure)
+    if fields:
+        seen[id(structure)] = structure, structure
+    members = [replaced(member, part, seen) for member in before]
     if all(new is old for new, old in zip(members, before)):
         return structure
     container = cast("type[Any]", type(structure))
+    if fields:
+        made = copy.copy(structure)
+        for name, new, old in zip(fields, members, before):
+            if new is not old:
+                object.__setattr__(made, name, new)  # also where the class is frozen
+        seen[id(structure)] = structure, made
+        return made
     if issubclass(container, Mapping):
         return cast(Any, container)(zip(cast("Mapping[object, object]", structure), members))
-    if attrs.has(container):
-        names = [field.alias for field in attrs.fields(container)]
-        return attrs.evolve(cast(Any, structure), **dict(zip(names, members)))
     return container(*members) if hasattr(container, "_fields") else container(members)
