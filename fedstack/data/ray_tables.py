@@ -1,6 +1,7 @@
 """Splits a `ray.data.Dataset` whose rows are of many clients: what stands for each client's rows, which stay there."""
 
 import contextlib
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -19,6 +20,7 @@ from fedstack.data.client_columns import is_missing, unusable_ids
 from fedstack.data.client_data import batching_of
 from fedstack.data.object_refs import imported_ray, read_refs, said_in_task
 from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.error_text import counted
 
 for _name in ("dataset.Dataset", "dataset.MaterializedDataset", "grouped_data.GroupedData"):
@@ -168,7 +170,7 @@ def rows_by_client(dataset: RayDataset, client_id: str, columns: Sequence[str]) 
     Raises:
       InvalidValueError: If a row has no client id, the ids cannot be sorted, or Ray cannot make the rows.
     """
-    with _telling(client_id), _in_order(dataset):
+    with _telling(client_id), _ordered.block(dataset):
         ray = imported_ray()
         blocks = dataset.select_columns(list(dict.fromkeys([client_id, *columns]))).sort(client_id).to_numpy_refs()
         index = ray.remote(_clients_of_block)
@@ -198,22 +200,61 @@ def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tupl
     return ids[starts].tolist(), [*starts, len(ids)]
 
 
-@contextlib.contextmanager
-def _in_order(dataset: RayDataset) -> Generator[None]:
-    """Has Ray keep the order of a dataset's rows in the block, as far as this release of Ray lets one say so.
+@attrs.define
+class _Switch:
+    """Whether Ray keeps the order of rows, for a dataset and those that come of it.
 
-    By default blocks go on as they are ready, and a client's rows would be in another order now and then.
+    Attributes:
+      options: What has it.
+      before: How it was.
+      blocks: For how many blocks it is on now.
     """
-    options = getattr(getattr(dataset, "context", None), "execution_options", None)
-    before = getattr(options, "preserve_order", None)
-    if options is None or before is None:
-        yield
-        return
-    options.preserve_order = True
-    try:
-        yield
-    finally:
-        options.preserve_order = before
+
+    options: Any
+    before: bool
+    blocks: int = 0
+
+
+class _Ordered:
+    """Has Ray keep the order of rows for blocks, in several threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._switches: dict[int, _Switch] = {}  # by the identity of options
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """See `after_fork`."""
+        self._lock = threading.Lock()
+        for switch in self._switches.values():
+            switch.options.preserve_order = switch.before
+        self._switches = {}
+
+    @contextlib.contextmanager
+    def block(self, dataset: RayDataset) -> Generator[None]:
+        """Has Ray keep the order of a dataset's rows in the block, as far as this release of Ray lets one say so.
+
+        By default blocks of rows go on as they are ready, and a client's rows would be in another order now and then.
+        """
+        options: Any = getattr(getattr(dataset, "context", None), "execution_options", None)
+        if getattr(options, "preserve_order", None) is None:
+            yield
+            return
+        with self._lock:
+            switch = self._switches.setdefault(id(options), _Switch(options, options.preserve_order))
+            switch.blocks += 1
+            options.preserve_order = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                switch.blocks -= 1
+                if not switch.blocks:
+                    options.preserve_order = switch.before
+                    self._switches.pop(id(options), None)
+
+
+_ordered = _Ordered()
 
 
 @contextlib.contextmanager
