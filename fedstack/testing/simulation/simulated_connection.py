@@ -88,7 +88,7 @@ class SimulatedConnection(Connection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"The connection to {self.address} is closed; make a new context")
+            raise ClosedError(f"The connection to {self.address} is closed; make a new context, client or coordinator")
 
     async def wait_ready(self, seconds: float) -> None:
         self._check_open()

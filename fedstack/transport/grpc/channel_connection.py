@@ -130,7 +130,7 @@ class ChannelConnection(WholeConnection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"The connection to {self._address} is closed; make a new context")
+            raise ClosedError(f"The connection to {self._address} is closed; make a new context, client or coordinator")
 
     @contextlib.contextmanager
     def _errors(self) -> Generator[None, None, None]:

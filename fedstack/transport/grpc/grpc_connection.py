@@ -101,7 +101,7 @@ class GrpcConnection(WholeConnection):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"The connection to {self.address} is closed; make a new context")
+            raise ClosedError(f"The connection to {self.address} is closed; make a new context, client or coordinator")
 
     def _open(self) -> grpc.aio.Channel:
         self._check_open()
