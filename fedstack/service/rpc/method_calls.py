@@ -176,7 +176,6 @@ class MethodCalls:
         return max(_LEAST_SECONDS, due - self.io.time()) if due else 0.0
 
     def _asked(self, prepared: Prepared, seconds: float) -> Parcel | Answer | None:
-        begun = self.io.time()
         try:
             request = self._checked(prepared, seconds)
             return self.stub.invoke_blocking(request, prepared.segments, self._heartbeat_seconds, seconds)
@@ -184,7 +183,7 @@ class MethodCalls:
             self._is_ready = False
             raise
         except DeadlineExceededError:
-            if seconds and self.io.time() - begun >= seconds:
+            if 0.0 < seconds <= self.stub.soon_seconds:  # it was the caller's limit that passed
                 raise self._late_answer(prepared.request.method, seconds) from None
             raise
 

@@ -37,11 +37,16 @@ class MethodStub(ServiceStub):
         self.connection.learn(response.features)
         return response
 
+    @property
+    def soon_seconds(self) -> float:
+        """How long it may take until there is an answer to a call, or the peer says that there will be one."""
+        return self._control_seconds + SOON_SECONDS
+
     def invoke(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float
     ) -> Awaitable[Parcel | Answer]:
         """Calls a method."""
-        return self.ask(_INVOKE, request, segments, heartbeat_seconds, soon_seconds=self._soon_seconds)
+        return self.ask(_INVOKE, request, segments, heartbeat_seconds, soon_seconds=self.soon_seconds)
 
     def invoke_blocking(
         self, request: methods_pb2.InvokeRequest, segments: Sequence[Segment], heartbeat_seconds: float, seconds: float
@@ -55,9 +60,5 @@ class MethodStub(ServiceStub):
           seconds: How long it may take until there is an answer, or the peer says that there will be one; 0 for as long
             as it may take otherwise.
         """
-        soon = min(seconds or self._soon_seconds, self._soon_seconds)
+        soon = min(seconds or self.soon_seconds, self.soon_seconds)
         return self.ask_blocking(_INVOKE, request, segments, heartbeat_seconds, soon)
-
-    @property
-    def _soon_seconds(self) -> float:
-        return self._control_seconds + SOON_SECONDS

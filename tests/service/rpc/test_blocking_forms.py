@@ -76,6 +76,12 @@ def test_the_deadline_ends_a_call_here_and_at_the_server(server, client, gate):
     await_until(lambda: calls_of(server)["wait"].running == 0)
 
 
+def test_a_deadline_that_has_passed_is_told_in_its_own_words_whatever_the_clock_says(client, gate, monkeypatch):
+    monkeypatch.setattr(io_loop, "time", lambda: 0.0)  # some clocks stand still for 16 milliseconds at a time
+    with pytest.raises(DeadlineExceededError, match="Expected an answer of 'wait' .* within 0.1 seconds"):
+        client.wait_blocking(1, timeout_in_ms=100)
+
+
 def test_closing_the_client_ends_the_calls_of_other_threads(server, client, gate):
     errors: list[BaseException] = []
 
