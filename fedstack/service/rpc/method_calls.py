@@ -143,8 +143,13 @@ class MethodCalls:
             if not seconds:
                 return await self._call(arguments, prepared, 0.0)
             due = due or self.io.time() + seconds
-            work = self._call(arguments, prepared, due)
-            return await within(self._left(due), work, lambda: self._late_answer(arguments.name, seconds))
+            work, late = self._call(arguments, prepared, due), lambda: self._late_answer(arguments.name, seconds)
+            try:
+                return await within(self._left(due), work, late)
+            except DeadlineExceededError:
+                if self.io.time() < due:
+                    raise
+                raise late() from None  # the server may have been the first to say so
         finally:
             self._running -= 1
             if not self._running:

@@ -25,7 +25,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.service import rpc
-from fedstack.service.rpc import Code
+from fedstack.service.rpc import Code, method_calls
 from fedstack.service.rpc.method_calls import MethodCalls
 
 
@@ -195,6 +195,15 @@ def test_what_a_method_itself_calls_says_nothing_about_the_call_of_it(server, cl
         assert message.startswith(f"'meets' raised {type(error).__name__}: {error}")
     with pytest.raises(LeafError):
         client.meets_blocking(0)
+
+
+def test_a_deadline_that_the_server_notices_first_is_told_in_the_same_words(client, gate, monkeypatch):
+    async def without_limit(seconds, work, late):
+        return await work
+
+    monkeypatch.setattr(method_calls, "within", without_limit)
+    with pytest.raises(DeadlineExceededError, match="Expected an answer of 'wait' from .* within 1.5 seconds"):
+        client.wait(1, timeout_in_ms=1500).get_value()
 
 
 def test_functions_of_methods_keep_to_the_bound_of_the_stack_that_runs_them():
