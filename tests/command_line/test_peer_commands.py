@@ -21,6 +21,8 @@ import pytest
 from calling import WALL, call, on_loop
 from certificate_files import CertificateFiles, write_certificates
 from echo_service import EchoService
+from free_ports import free_port
+from freezing import freeze
 from serving import served
 
 import fedstack
@@ -195,10 +197,8 @@ def test_a_server_is_called_by_the_name_in_its_certificate_if_that_is_given(othe
 
 def test_check_says_when_there_is_nothing_to_talk_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     for target, expected in (
-        (f"127.0.0.1:{port}", "nothing listens there (connection refused); start one with `fedstack serve`"),
+        (f"127.0.0.1:{free_port()}", "nothing listens there (connection refused); start one with `fedstack serve`"),
         ("no-such-host.invalid:8000", "there is no host of that name ("),
         (f"unix:{tmp_path / 'none'}", "there is no such socket; start one with `fedstack serve --unix-socket`"),
         (f"unix:{tmp_path / 'file'}", "it is not a socket (a file of another kind); "),
@@ -351,7 +351,7 @@ def test_a_server_that_is_paused_is_said_not_to_answer(
         with served(*options) as server:
             assert main(["check", server.target, *map(str, ours)]) == 0
             capsys.readouterr()
-            server.process.send_signal(signal.SIGSTOP)
+            freeze(server.process.pid)
             for command in ("check", "status"):
                 assert main([command, server.target, "--timeout", "0.5", *map(str, ours)]) == 1
                 expected = f"Cannot use the server at {server.target}: it does not answer (it accepts connections, and "

@@ -12,7 +12,7 @@ import fedstack
 WALL = 60.0
 FLOATS = fl.TensorType(np.float32, [None])
 MODEL = fl.TensorType(np.float32, [1_000_000])
-PID = struct.Struct("<i")
+KNOCK, PID = b"a visitor", struct.Struct("<i")
 
 
 @fedstack.python_computation([np.float32], np.float32)
@@ -41,7 +41,7 @@ def wait_at(port):
     """Waits at a door of the test; see `Door`."""
     with socket.create_connection(("127.0.0.1", int(port))) as connection:
         connection.settimeout(WALL)
-        connection.sendall(PID.pack(os.getpid()))
+        connection.sendall(KNOCK + PID.pack(os.getpid()))
         connection.recv(1)
 
 

@@ -39,7 +39,9 @@ def main() -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Serves, or does what the role of a client is, until the lifeline ends; never returns."""
-    lifeline = socket.create_connection(("127.0.0.1", options.pop("lifeline")))
+    wanted = options.pop("lifeline")
+    lifeline = socket.create_connection(("127.0.0.1", wanted["port"]))
+    lifeline.sendall(wanted["token"].encode())
     role = options.pop("role")
     try:
         if role == "worker":

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -109,14 +110,19 @@ class ProcessForker:
 
     def start(self, **options: Any) -> socket.socket:
         """Starts a process and returns its lifeline."""
+        token = secrets.token_hex(8)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(WALL)
+            lifeline = {"port": listener.getsockname()[1], "token": token}
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps({**options, "lifeline": listener.getsockname()[1]}) + "\n")
+            self._process.stdin.write(json.dumps({**options, "lifeline": lifeline}) + "\n")
             self._process.stdin.flush()
-            lifeline, _ = listener.accept()
-        lifeline.settimeout(WALL)
-        return lifeline
+            while True:
+                found, _ = listener.accept()
+                found.settimeout(WALL)
+                if found.recv(len(token), socket.MSG_WAITALL) == token.encode():
+                    return found
+                found.close()  # a client of another test, which dials a server that was here before
 
     def close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
