@@ -1,5 +1,6 @@
 """Words what a leaf function raised, with the computation, the client and the user's own lines."""
 
+import re
 from traceback import walk_tb
 from typing import NoReturn
 
@@ -11,6 +12,9 @@ from fedstack.computations.values.values import SequenceView
 from fedstack.errors import ClosureCancelledError, FedstackError, LeafError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.traceback_filter import interrupts, users_lines, without_calling_frames
+
+# What Python says where text is mixed with bytes, or bytes are taken for text.
+_TEXT_AND_BYTES = re.compile(r"\bstr(ing)?\b.*\bbytes\b|\bbytes\b.*\bstr(ing)?\b|^'bytes' object has no attribute")
 
 
 def _is_of_argument(error: FedstackError | RetryableError) -> bool:
@@ -56,6 +60,8 @@ def raise_leaf_error(error: BaseException, name: str, client_index: int | None) 
     text = text_of(error)
     if isinstance(error, ValueError) and "read-only" in text:
         advice = "; arguments are read-only because they are shared: change a copy, x = x.copy()"
+    elif isinstance(error, (TypeError, AttributeError)) and _TEXT_AND_BYTES.search(text):
+        advice = "; strings come as bytes: name.decode() is the text"
     elif isinstance(error, RuntimeError) and "running event loop" in text:
         advice = "; in a notebook leaves run where a loop runs already: use an async context, or a thread of your own"
     elif (language_advice := advice_on(error)) is not None:

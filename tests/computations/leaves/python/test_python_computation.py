@@ -6,6 +6,7 @@ import gc
 import inspect
 import math
 import pydoc
+import re
 import warnings
 import weakref
 
@@ -454,6 +455,22 @@ def test_elements_come_in_order_and_those_of_a_generator_only_when_they_are_aske
     made.clear()
     assert first(fedstack.from_generator(generate)) == 1
     assert made == pairs[:1]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda name: name + "!",
+        lambda name: "my " + name,
+        lambda name: name.split(","),
+        lambda name: name.startswith("a"),
+        lambda name: re.sub("a", "b", name),
+        lambda name: name.format(1),
+    ],
+)
+def test_text_that_is_mixed_with_the_bytes_of_a_string_says_how_to_decode_them(work):
+    with pytest.raises(LeafError, match=r"; strings come as bytes: name.decode\(\) is the text\n"):
+        leaf([np.str_], np.str_)(work)("a,b")
 
 
 def test_an_argument_is_not_to_be_changed_and_the_error_says_copy():
