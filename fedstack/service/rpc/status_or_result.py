@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import ClosedError, ClosureCancelledError
+from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.loop_calls import arrival
@@ -59,7 +60,11 @@ class StatusOrResult(Generic[_T]):
             return self._outcome.result()
         if isinstance(error, concurrent.futures.CancelledError):
             raise ClosureCancelledError(self._cancelled)
-        raise without_own_frames(error).with_traceback(None) from error.__cause__
+        error = raised_again(cast(Exception, error))
+        try:
+            raise without_own_frames(error).with_traceback(None) from error.__cause__
+        finally:
+            del error  # it has this frame
 
     def done(self) -> bool:
         """Returns whether the call has ended."""

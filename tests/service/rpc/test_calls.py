@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import threading
+import weakref
 
 import federated_language as fl
 import numpy as np
@@ -223,6 +224,23 @@ def test_functions_of_methods_keep_to_the_bound_of_the_stack_that_runs_them():
         results = [client.counts(number) for number in range(20)]
         assert [result.get_value() for result in results] == list(range(20))
     assert max(most) == 2
+
+
+def test_who_asks_for_a_result_gets_an_error_of_its_own_and_nothing_keeps_it(client):
+    result = client.fail(3)
+    result.is_ok()
+    gc.collect()
+    gc.disable()
+    try:
+        told: list[weakref.ref[BaseException]] = []
+        for _ in range(2):
+            with pytest.raises(LeafError, match="3 is no good") as raised:
+                result.get_value()
+            told.append(weakref.ref(raised.value))
+            del raised
+        assert told[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["on a thread", "inline"])
