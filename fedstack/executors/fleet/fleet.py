@@ -107,6 +107,7 @@ class Fleet:
         if worker.state in (State.REMOVED, State.GONE) or self._closed:
             return
         worker.features = features
+        self._gave_up = None  # also where nobody waits for workers as long as there are some, as a coordinator
         self._rest(worker)
         self._becomes(worker, State.READY, None)
 
@@ -196,7 +197,7 @@ class Fleet:
     def patience(self) -> float:
         """Returns how long a caller is to wait from now on for the first worker that is ready, in seconds.
 
-        After a wait in vain the next ones are short: the workers are asked all the time. But some connections dial more
+        After a wait in vain the next ones are short until a worker is there: they are asked all the time. But some connections dial more
         seldom the longer their peer was away, and get the time since then.
         """
         if self._gave_up is None:

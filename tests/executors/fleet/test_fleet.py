@@ -155,6 +155,14 @@ def test_whoever_waits_after_others_have_waited_in_vain_waits_a_moment_only(flee
     assert fleet.patience() == 10.0
 
 
+def test_a_wait_in_vain_is_forgotten_once_a_worker_has_been_there_though_nobody_waited_for_it(fleet: FakeFleet) -> None:
+    worker = fleet.join("a")
+    fleet.waited(in_vain=True)
+    fleet.answered(worker, ABLE)
+    fleet.lost(worker, AWAY)
+    assert fleet.patience() == 10.0
+
+
 def test_workers_that_only_waiting_finds_are_given_the_time_that_they_were_left_alone(fleet: FakeFleet) -> None:
     fleet.join("a")
     fleet.join("b", can_look=False)
