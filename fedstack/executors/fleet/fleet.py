@@ -197,8 +197,8 @@ class Fleet:
     def patience(self) -> float:
         """Returns how long a caller is to wait from now on for the first worker that is ready, in seconds.
 
-        After a wait in vain the next ones are short until a worker is there: they are asked all the time. But some connections dial more
-        seldom the longer their peer was away, and get the time since then.
+        After a wait in vain the next ones are short until a worker is there: they are asked all the time. But some
+        connections dial more seldom the longer their peer was away, and get the time since then.
         """
         if self._gave_up is None:
             return self._connect_seconds
