@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedstack.errors import ClosureCancelledError, LostWorkersError, WorkerUnavailableError
+from fedstack.errors import ClosureCancelledError, LostWorkersError, NoWorkersError, WorkerUnavailableError
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
 from fedstack.service.coordinator.scheduling.losses import MOST_DEPTH
 from fedstack.service.coordinator.scheduling.queues import GATHER_SECONDS
@@ -390,3 +390,16 @@ def test_without_any_place_all_fail_once_nobody_waits_any_more() -> None:
     assert (a.error, b.error) == (AWAY, AWAY)
     assert world.scheduler.take_errors() == [AWAY]
     assert world.scheduler.has_room
+
+
+def test_who_gives_up_waiting_for_places_is_told_what_ran_where_they_were_lost() -> None:
+    world = World(2)
+    world.add("a")
+    for place, name in zip(world.places, ("beside it", "never ran"), strict=True):
+        world.given()
+        world.scheduler.lose_place(place, AWAY)
+        world.add(name)
+    error = NoWorkersError("none is ready:\n  worker 0: away")
+    world.scheduler.gave_up(error)
+    told = "\n  these ran where workers were lost, and may have ended them: 'a' (2 times), 'beside it' (1 time)"
+    assert str(error) == f"none is ready:\n  worker 0: away{told}"

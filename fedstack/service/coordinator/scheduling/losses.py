@@ -1,12 +1,16 @@
 """What is lost with a worker: which of the calls that it ran run again, and which values can be made again."""
 
+from collections.abc import Iterable
+
 from fedstack.errors import LostWorkersError, WorkerUnavailableError
+from fedstack.foundations.error_text import counted
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
 
 # A closure that has lost so many workers runs without others beside it. So many more are its own fault: that two are
 # lost just then for reasons of their own is too rare to see.
 _LOSSES_UNTIL_ALONE = 2
 _LOSSES_ALONE = 2
+_MOST_NAMED = 5
 # To rebuild a value, so many calls are repeated one after the other, at most.
 MOST_DEPTH = 1000
 
@@ -23,6 +27,16 @@ def why_not_again(closure: Closure, error: Exception) -> Exception | None:
     if closure.losses >= _LOSSES_UNTIL_ALONE + _LOSSES_ALONE:
         return _lost_too_often(closure, error)
     return None
+
+
+def told_of(closures: Iterable[Closure]) -> str:
+    """Returns a line for the end of a message: which closures may have ended workers; empty if none has."""
+    suspects = sorted((one for one in closures if one.losses), key=lambda one: -one.losses)
+    if not suspects:
+        return ""
+    named = ", ".join(f"{one.name!r} ({counted(one.losses, 'time')})" for one in suspects[:_MOST_NAMED])
+    more = f" and {len(suspects) - _MOST_NAMED} more" if len(suspects) > _MOST_NAMED else ""
+    return f"\n  these ran where workers were lost, and may have ended them: {named}{more}"
 
 
 def lose_values(place: Place) -> None:

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterator
 
 from fedstack.errors import ClosureCancelledError
 from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
-from fedstack.service.coordinator.scheduling.losses import is_gone, lose_values, may_be_rebuilt, release, why_not_again
+from fedstack.service.coordinator.scheduling.losses import (
+    is_gone,
+    lose_values,
+    may_be_rebuilt,
+    release,
+    told_of,
+    why_not_again,
+)
 from fedstack.service.coordinator.scheduling.queues import MOST_RUNNING, Queues
 
 MOST_QUEUED = 262_144
@@ -221,6 +228,7 @@ class Scheduler:
 
     def gave_up(self, error: Exception) -> None:
         """There was no place for so long that nothing is waited for any more."""
+        error.args = (f"{error}{told_of(self._unfinished)}", *error.args[1:])
         for closure in list(self._unfinished):
             if not closure.has_ended:
                 closure.error = error
