@@ -29,6 +29,7 @@ from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
+from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
 from fedstack.service.executor.requests import beats, control, read_value
 from fedstack.service.executor.sessions import held_values
@@ -271,7 +272,7 @@ class MethodService(Service):
         self._threads.close()
 
     def __repr__(self) -> str:
-        return f"<MethodService of {len(self._table)} methods>"
+        return f"<MethodService of {counted(len(self._table), 'method')}>"
 
 
 async def _computed(executor: VerbExecutor, method: Method, payload: object, packer: Packer) -> bytes:

@@ -4,6 +4,7 @@ from types import TracebackType
 
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.error_text import counted
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.rpc.arguments import check_layer
 from fedstack.service.rpc.method_service import MethodService
@@ -126,4 +127,4 @@ class Server(RegistersMethods):
         await io_loop.run(self._thread.server.stop())
 
     def __repr__(self) -> str:
-        return f"<rpc.Server of {len(self.methods)} methods, {self._thread.server!r}>"
+        return f"<rpc.Server of {counted(len(self.methods), 'method')}, {self._thread.server!r}>"
