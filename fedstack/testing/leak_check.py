@@ -63,7 +63,8 @@ class LeakCheck:
         # A number that stands for another file than before is as new as one that was not there.
         # Files of installed packages, such as fonts, are what libraries open once and keep.
         descriptors = sorted(_descriptors() - self._descriptors)
-        files = [f"file descriptor {n} ({target})" for n, target in descriptors if not target.startswith(sys.prefix)]
+        installed = os.path.realpath(sys.prefix)  # the system follows links in what it tells
+        files = [f"file descriptor {n} ({target})" for n, target in descriptors if not target.startswith(installed)]
         return [*threads, *files, *_new_objects()]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import threading
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def test_a_file_of_an_installed_package_is_none() -> None:
     check = LeakCheck()
     with Path(pytest.__file__).open():
         assert check.finish() == []
+
+
+def test_a_file_of_an_installed_package_is_none_either_where_a_link_leads_to_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "link").symlink_to("environment")
+    (tmp_path / "link" / "font").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "link"))
+    check = LeakCheck()
+    with open(tmp_path / "link" / "font"):
+        assert check.finish(grace_seconds=0.0) == []
 
 
 async def test_a_task_that_is_not_done_is_a_leak() -> None:
