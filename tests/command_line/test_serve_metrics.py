@@ -12,6 +12,7 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+from await_until import await_until
 from calling import WALL
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Server, served, told_by
@@ -58,10 +59,15 @@ def test_a_worker_counts_what_it_does_for_its_clients() -> None:
         assert before["process_resident_memory_bytes",] > 0
         with fedstack.create_sync_remote_execution_context(server.target) as context, fedstack.use_context(context):
             assert total([1, 2, 3]) == 12
+            expected = {
+                ("fedstack_sessions_open",),
+                ("fedstack_phase_duration_seconds_count", "double"),
+                ("fedstack_rpcs_total", "OK", "fedstack.v1.ExecutorExtensions/Handshake"),
+            }
+            await_until(lambda: expected <= set(samples_at(url_of(server))))  # observers hear of it a moment later
             during = samples_at(url_of(server))
+        assert all(during[name] >= 1 for name in expected)
         assert during["fedstack_sessions_open",] == 1
-        assert during["fedstack_phase_duration_seconds_count", "double"] >= 1
-        assert during["fedstack_rpcs_total", "OK", "fedstack.v1.ExecutorExtensions/Handshake"] >= 1
 
 
 def test_slow_and_broken_clients_of_the_page_do_not_reach_the_worker() -> None:
