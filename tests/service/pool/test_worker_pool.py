@@ -231,7 +231,9 @@ def test_a_worker_that_does_not_start_says_why() -> None:
     assert "No such option '--dance'" in str(raised.value)
 
 
-def test_workers_that_take_too_long_are_given_up() -> None:
+def test_workers_that_take_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, silent = subprocess.Popen, [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: start(silent, **options))
     with pytest.raises(errors.WorkerUnavailableError, match="it takes longer than 0 s; it said nothing"):
         local_worker_pool(1, startup_seconds=0)
 
