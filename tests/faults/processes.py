@@ -131,6 +131,12 @@ class ProcessForker:
         self._process.wait(WALL)
 
 
+def _free_port() -> int:
+    from free_ports import free_port  # the processes load this module, too, and have no path to that one
+
+    return free_port()
+
+
 class Fleet:
     """The workers and clients of one test."""
 
@@ -144,13 +150,18 @@ class Fleet:
         """Starts a worker, which can be dialled.
 
         Args:
-          port: Where it listens; 0 for anywhere.
+          port: Where it listens; 0 for a port that nobody has.
           extensions: Whether it has more than the plain executor service.
           threads: The most threads that run functions; by default as many as usual.
           **limits: As of `ServiceLimits`; a heartbeat comes every second unless they say otherwise.
         """
         limits = {"heartbeat_seconds": 1.0, **limits}
-        options: dict[str, Any] = {"port": port, "extensions": extensions, "threads": threads, "limits": limits}
+        options: dict[str, Any] = {
+            "port": port or _free_port(),
+            "extensions": extensions,
+            "threads": threads,
+            "limits": limits,
+        }
         return self._add(WorkerProcess(self._forker.start(role="worker", **options)))
 
     def restart(self, worker: WorkerProcess, **options: Any) -> WorkerProcess:
@@ -164,11 +175,15 @@ class Fleet:
 
     def start_dispatcher(self, port: int = 0, **config: Any) -> WorkerProcess:
         """Starts a dispatcher of the data service; see `DispatcherConfig`."""
-        return self._add(WorkerProcess(self._forker.start(role="dispatcher", port=port, **config)))
+        return self._add(WorkerProcess(self._forker.start(role="dispatcher", port=port or _free_port(), **config)))
 
     def start_data_worker(self, dispatcher: WorkerProcess, port: int = 0) -> WorkerProcess:
         """Starts a data worker, which attends at a dispatcher five times a second."""
-        options = {"dispatcher_address": dispatcher.target, "port": port, "heartbeat_interval_ms": 200}
+        options = {
+            "dispatcher_address": dispatcher.target,
+            "port": port or _free_port(),
+            "heartbeat_interval_ms": 200,
+        }
         return self._add(WorkerProcess(self._forker.start(role="data_worker", **options)))
 
     def _add(self, process: WorkerProcess) -> WorkerProcess:
