@@ -22,6 +22,10 @@ from fedstack.__main__ import COMMANDS
 
 VALUES = fl.FederatedType(np.int32, fl.CLIENTS)
 ROOT = Path(__file__).resolve().parents[2]
+# A page runs in a process of its own, with whatever it imports; on a busy machine that takes its time.
+_PAGE_SECONDS = 300
+pytestmark = pytest.mark.timeout(2 * _PAGE_SECONDS)
+
 PAGES = (
     "README.md",
     "docs/data.md",
@@ -86,7 +90,12 @@ def outputs_of(blocks: list[Block], folder: Path, workers: list[str]) -> list[st
         files.append(f"block_{number}.py")
     (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "driver.py", *files], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "driver.py", *files],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=_PAGE_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     # What older Pythons do not have, and every other one draws differently: the marks below a line of code.

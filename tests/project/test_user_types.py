@@ -26,7 +26,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 # Of packages that are not ours: what has no types there is no mistake of the pages.
 UNTYPED = ["--disable-error-code", "import-untyped", "--disable-error-code", "import-not-found"]
 
-pytestmark = pytest.mark.slow
+# The first run of a checker reads all packages, which takes minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Found(NamedTuple):
