@@ -9,11 +9,15 @@ import pytest
 from ray_calls import PATIENCE_SECONDS
 
 STORE_BYTES = 150_000_000
+# Ray runs its workers at a low priority, and beside other tests they would hardly ever have a core.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray writes it
+_SECONDS = 300
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     # Ray keeps threads and connections of its own until it is shut down.
     item.add_marker(pytest.mark.fedstack_leak_check(False))
+    item.add_marker(pytest.mark.timeout(_SECONDS))  # on a busy machine a sort of Ray's takes a minute
 
 
 @pytest.fixture(autouse=True)
