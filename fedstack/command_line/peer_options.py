@@ -1,7 +1,6 @@
 """What the subcommands that dial a server share: whom to dial, with what, and what went wrong."""
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -135,9 +134,6 @@ def _left(end: float) -> float:
 
 
 PLAIN = "a plain executor service"
-# What asks for the health of a service is one field, its name: the tag and the length of text, and the text.
-_HEALTH = "/grpc.health.v1.Health/Check"
-_SERVICE = 0x0A
 
 
 async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
@@ -165,6 +161,7 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
 
 async def _others_of(stub: "ExecutorStub") -> list[str]:
     """Asks a server's health, which knows each service by name, for those that serve no executors."""
+    from fedstack.transport.grpc.grpc_calls import asks_health
     from fedstack.transport.peers.data_worker_stub import DATA_WORKER
     from fedstack.transport.peers.dispatcher_stub import DISPATCHER
     from fedstack.transport.peers.method_stub import METHODS
@@ -174,13 +171,7 @@ async def _others_of(stub: "ExecutorStub") -> list[str]:
         DATA_WORKER: "a worker of a data service",
         METHODS: "a server with methods to call",
     }
-    found: list[str] = []
-    for service, words in names.items():
-        with contextlib.suppress(RemoteError):  # it has none of that name, or no health
-            name = service.encode()
-            await stub.connection.unary(_HEALTH, bytes([_SERVICE, len(name)]) + name, None)
-            found.append(words)
-    return found
+    return [words for service, words in names.items() if await asks_health(stub.connection, None, service)]
 
 
 def failed(target: "Target", error: FedstackError, *, as_json: bool) -> int:

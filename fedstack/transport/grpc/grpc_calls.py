@@ -19,6 +19,7 @@ from fedstack.transport.wire.parcels import Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 
 _HEALTH = "/grpc.health.v1.Health/Check"
+_SERVICE_TAG = 1 << 3 | 2  # 2: a length and so many bytes
 _ASK_SECONDS = 0.25
 # What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
 _MAKESHIFT = "Internal error from Core"
@@ -108,10 +109,19 @@ async def failure_of_asking(connection: Connection) -> FedstackError | None:
     return None
 
 
-async def asks_health(connection: Connection, seconds: float) -> bool:
-    """Asks the health service of a peer; see `Connection.check_alive`."""
+async def asks_health(connection: Connection, seconds: float | None, service: str = "") -> bool:
+    """Asks the health service of a peer; see `Connection.check_alive`.
+
+    Args:
+      connection: The way to the peer.
+      seconds: How long it may take; `None` for any time.
+      service: The full name of one of its services, of at most 127 letters; by default all of it is meant.
+    """
+    # The request has one field. Its generated class is for servers, which alone may import the package that has it.
+    name = service.encode()
+    request = bytes([_SERVICE_TAG, len(name)]) + name if name else b""
     try:
-        await connection.unary(_HEALTH, b"", seconds)
+        await connection.unary(_HEALTH, request, seconds)
     except (DeadlineExceededError, WorkerUnavailableError):
         raise
     except FedstackError:

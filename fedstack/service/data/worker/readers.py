@@ -30,8 +30,7 @@ from fedstack.transport.wire.wholes import WHOLE_BYTES
 AHEAD = 2
 # About how large they are, after the first.
 BLOCK_BYTES = 8 << 20
-# What is read without a connection comes in lots: of so many blocks at most, about BLOCK_BYTES, and so long in the
-# making.
+# What is read without a connection comes in lots. A lot ends after so many blocks, about BLOCK_BYTES, or so much time.
 _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.005
 # The most that glibc takes for a piece that is worth keeping, and its own few bytes.
