@@ -109,13 +109,18 @@ class DistributedSource(Source):
     def read_split(self, split: int, start: int = 0) -> Blocks:
         return without_first(DistributedDataset(self).blocks(), start)
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether passes have cursors."""
+        return self._terms.guarantee is Guarantee.EXACTLY_ONCE
+
     def cursor(self, driver: PassDriver, rows: int) -> bytes:
         """Returns the place in a pass after so many elements.
 
         Raises:
           InvalidValueError: If the pass is one that cannot be resumed.
         """
-        if self._terms.guarantee is not Guarantee.EXACTLY_ONCE:
+        if not self.is_resumable:
             raise InvalidValueError(
                 f"Expected the guarantee 'exactly_once' for a cursor, found {self._terms.guarantee.value!r}; give it "
                 "to distribute"
@@ -164,6 +169,11 @@ class Passes:
             made = found
         return made
 
+    def keep(self) -> None:
+        """Whoever iterates was interrupted, and may ask for the place where that was."""
+        if self._driver is not None and self._source.is_resumable:
+            self._driver.keep()
+
     def acknowledge(self) -> None:
         """Whoever iterates has done with all that was made."""
         taken = self._taken(self.made)
@@ -183,7 +193,7 @@ class Passes:
                 f"Expected steps that go on at any place, found {taken!r} after distribute; take the cursor of an "
                 "iterator over the dataset without that step, and do the step with what it yields"
             )
-        if self._driver is None:
+        if self._driver is None or not self._driver.incarnation:
             at = "at its end, after which there is nothing" if self.made else "new; ask for an element first"
             raise InvalidValueError(f"Expected an iterator that is in the middle of its elements, found one {at}")
         return self._source.cursor(self._driver, taken)
@@ -229,6 +239,11 @@ class DistributedDataset(Dataset):
                 yield block
                 passes.acknowledge()
             passes.end()
+        except GeneratorExit:
+            raise
+        except BaseException:
+            passes.keep()
+            raise
         finally:
             passes.close()
 
@@ -243,17 +258,27 @@ class DistributedIterator(ElementIterator):
     """Iterates over the elements of a distributed dataset, for loops of both kinds."""
 
     def __init__(self, passes: Passes, blocks: Blocks, shown: Shown | None) -> None:
+        # How many elements are here or have come out of this, and how many had when it was closed.
+        self._given = 0
+        self._had: int | None = None
         super().__init__(blocks, shown)
         self._passes = passes
+
+    def _go_on(self, some: Sequence[object]) -> None:
+        self._given += len(some)
+        super()._go_on(some)
 
     def cursor(self) -> bytes:
         """Returns the place after the element that came last: what is given to `distribute` as `resume` to go on there.
 
+        There is one after an error as well.
+
         Raises:
           InvalidValueError: If the guarantee is not `"exactly_once"`.
           InvalidComputationError: If a step after the distribution does not let this be told, such as a shuffle.
+          ClosedError: If the iterator was closed before there was a cursor.
         """
-        return self._passes.cursor(self._passes.made - self._left)
+        return self._passes.cursor(self._given - self._left if self._had is None else self._had)
 
     @property
     def missing(self) -> int | None:
@@ -262,8 +287,14 @@ class DistributedIterator(ElementIterator):
 
     def close(self) -> None:
         """Reads no more: others may have what this has not read. Idempotent."""
+        if self._had is None:
+            self._had = self._given - self._left
         self._passes.close()
         super().close()
+
+    def _interrupt(self) -> None:
+        self._passes.keep()
+        self.close()
 
     def __repr__(self) -> str:
         return f"<DistributedIterator of {self._passes!r}>"

@@ -117,10 +117,24 @@ class PassDriver:
             calls_on(self._io.loop).add(self._wake.set)
 
     def position(self, rows: int) -> Position:
-        """Returns the place after so many elements since the beginning; from now on the pass may be resumed there."""
+        """Returns the place after so many elements since the beginning; from now on the pass may be resumed there.
+
+        Raises:
+          ClosedError: If it was closed, and others may have what was left.
+        """
         with self._arrived:
+            if self._closed and not self._is_resumable:
+                raise ClosedError(
+                    "Expected the cursor of an iterator that is open, found one that has been closed; take the cursor "
+                    "before close()"
+                )
             self._is_resumable = True
             return self._plan.position(rows)
+
+    def keep(self) -> None:
+        """From now on the pass may be resumed, wherever its consumer is."""
+        with self._arrived:
+            self._is_resumable = self._is_resumable or not self._closed
 
     @property
     def missing(self) -> int | None:

@@ -101,7 +101,7 @@ class ElementIterator(Iterator[Any]):
                 return element
             threads = self._threads = self._threads or LeafThreads(1)
             with self._lists.alone():
-                some = await threads.run(self._lists.take, cancel=self.close)
+                some = await threads.run(self._lists.take, cancel=self._interrupt)
                 if some is None:
                     raise StopAsyncIteration
                 self._go_on(some)
@@ -110,6 +110,10 @@ class ElementIterator(Iterator[Any]):
         """Reads no more. Idempotent."""
         self._go_on(())
         self._lists.close()
+
+    def _interrupt(self) -> None:
+        """Reads no more: whoever waited was cancelled."""
+        self.close()
 
     async def aclose(self) -> None:
         """Does what `close` does, for `contextlib.aclosing`."""

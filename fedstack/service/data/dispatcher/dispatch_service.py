@@ -141,7 +141,11 @@ class DispatchService(Service):
 
     async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
         """Describes a dataset."""
-        return self._known_here(await self._run(lambda tables: datasets.find_dataset(tables, request)))
+        found = await self._run(lambda tables: datasets.find_dataset(tables, request))
+        if request.may_lack and found.digest and not self._journal.is_definition_sound(found.digest):
+            if not await self._on(self._files, lambda: self._journal.has_definition(found.digest)):
+                found = messages.DatasetDescription()  # whoever asks has the definition, and registers it again
+        return self._known_here(found)
 
     async def define(self, content: bytes) -> Answers:
         """Sends the definition of a dataset."""

@@ -12,10 +12,16 @@ from typing import TypeAlias
 from fedstack.errors import FedstackError, JournalError, ResourceLimitError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.drawn_ids import draw_id
+from fedstack.service.data.dispatcher.definition_files import DefinitionFiles
+from fedstack.service.data.dispatcher.private_folder import (
+    make_files_private,
+    make_private_file,
+    make_private_folder,
+)
 
 Tables: TypeAlias = sqlite3.Connection
 
-FILE, DEFINITIONS, UNFINISHED = "journal.sqlite", "definitions", ".new"
+FILE, DEFINITIONS = "journal.sqlite", "definitions"
 # Says whose file it is, in its header: "fsDD".
 _APPLICATION = 0x66734444
 _VERSION = 1
@@ -50,22 +56,24 @@ class Journal:
     the tables are as the last such transaction left them.
 
     Args:
-      folder: Where to keep it; it is made if there is none. `None` to keep it in memory, as long as the process lives.
+      folder: Where to keep it; it is made if there is none, and only its owner enters it. `None` to keep it in memory,
+        as long as the process lives.
 
     Attributes:
       incarnation: Stands for what is known: another one where a journal has begun.
 
     Raises:
-      JournalError: If another dispatcher uses the folder, or what is in it cannot be used.
+      JournalError: If another dispatcher uses the folder, what is in it cannot be used, or other users may enter it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = None if folder is None else folder.absolute()
-        self._definitions: dict[bytes, bytes] = {}
-        if self._folder is not None:
-            with self._errors():
-                (self._folder / DEFINITIONS).mkdir(parents=True, exist_ok=True)
         with self._errors():
+            if self._folder is not None:
+                make_private_folder(self._folder, _is_ours)
+                make_private_file(self._folder / FILE)
+                make_files_private(self._folder)
+            self._definitions = DefinitionFiles(None if self._folder is None else self._folder / DEFINITIONS)
             self._tables = sqlite3.connect(
                 ":memory:" if self._folder is None else self._folder / FILE,
                 timeout=0.0,
@@ -148,37 +156,26 @@ class Journal:
 
     def keep_definition(self, digest: bytes, definition: memoryview) -> None:
         """Keeps the definition of a dataset; when this returns, it is on the disk."""
-        if self._folder is None:
-            self._definitions[digest] = bytes(definition)
-            return
-        path = self._folder / DEFINITIONS / digest.hex()
-        unfinished = path.with_suffix(UNFINISHED)
         with self._errors():
-            if path.exists() and path.stat().st_size == len(definition):
-                return
-            with unfinished.open("wb") as file:
-                file.write(definition)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-            _sync_folder(path.parent)
+            self._definitions.keep(digest, definition)
 
     def definition(self, digest: bytes) -> bytes:
         """Returns the definition of a dataset.
 
         Raises:
-          JournalError: If its file is gone.
+          JournalError: If its file is gone or damaged.
         """
-        if self._folder is None:
-            return self._definitions[digest]
-        path = self._folder / DEFINITIONS / digest.hex()
         with self._errors():
-            try:
-                return path.read_bytes()
-            except FileNotFoundError as error:
-                raise JournalError(
-                    f"Expected the definition of a dataset that is registered, found no file {path}; register it again"
-                ) from error
+            return self._definitions.read(digest)
+
+    def is_definition_sound(self, digest: bytes) -> bool:
+        """Returns whether a definition was there and right when it was last looked at. Reads no file."""
+        return self._definitions.is_sound(digest)
+
+    def has_definition(self, digest: bytes) -> bool:
+        """Returns whether a definition is there, and what its digest stands for."""
+        with self._errors():
+            return self._definitions.has(digest)
 
     def compact(self) -> None:
         """Gives back the room of what has been deleted."""
@@ -234,12 +231,5 @@ class Journal:
         return f"<Journal in {self.file}>"
 
 
-def _sync_folder(folder: Path) -> None:
-    """Makes sure that a file that was renamed is found after a crash."""
-    if os.name != "posix":  # elsewhere folders cannot be opened, and need not be
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _is_ours(name: str) -> bool:
+    return name == DEFINITIONS or name.startswith(FILE)

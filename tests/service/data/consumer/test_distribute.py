@@ -22,10 +22,12 @@ from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.errors import (
     AuthenticationError,
     CarrierError,
+    ClosedError,
     InvalidComputationError,
     InvalidValueError,
     LeafError,
     NoWorkersError,
+    ResourceLimitError,
     TypeMismatchError,
     WorkerUnavailableError,
 )
@@ -43,6 +45,7 @@ from fedstack.service.data import (
 )
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
+from fedstack.service.data.dispatcher import passes
 from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
@@ -417,6 +420,80 @@ def test_a_cursor_is_good_for_who_could_not_go_on_from_it_before(service: Dispat
         again.close()
     at_last = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
     assert sorted(before + list(map(int, at_last))) == list(range(5000))
+
+
+def test_a_cursor_may_be_taken_after_an_error_of_the_dispatcher(
+    service: DispatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = Dataset.range(5000)
+    elements = iter(local.apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
+    before = [int(next(elements)) for _ in range(10)]
+    release, released = passes.release, threading.Event()
+
+    def note_release(*arguments: Any) -> bool:
+        wakes = release(*arguments)
+        released.set()
+        return wakes
+
+    monkeypatch.setattr(passes, "release", note_release)
+    with monkeypatch.context() as full:
+        full.setattr(passes, "take", no_room)
+        with pytest.raises(ResourceLimitError, match="no room"):
+            before.extend(map(int, elements))
+    assert released.wait(WALL), "the pass has been left"
+    cursor = elements.cursor()
+    elements.close()
+    again = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
+    assert sorted([*before, *map(int, again)]) == list(range(5000))
+
+
+def no_room(*_: object, **__: object) -> passes.Taken:
+    raise ResourceLimitError("there is no room")
+
+
+def test_a_cursor_may_be_taken_after_an_error_here(service: DispatchServer) -> None:
+    exactly = distribute(DYNAMIC, service, guarantee="exactly_once")
+    elements = iter(Dataset.range(5000).apply(exactly).map(fails_at_500))
+    before: list[int] = []
+    with pytest.raises(LeafError):
+        before.extend(map(int, elements))
+    cursor = elements.cursor()
+    again = Dataset.range(5000).apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor))
+    assert sorted([*before, *map(int, again)]) == list(range(5000))
+
+
+def test_a_cursor_may_be_taken_after_a_wait_that_was_cancelled(
+    dispatcher: DispatchServer, start_worker: Callable[..., object]
+) -> None:
+    local = Dataset.range(5000)
+
+    async def first() -> bytes:
+        elements = iter(local.apply(distribute(DYNAMIC, dispatcher, guarantee="exactly_once")))
+        with pytest.raises(asyncio.TimeoutError):  # there is no worker yet
+            await asyncio.wait_for(elements.__anext__(), 0.3)
+        return elements.cursor()
+
+    cursor = asyncio.run(first())
+    start_worker()
+    again = local.apply(distribute(DYNAMIC, dispatcher, guarantee="exactly_once", resume=cursor))
+    assert sorted(map(int, again)) == list(range(5000))
+
+
+def test_a_closed_iterator_has_a_cursor_only_if_it_had_one_before(service: DispatchServer) -> None:
+    local = Dataset.range(5000)
+    exactly = distribute(DYNAMIC, service, guarantee="exactly_once")
+    elements = iter(local.apply(exactly))
+    before = [int(next(elements)) for _ in range(10)]
+    elements.cursor()
+    before.append(int(next(elements)))
+    elements.close()
+    again = local.apply(distribute(DYNAMIC, service, guarantee="exactly_once", resume=elements.cursor()))
+    assert sorted([*before, *map(int, again)]) == list(range(5000))
+    elements = iter(local.apply(exactly))
+    next(elements)
+    elements.close()
+    with pytest.raises(ClosedError, match=r"take the cursor before close\(\)"):
+        elements.cursor()
 
 
 def test_a_cursor_counts_the_elements_of_batches(service: DispatchServer) -> None:

@@ -1,5 +1,6 @@
 """What a dispatcher's journal keeps, and what it says when it cannot."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstack.errors import JournalError, ResourceLimitError
-from fedstack.service.data import DispatcherConfig, DispatchServer
+from fedstack.service.data import Dataset, DispatcherConfig, DispatchServer, register_dataset
 from fedstack.service.data.dispatcher import datasets
 from fedstack.service.data.dispatcher.journal import DEFINITIONS, FILE, Journal
 from fedstack.service.limits.limits import DispatcherLimits
@@ -130,7 +131,7 @@ def test_a_journal_that_cannot_be_used_is_named_and_left_as_it_is(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(JournalError, match=f"cannot be used: {tmp_path}/file/folder/{DEFINITIONS}: Not a directory"):
+    with pytest.raises(JournalError, match=f"cannot be used: {tmp_path}/file/folder: Not a directory"):
         Journal(tmp_path / "file" / "folder")
 
 
@@ -141,6 +142,46 @@ def test_a_definition_that_is_gone_is_named(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=f"found no file .*{digest.hex()}; register it again"):
             peer.definition(digest)
         assert peer.describe(digest=digest).num_splits == 10
+        peer.register()
+        assert peer.definition(digest) == b"a definition"
+
+
+def test_a_definition_that_is_gone_is_asked_for_where_somebody_has_it(tmp_path: Path) -> None:
+    with DispatchServer(fault_tolerant(tmp_path)) as server:
+        dataset = Dataset.range(5)
+        assert register_dataset(server.target, dataset, "numbers") == "numbers"
+        (file,) = (tmp_path / DEFINITIONS).iterdir()
+        file.unlink()
+        register_dataset(server.target, dataset, "numbers")
+        assert file.exists()
+
+
+@pytest.mark.parametrize("is_started_again", [True, False])
+def test_a_definition_that_is_damaged_is_named_and_replaced_when_it_is_registered_again(
+    tmp_path: Path, is_started_again: bool
+) -> None:
+    dataset = Dataset.range(5)
+    with contextlib.ExitStack() as servers:
+        server = servers.enter_context(DispatchServer(fault_tolerant(tmp_path)))
+        register_dataset(server.target, dataset, "numbers")
+        (file,) = (tmp_path / DEFINITIONS).iterdir()
+        sound = file.read_bytes()
+        file.write_bytes(bytes([sound[0] ^ 1, *sound[1:]]))
+        if is_started_again:
+            server.stop()
+            server = servers.enter_context(DispatchServer(fault_tolerant(tmp_path)))
+        else:
+            with Peer(server.target) as peer, pytest.raises(JournalError, match=f"was damaged: {file}.*register the"):
+                peer.definition(bytes.fromhex(file.name))
+        register_dataset(server.target, dataset, "numbers")
+        with Peer(server.target) as peer:
+            assert peer.definition(bytes.fromhex(file.name)) == file.read_bytes() == sound
+
+
+def test_a_definition_that_is_damaged_is_replaced_by_whoever_sends_it(tmp_path: Path) -> None:
+    with DispatchServer(fault_tolerant(tmp_path)) as server, Peer(server.target) as peer:
+        digest = peer.register()
+        (tmp_path / DEFINITIONS / digest.hex()).write_bytes(b"A definition")
         peer.register()
         assert peer.definition(digest) == b"a definition"
 

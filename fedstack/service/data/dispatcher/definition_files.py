@@ -1,0 +1,114 @@
+"""Keeps the definitions of datasets by their digests: in files, or in memory."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from fedstack.errors import JournalError
+from fedstack.service.data.dispatcher.private_folder import make_files_private, make_private_folder, open_private
+
+_UNFINISHED, _DAMAGED = ".new", ".damaged"
+_BLOCK_BYTES = 1 << 20
+
+
+class DefinitionFiles:
+    """The definitions of a dispatcher. One thread at a time uses them, but for `is_sound`.
+
+    Args:
+      folder: Where to keep them; it is made if there is none. `None` to keep them in memory.
+
+    Raises:
+      JournalError: If other users may enter the folder.
+      OSError: If there can be none.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._here: dict[bytes, bytes] = {}
+        # Of which the content has been seen to be what it was.
+        self._sound: set[bytes] = set()
+        if folder is not None:
+            make_private_folder(folder, lambda name: True)
+            make_files_private(folder)
+
+    def _path(self, digest: bytes) -> Path:
+        assert self._folder is not None, "there are files"
+        return self._folder / digest.hex()
+
+    def keep(self, digest: bytes, definition: memoryview) -> None:
+        """Keeps a definition; when this returns, it is on the disk. A file that has been damaged is replaced."""
+        if self._folder is None:
+            self._here[digest] = bytes(definition)
+        elif not self.has(digest):
+            path = self._path(digest)
+            unfinished = path.with_suffix(_UNFINISHED)
+            with open(unfinished, "wb", opener=open_private) as file:
+                file.write(definition)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+            _sync_folder(self._folder)
+            self._sound.add(digest)
+
+    def is_sound(self, digest: bytes) -> bool:
+        """Returns whether a definition is there and was right when it was last looked at. Reads no file."""
+        return digest in self._here if self._folder is None else digest in self._sound and self._path(digest).exists()
+
+    def has(self, digest: bytes) -> bool:
+        """Returns whether a definition is there, and is what its digest stands for."""
+        if self._folder is None:
+            return digest in self._here
+        try:
+            with self._path(digest).open("rb") as file:
+                is_sound = _digest_of(file) == digest
+        except FileNotFoundError:
+            is_sound = False
+        (self._sound.add if is_sound else self._sound.discard)(digest)
+        return is_sound
+
+    def read(self, digest: bytes) -> bytes:
+        """Returns a definition.
+
+        Raises:
+          JournalError: If its file is gone or damaged. A damaged one is put aside, so that it can be registered again.
+        """
+        if self._folder is None:
+            return self._here[digest]
+        path = self._path(digest)
+        try:
+            definition = path.read_bytes()
+        except FileNotFoundError as error:
+            raise JournalError(
+                f"Expected the definition of a dataset that is registered, found no file {path}; register it again"
+            ) from error
+        if hashlib.sha256(definition).digest() != digest:
+            self._sound.discard(digest)
+            path.replace(path.with_suffix(_DAMAGED))
+            raise JournalError(
+                f"The definition of a dataset that is registered was damaged: {path}, which has {_DAMAGED} at its end "
+                "now; register the dataset again"
+            )
+        self._sound.add(digest)
+        return definition
+
+    def __repr__(self) -> str:
+        return f"<DefinitionFiles in {self._folder or 'memory'}>"
+
+
+def _digest_of(file: BinaryIO) -> bytes:
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return digest.digest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes sure that a file that was renamed is found after a crash."""
+    if os.name != "posix":  # elsewhere folders cannot be opened, and need not be
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
