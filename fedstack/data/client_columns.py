@@ -7,7 +7,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.values.tensor_values import check_nothing_missing
+from fedstack.computations.values.tensor_values import check_nothing_missing, speaks_arrow
+from fedstack.data.arrow_arrays import array_of_arrow, arrow_column
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 _SEQUENCES = (list, tuple, deque)
@@ -63,6 +64,8 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
       InvalidValueError: If the rows differ in length, or values of a nullable column are missing.
     """
     check_unmasked(value, path)
+    if speaks_arrow(value):
+        return array_of_arrow(arrow_column(value), path)
     check_nothing_missing(value, path)
     try:
         array = np.asarray(value)

@@ -7,13 +7,14 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
-from fedstack.computations.values.tensor_values import is_data_frame
+from fedstack.computations.values.tensor_values import is_data_frame, speaks_arrow
 from fedstack.data.argument_checks import checked_flag, checked_positive, checked_seed
+from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import check_named_once, column_array
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
-Arrays: TypeAlias = object  # An array, or dicts, tuples, namedtuples and data frames of them, nested at will.
+Arrays: TypeAlias = object  # An array, or dicts, tuples, namedtuples and tables of them, nested at will.
 
 
 def from_generator(function: Callable[[], Iterable[T]]) -> FromGenerator[T]:
@@ -45,8 +46,8 @@ def batches(
 
     Args:
       arrays: An array, or dicts, tuples and namedtuples of them, nested at will. All have the same number of rows,
-        `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once. An object like a
-        pandas `DataFrame` counts as the dict of its columns, each with a dtype of its own.
+        `dtype[rows, ...]`. What is not yet an array (a list, a column of a table) is made one, once. A data frame of
+        pandas or polars and an Arrow table count as the dict of their columns, each with a dtype of its own.
       batch_size: The number of rows of a batch.
       shuffle_seed: If given, rows come in an order drawn from this seed, `round` and the number of the pass, a new one
         each time that somebody iterates; a batch is then a copy of its rows. If left out, rows come in order and a
@@ -133,7 +134,11 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
     if isinstance(arrays, Mapping):
         items = [(key, _freeze(value, f"{path}[{key!r}]", lengths)) for key, value in cast("Any", arrays).items()]
         return OrderedDict(items) if isinstance(arrays, OrderedDict) else dict(items)
-    if is_data_frame(arrays):
+    if speaks_arrow(arrays) and (table := columns_of_arrow(arrays)) is not None:
+        names, columns = table
+        check_named_once(names, names, path)
+        return _freeze(columns, path, lengths)
+    if is_data_frame(arrays) and not speaks_arrow(arrays):
         # Column by column: one array of them all would have one dtype for all, and no names.
         names = list(arrays.columns)
         check_named_once(names, names, path)

@@ -7,7 +7,8 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.values.tensor_values import DataFrameLike, describe, is_data_frame
+from fedstack.computations.values.tensor_values import ArrowTable, DataFrameLike, describe, is_data_frame, speaks_arrow
+from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import (
     check_named_once,
     check_unmasked,
@@ -22,12 +23,14 @@ from fedstack.foundations.error_text import counted
 
 @overload
 def by_client(
-    table: Mapping[str, Any] | DataFrameLike, client_id: str, columns: Sequence[str] | None = None
+    table: Mapping[str, Any] | DataFrameLike | ArrowTable, client_id: str, columns: Sequence[str] | None = None
 ) -> dict[Any, dict[str, NDArray[Any]]]: ...
 @overload
 def by_client(table: RayDataset, client_id: str, columns: Sequence[str] | None = None) -> dict[Any, RayRows]: ...
 def by_client(
-    table: Mapping[str, Any] | DataFrameLike | RayDataset, client_id: str, columns: Sequence[str] | None = None
+    table: Mapping[str, Any] | DataFrameLike | ArrowTable | RayDataset,
+    client_id: str,
+    columns: Sequence[str] | None = None,
 ) -> Mapping[Any, object]:
     """Splits a table into one table per client.
 
@@ -38,9 +41,9 @@ def by_client(
     {'a': [2], 'b': [1, 3]}
 
     Args:
-      table: A mapping from names to columns, or an object like a pandas `DataFrame`. Columns are `dtype[rows, ...]`;
-        a nullable one (pandas' `Int64`) has the dtype of its values, all of which must be there. Or a
-        `ray.data.Dataset`, which Ray sorts by client.
+      table: A mapping from names to columns, a data frame of pandas or polars, an Arrow table, or anything else with
+        `__arrow_c_stream__`. Columns are `dtype[rows, ...]`; a nullable one has the dtype of its values, all of which
+        must be there, and lists in Arrow's columns have one length. Or a `ray.data.Dataset`, which Ray sorts by client.
       client_id: The name of the column that tells whose row it is.
       columns: The names of the columns to keep, in this order; all but `client_id` if left out.
 
@@ -58,7 +61,8 @@ def by_client(
             f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; make one "
             "column of them first"
         )
-    names = _column_names(table, client_id)
+    arrow = columns_of_arrow(table) if speaks_arrow(table) else None
+    names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
     if isinstance(table, RayDataset) and not names:
         return {}  # nothing is known of a dataset all rows of which were filtered out
     kept = [name for name in names if name != client_id] if columns is None else list(columns)
@@ -68,12 +72,12 @@ def by_client(
     check_named_once(names, (client_id, *kept), "by_client")
     if isinstance(table, RayDataset):
         return rows_by_client(table, client_id, kept)
-    ids = _id_array(table[client_id], f"column {client_id!r}")
+    ids = _id_array(opened[client_id], f"column {client_id!r}")
     if ids.ndim != 1:
         raise InvalidValueError(
             f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
         )
-    arrays = {name: column_array(table[name], f"column {name!r}") for name in kept}
+    arrays = {name: column_array(opened[name], f"column {name!r}") for name in kept}
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(

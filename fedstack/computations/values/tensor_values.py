@@ -156,10 +156,26 @@ def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
     return isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
 
 
+class ArrowTable(Protocol):
+    """What has columns, and gives them by Arrow's C stream protocol: tables of pyarrow, frames of polars."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+def speaks_arrow(value: object) -> bool:
+    """Returns whether a value is a table or a column that is to be read by Arrow's C protocols.
+
+    What pandas has speaks them too, and calls NaN among its floats a missing value; so it goes by its own names.
+    """
+    kind = type(value)
+    return (hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")) and not hasattr(kind, "isna")
+
+
 def describe(value: object) -> str:
     """Names a value by its type and, where short, its content."""
     if is_data_frame(value):
-        return f"a {type(value).__name__} with the columns {shorten(list(value.columns))}"
+        names = cast("Iterable[object]", getattr(value, "column_names", None) or value.columns)
+        return f"a {type(value).__name__} with the columns {shorten(list(names))}"
     if isinstance(value, np.ndarray):
         array = cast(np.ndarray, value)
         return f"an array {array.dtype}{list(array.shape)}"
@@ -369,8 +385,8 @@ def check_nothing_missing(value: Any, path: str) -> None:
     Raises:
       InvalidValueError: If a value is missing.
     """
-    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, polars the other
-    dtype = getattr(value, "dtype", None)
+    missing = getattr(value, "isna", None) or getattr(value, "is_null", None)  # pandas has the one, Arrow the other
+    dtype = getattr(value, "dtype", None) or getattr(value, "type", None)  # pyarrow has the latter
     if not callable(missing) or dtype is None or isinstance(dtype, np.dtype):
         return
     rows = np.flatnonzero(np.asarray(missing(), np.bool_))
