@@ -110,9 +110,9 @@ def main(options, folder):
         for worker in data_workers:
             worker.start()
         # The dispatcher gets no images, but where they are and what to do with them.
-        register_dataset(dispatcher.target, images.by_client("client"), "images")
-        register_dataset(dispatcher.target, images.concatenate(images).by_client("client"), "twice")
-        register_dataset(dispatcher.target, held_out.by_client("client"), "held out")
+        register_dataset(dispatcher.target, images.by_client("client"), dataset_id="images")
+        register_dataset(dispatcher.target, images.concatenate(images).by_client("client"), dataset_id="twice")
+        register_dataset(dispatcher.target, held_out.by_client("client"), dataset_id="held out")
         with (
             DatasetDataSource(dispatcher.target, "images") as training,
             DatasetDataSource(dispatcher.target, "twice") as twice,

@@ -52,9 +52,10 @@ class Peer:
         request = messages.DescribeDatasetRequest(dataset_id=dataset_id, digest=digest)
         return self.ask(lambda stub: stub.describe(request))
 
-    def definition(self, digest: bytes) -> bytes:
+    def definition(self, digest: bytes, incarnation: bytes = b"") -> bytes:
         async def read(stub: DispatcherStub) -> bytes:
-            async with stub.define(messages.DescribeDatasetRequest(digest=digest)) as incoming:
+            request = messages.DescribeDatasetRequest(digest=digest, incarnation=incarnation)
+            async with stub.define(request) as incoming:
                 found = messages.DatasetDescription.FromString(await incoming.header())
                 content = bytearray(found.definition_bytes)
                 await incoming.read_into([memoryview(content)])

@@ -42,14 +42,16 @@ class RegisterDatasetRequest(_message.Message):
     def __init__(self, dataset: _Optional[_Union[DatasetDescription, _Mapping]] = ...) -> None: ...
 
 class DescribeDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "digest", "may_lack")
+    __slots__ = ("dataset_id", "digest", "may_lack", "incarnation")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     MAY_LACK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
     may_lack: bool
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ...) -> None: ...
+    incarnation: bytes
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class OpenPassRequest(_message.Message):
     __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "incarnation", "opening")
@@ -216,20 +218,22 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes")
+    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes", "incarnation")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NUM_SPLITS_FIELD_NUMBER: _ClassVar[int]
     FIRST_ELEMENT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     splits: SplitRange
     client: _containers.RepeatedScalarFieldContainer[bytes]
     num_splits: int
     first_element: int
     block_bytes: int
-    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    incarnation: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("rows", "elements", "is_last", "client_rows", "block")

@@ -221,7 +221,7 @@ def test_a_failing_function_ends_its_pass_and_leaves_others_alone(fleet: Fleet) 
 def test_another_process_reads_what_is_registered(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
     fleet.start_data_worker(dispatcher)
-    dataset_id = register_dataset(dispatcher.target, Dataset.range(100), "numbers")
+    dataset_id = register_dataset(dispatcher.target, Dataset.range(100), dataset_id="numbers")
     reader = fleet.start_client("consume", target=dispatcher.target, dataset_id=dataset_id)
     assert reader.listen()["answer"]["found"] == list(range(100))
 

@@ -70,8 +70,9 @@ class RemoteValue(ArgumentOnly):
     def get(self, timeout: float | None = None) -> Any:
         """Fetches the value, when it is there, in the containers of its type.
 
-        Later calls return the same one, whatever the timeout. The first one after the end of the call brings it here,
-        which takes its time too and goes on after the timeout: a later one finds it.
+        Later calls return an equal value, whatever the timeout. Its arrays and containers are the caller's own: what is
+        changed in them changes no other. The first call after the end of the scheduled one brings the value here, which
+        takes its time too and goes on after the timeout: a later one finds it.
 
         Raises:
           LeafError: If the function raised.

@@ -185,7 +185,7 @@ def test_arguments_that_do_not_fit_are_refused_at_once(coordinator: ClusterCoord
     with pytest.raises(TypeMismatchError, match="Expected no arguments for 'three', found 1"):
         coordinator.schedule(three, (1.0,))
     assert coordinator.schedule(subtract, (1.0,), {"y": 3.0}).get() == -2.0
-    with pytest.raises(InvalidValueError, match="Expected a computation or a Python function"):
+    with pytest.raises(TypeMismatchError, match="Expected a computation or a Python function"):
         coordinator.schedule(3)
     coordinator.join()
 
@@ -364,5 +364,5 @@ def test_where_others_go_on_only_join_raises(workers: object) -> None:
 
 @pytest.mark.parametrize("args", [3, "a", np.arange(3)], ids=str)
 def test_arguments_that_are_no_tuple_are_refused(coordinator: ClusterCoordinator, args: object) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected args as a tuple or list, found"):
+    with pytest.raises(TypeMismatchError, match=r"Expected args as a tuple or list, found"):
         coordinator.schedule(double, args)  # type: ignore[arg-type]

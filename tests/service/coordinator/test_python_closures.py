@@ -23,7 +23,7 @@ from fedstack.errors import (
     WorkerUnavailableError,
 )
 from fedstack.service.coordinator import ClusterCoordinator, PerWorkerValues, current_worker_index
-from fedstack.service.data import Dataset
+from fedstack.service.data import Dataset, DispatchServer, WorkerServer, distribute
 
 
 @fedstack.python_computation([np.float32], np.float32)
@@ -308,6 +308,35 @@ def test_a_dataset_of_the_data_service_is_a_source_too(coordinator: ClusterCoord
     iterator = iter(coordinator.create_per_worker_dataset(source))
     found = [coordinator.schedule(next, (iterator,)).get() for _ in range(4)]
     assert set(found) <= {0, 2, 4, 6}
+
+
+def numbers_of(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+def test_a_distributed_dataset_is_a_source_too_and_workers_that_share_a_job_share_its_elements(
+    coordinator: ClusterCoordinator,
+) -> None:
+    with DispatchServer() as dispatcher, WorkerServer(port=0, dispatcher_address=dispatcher.target):
+        shared = Dataset.range(40).batch(4).apply(distribute("distributed_epoch", dispatcher, job_name="shared"))
+        iterator = iter(coordinator.create_per_worker_dataset(shared))
+        shares = [coordinator.schedule(numbers_of, (iterator,)) for _ in range(4)]
+        assert sorted(number for share in coordinator.fetch(shares) for number in share) == list(range(40))
+        whole = coordinator.create_per_worker_dataset(
+            Dataset.range(9).apply(distribute("distributed_epoch", dispatcher))
+        )
+        assert coordinator.schedule(sum, (whole,)).get() == sum(range(9))
+
+
+def test_a_dataset_that_goes_on_from_a_cursor_stays_here(coordinator: ClusterCoordinator) -> None:
+    with DispatchServer() as dispatcher, WorkerServer(port=0, dispatcher_address=dispatcher.target):
+        exactly = functools.partial(distribute, "distributed_epoch", dispatcher, guarantee="exactly_once")
+        elements = iter(Dataset.range(40).apply(exactly()))
+        next(elements)
+        resumed = Dataset.range(40).apply(exactly(resume=elements.cursor()))
+        elements.close()
+        with pytest.raises(CarrierError, match="without resume"):
+            iter(coordinator.create_per_worker_dataset(resumed))
 
 
 def test_what_workers_have_is_refused_where_it_is_captured(coordinator: ClusterCoordinator) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 
 from fedstack.computations.types.language import ConcreteComputation, Type
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import InvalidValueError
+from fedstack.errors import TypeMismatchError
 from fedstack.service.coordinator.calls.calls import Call, Function, Result, call_of, function_name, needs_of
 from fedstack.service.coordinator.calls.python_calls import function_of, opener_for, python_call
 from fedstack.service.coordinator.scheduling.closures import Closure
@@ -37,13 +37,12 @@ class ClosureMaker:
         """Returns what is to be scheduled, and what it runs.
 
         Raises:
-          TypeMismatchError: If the arguments do not fit.
-          InvalidValueError: If it is nothing to be scheduled.
+          TypeMismatchError: If it is nothing to be scheduled, or the arguments do not fit.
         """
         if not isinstance(cast(object, args), (list, tuple, type(None))):
-            raise InvalidValueError(f"Expected args as a tuple or list, found {describe(args)}; write (value,) for one")
+            raise TypeMismatchError(f"Expected args as a tuple or list, found {describe(args)}; write (value,) for one")
         if not isinstance(cast(object, kwargs), (Mapping, type(None))):
-            raise InvalidValueError(f"Expected kwargs as a dictionary of arguments by name, found {describe(kwargs)}")
+            raise TypeMismatchError(f"Expected kwargs as a dictionary of arguments by name, found {describe(kwargs)}")
         call = self._call(fn, args or (), kwargs or {})
         return Closure(call, needs_of(call.argument), repeatable, prefetch, call.function.name), call
 
@@ -53,7 +52,7 @@ class ClosureMaker:
             function = self._function((fn,), lambda: Function(fn, name))
             return call_of(function, args, kwargs, self._result_of, self._opener_for)
         if not callable(fn):
-            raise InvalidValueError(f"Expected a computation or a Python function to schedule, found {describe(fn)}")
+            raise TypeMismatchError(f"Expected a computation or a Python function to schedule, found {describe(fn)}")
 
         def function_for(types: Sequence[Type]) -> Function:
             return self._function((fn, *map(str, types)), lambda: function_of(fn, name, types))

@@ -1,7 +1,10 @@
 """Keeps the ways to a dispatcher and its workers, for all passes over a dataset."""
 
 import weakref
+from collections.abc import Callable
 
+from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.errors import CarrierError
 from fedstack.service.data.serving.local_servers import connect
 from fedstack.service.data.worker.readers import Reader, is_here, reader_at
 from fedstack.transport.grpc.channels import Channel
@@ -30,6 +33,7 @@ class Connections:
         self, service: str | Target | Channel, credentials: ClientCredentials | None = None, only_local: bool = False
     ) -> None:
         self.dispatcher = DispatcherStub(connect(service, credentials))
+        self._service = service
         self._credentials = credentials
         self._only_local = only_local
         self._readers: dict[str, tuple[bytes, Reader]] = {}
@@ -54,8 +58,26 @@ class Connections:
             self._readers[address] = worker, reader
         return reader
 
+    def __reduce__(self) -> tuple[Callable[[str | Target, bool], "Connections"], tuple[str | Target, bool]]:
+        """Says how to write it: functions take a dataset along to other processes.
+
+        Raises:
+          CarrierError: If it is a channel of the user's own.
+        """
+        if not isinstance(self._service, (str, Target)):
+            raise CarrierError(
+                "Expected a dispatcher's address in what is sent to another process, found a channel; give distribute "
+                "the address, or give a function that makes the dataset there"
+            )
+        return _connected_there, (self._service, self._only_local)
+
     def __repr__(self) -> str:
         return f"<Connections to {self.dispatcher.address} and {len(self._readers)} workers>"
+
+
+def _connected_there(service: str | Target, only_local: bool) -> Connections:
+    """Returns the ways from this process. Keys and tokens do not travel: functions dial with what their server has."""
+    return Connections(service, current_scope().calls_with, only_local)
 
 
 def _drop(dispatcher: DispatcherStub, readers: dict[str, tuple[bytes, Reader]]) -> None:

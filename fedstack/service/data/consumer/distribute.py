@@ -51,6 +51,7 @@ def distribute(
     processing_mode: ShardingPolicy | str,
     service: Place,
     job_name: str | None = None,
+    *,
     max_outstanding_requests: int | None = None,
     compression: str | None = "AUTO",
     target_workers: str = "AUTO",
@@ -58,7 +59,6 @@ def distribute(
     resume: bytes | None = None,
     credentials: ClientCredentials | None = None,
     element_spec: object = None,
-    *,
     dispatcher_timeout_ms: float = 60_000,
     **refused: object,
 ) -> Callable[[Dataset], DistributedDataset]:
@@ -108,10 +108,10 @@ def distribute(
 def register_dataset(
     service: Place,
     dataset: "Dataset | ClientDatasets[Dataset]",
-    dataset_id: str | None = None,
-    credentials: ClientCredentials | None = None,
-    *,
     compression: str | None = "AUTO",
+    dataset_id: str | None = None,
+    *,
+    credentials: ClientCredentials | None = None,
     dispatcher_timeout_ms: float = 60_000,
 ) -> str:
     """Registers a dataset at a dispatcher, for `from_dataset_id`, or by client for `DatasetDataSource`.
@@ -119,10 +119,10 @@ def register_dataset(
     Args:
       service: The dispatcher; see `distribute`.
       dataset: The dataset, or what its `by_client(column)` returns.
+      compression: Without effect: `None` or `"AUTO"`.
       dataset_id: What to register it under; by default some of the digest of what it is. The same dataset may be
         registered again, and has the same id then.
       credentials: What the dispatcher is dialled with.
-      compression: Without effect.
       dispatcher_timeout_ms: How long to wait for the dispatcher.
 
     Returns:
@@ -149,13 +149,13 @@ def from_dataset_id(
     dataset_id: str,
     element_spec: object = None,
     job_name: str | None = None,
+    *,
     max_outstanding_requests: int | None = None,
     compression: str | None = "AUTO",
     target_workers: str = "AUTO",
     guarantee: str = "at_most_once",
     resume: bytes | None = None,
     credentials: ClientCredentials | None = None,
-    *,
     dispatcher_timeout_ms: float = 60_000,
     policy: CarrierPolicy | None = None,
     **refused: object,
@@ -244,7 +244,9 @@ def _connections(
     service: object, credentials: ClientCredentials | None, terms: Terms, compression: object
 ) -> Connections:
     if compression not in (None, "AUTO"):
-        raise InvalidValueError(f"Expected compression as 'AUTO' or None, found {compression!r}")
+        raise InvalidValueError(
+            f"Expected compression as 'AUTO' or None, found {compression!r}; the id of a dataset goes into dataset_id="
+        )
     return Connections(_address(service), credentials, terms.target_workers == "LOCAL")
 
 

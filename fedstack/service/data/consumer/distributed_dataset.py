@@ -7,7 +7,7 @@ from typing import cast
 
 import attrs
 
-from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.error_text import counted, name_text
 from fedstack.proto.data_service_pb2 import OpenPassRequest
@@ -113,6 +113,19 @@ class DistributedSource(Source):
     def is_resumable(self) -> bool:
         """Whether passes have cursors."""
         return self._terms.guarantee is Guarantee.EXACTLY_ONCE
+
+    def __reduce__(self) -> "tuple[type[DistributedSource], tuple[KnownDataset, Terms, Connections]]":
+        """Says how to write it: functions take a dataset along to other processes, which are consumers of their own.
+
+        Raises:
+          CarrierError: If it goes on from a cursor, which one consumer does.
+        """
+        if self._terms.resume is not None:
+            raise CarrierError(
+                "Expected a distributed dataset without resume in what is sent to another process, found one with a "
+                "cursor; one consumer goes on from that"
+            )
+        return DistributedSource, (self._known, self._terms, self._connections)
 
     def cursor(self, driver: PassDriver, rows: int) -> bytes:
         """Returns the place in a pass after so many elements.

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.values.columns import Column
-from fedstack.errors import ClosedError, FedstackError, NoWorkersError
+from fedstack.errors import ClosedError, FedstackError, NoWorkersError, StaleSessionError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_own_frames
@@ -291,6 +291,9 @@ class PassDriver:
             if read.begins or reading is None:
                 reading = self._readings[read.worker] = self._begin(read)
             columns = await reading.next()
+        except StaleSessionError as error:  # the dispatcher was started anew, and no worker is to blame
+            self._fail(error)
+            return
         except (RetryableError, ClosedError) as error:
             self._lose(read.worker, error)
             return
@@ -309,6 +312,7 @@ class PassDriver:
             splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole),
             num_splits=self._opening.num_splits,
             first_element=one.rows,
+            incarnation=self._participation.incarnation,
         )
         return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
 

@@ -1,6 +1,7 @@
 """Runs a dispatcher of the data service in this process."""
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,13 @@ from fedstack.transport.grpc.credentials import ServerCredentials
 
 _logger = logging.getLogger(__name__)
 _count = attrs.validators.optional(whole_number_validator(1, MOST_BYTES))
+# What stands for never, as in TensorFlow's data service.
+_NEVER = -1
+
+
+def _count_or_never(config: object, attribute: "attrs.Attribute[int | None]", value: int | None) -> None:
+    if value != _NEVER:
+        _count(config, attribute, value)
 
 
 def _addresses(given: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -40,11 +48,12 @@ class DispatcherConfig:
       fault_tolerant_mode: Whether to keep in the journal what it knows, so that all goes on where it was when it has
         been started again. Needs `work_dir`.
       worker_addresses: The workers that may attend, as `host`, `host:port` or `host:%port%`; `None` for any.
-      job_gc_check_interval_ms: How often it looks for passes that nobody wants any more; a minute.
+      job_gc_check_interval_ms: How often it looks for passes that nobody wants any more; a minute. -1 for never.
       job_gc_timeout_ms: How long it keeps a pass without consumers; 5 minutes. One that may be resumed is kept longer.
+        -1 for as long as there is room.
       worker_timeout_ms: After how much silence a worker is lost; 5 seconds.
       consumer_timeout_ms: After how much silence a consumer is lost; 10 seconds.
-      resume_timeout_ms: How long a pass without consumers is kept that may be resumed; a day.
+      resume_timeout_ms: How long a pass without consumers is kept that may be resumed; a day. -1 as above.
       host: A name or an address of this machine. Others than its loopback need TLS.
       credentials: The certificate and key for TLS, and what is asked of clients.
       token_file: A file with tokens, one a line, of which clients must know one.
@@ -61,11 +70,11 @@ class DispatcherConfig:
     work_dir: str | os.PathLike[str] | None = None
     fault_tolerant_mode: bool = False
     worker_addresses: tuple[str, ...] | None = attrs.field(default=None, converter=_addresses)
-    job_gc_check_interval_ms: int | None = attrs.field(default=None, validator=_count)
-    job_gc_timeout_ms: int | None = attrs.field(default=None, validator=_count)
+    job_gc_check_interval_ms: int | None = attrs.field(default=None, validator=_count_or_never)
+    job_gc_timeout_ms: int | None = attrs.field(default=None, validator=_count_or_never)
     worker_timeout_ms: int | None = attrs.field(default=None, validator=_count)
     consumer_timeout_ms: int | None = attrs.field(default=None, validator=_count, kw_only=True)
-    resume_timeout_ms: int | None = attrs.field(default=None, validator=_count, kw_only=True)
+    resume_timeout_ms: int | None = attrs.field(default=None, validator=_count_or_never, kw_only=True)
     host: str = attrs.field(default="127.0.0.1", kw_only=True)
     credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
     token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
@@ -101,7 +110,8 @@ class DispatcherConfig:
             "idle": self.job_gc_timeout_ms,
             "resume": self.resume_timeout_ms,
         }
-        return Times(**{name: ms / 1000 for name, ms in given.items() if ms is not None})
+        seconds = {name: math.inf if ms == _NEVER else ms / 1000 for name, ms in given.items() if ms is not None}
+        return Times(**seconds)
 
 
 def service_of(config: DispatcherConfig, journal: Journal) -> DispatchService:

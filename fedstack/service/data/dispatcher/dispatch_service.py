@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import attrs
 
-from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop, read_message
 from fedstack.executors.worker.received import receive
@@ -151,7 +151,11 @@ class DispatchService(Service):
         """Sends the definition of a dataset."""
         request = await read_message(messages.DescribeDatasetRequest, content)
 
-        found = await self._run(lambda tables: datasets.find_dataset(tables, request))
+        try:
+            found = await self._run(lambda tables: datasets.find_dataset(tables, request))
+        except InvalidValueError:
+            self._check_incarnation(request.incarnation)  # another one knew it
+            raise
         definition = await self._on(self._files, lambda: self._journal.definition(found.digest))
         yield Parcel(self._known_here(found).SerializeToString(), [memoryview(definition)])
 

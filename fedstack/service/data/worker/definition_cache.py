@@ -67,10 +67,15 @@ class DefinitionCache:
         self._known: BoundedCache[bytes, KnownDataset] = BoundedCache(_MOST_DATASETS, limits.max_definition_bytes)
         self._coming: dict[bytes, asyncio.Task[KnownDataset]] = {}
 
-    async def find(self, digest: bytes) -> KnownDataset:
+    async def find(self, digest: bytes, incarnation: bytes = b"") -> KnownDataset:
         """Returns the dataset of a digest.
 
+        Args:
+          digest: Stands for it.
+          incarnation: That of the dispatcher that has named it, if it is known.
+
         Raises:
+          StaleSessionError: If the dispatcher was started anew since, and does not know it any more.
           InvalidValueError: If it is no digest, or the dispatcher sends something else for it.
           FedstackError: If the definition is none, or brings a function that this worker does not let in.
         """
@@ -81,7 +86,7 @@ class DefinitionCache:
             return known
         coming = self._coming.get(digest)
         if coming is None:
-            coming = self._coming[digest] = start_apart(self._come(digest))
+            coming = self._coming[digest] = start_apart(self._come(digest, incarnation))
             coming.add_done_callback(lambda task: self._has_come(digest, task))
         return await asyncio.shield(coming)  # others may wait for it too
 
@@ -89,8 +94,8 @@ class DefinitionCache:
         del self._coming[digest]
         consume_exception(task)
 
-    async def _come(self, digest: bytes) -> KnownDataset:
-        request = DescribeDatasetRequest(digest=digest)
+    async def _come(self, digest: bytes, incarnation: bytes) -> KnownDataset:
+        request = DescribeDatasetRequest(digest=digest, incarnation=incarnation)
         content = await self._dispatcher.persistently(lambda: self._fetch(request), _DISPATCHER_SECONDS, _is_awaited)
         set_scope(self._scope)
         known = await off_loop(lambda: _read(content, digest))

@@ -66,7 +66,7 @@ def total(before_client: Callable[[int], None] = lambda done: None) -> Any:
 @pytest.fixture
 def service() -> Iterator[DataService]:
     with data_service() as found, as_if_elsewhere():
-        register_dataset(found.target, LOCAL, "rows")
+        register_dataset(found.target, LOCAL, dataset_id="rows")
         yield found
 
 
@@ -91,7 +91,7 @@ def test_the_elements_of_one_client_go_on_at_another_worker(service: DataService
     many = Dataset.from_arrays({"who": np.zeros(2000, np.int64), "row": np.random.random((2000, 1000))}).by_client(
         "who"
     )
-    register_dataset(service.target, many, "many")
+    register_dataset(service.target, many, dataset_id="many")
     with DatasetDataSource(service.target, "many") as source:
         (reference,) = source.select([0])
         elements = iter(reference)
@@ -114,7 +114,7 @@ def test_a_dispatcher_that_is_away_holds_up_no_round(service: DataService, sourc
 
 def test_workers_are_waited_for_and_who_waits_too_long_is_told(service: DataService) -> None:
     with data_service(0) as empty, ReferenceReader(patience=0.3) as reader:
-        register_dataset(empty.target, LOCAL, "rows")
+        register_dataset(empty.target, LOCAL, dataset_id="rows")
         clients = RegisteredClients(empty.target, "rows")
         (reference,) = clients.references([1])
         clients.close()
@@ -136,7 +136,7 @@ def test_a_data_source_that_is_closed_is_read_no_more(source: DatasetDataSource)
 
 def test_a_dataset_that_is_too_large_to_be_held_names_the_limit() -> None:
     with data_service(1, limits=DataWorkerLimits(max_client_bytes=1_000_000)) as service:
-        register_dataset(service.target, LOCAL, "rows")
+        register_dataset(service.target, LOCAL, dataset_id="rows")
         with DatasetDataSource(service.target, "rows") as source:
             with pytest.raises(ResourceLimitError, match="--max-client-bytes"):
                 list(source.select([1])[0])
@@ -144,7 +144,7 @@ def test_a_dataset_that_is_too_large_to_be_held_names_the_limit() -> None:
 
 def test_a_dataset_that_is_not_by_client_or_not_there_is_refused(service: DataService) -> None:
     assert register_dataset(service.target, LOCAL.dataset) != register_dataset(service.target, LOCAL)
-    register_dataset(service.target, LOCAL.dataset, "all")
+    register_dataset(service.target, LOCAL.dataset, dataset_id="all")
     with pytest.raises(InvalidValueError, match="Expected a dataset that is registered by client, found 'all'"):
         DatasetDataSource(service.target, "all")
     with pytest.raises(InvalidValueError, match="'nothing'"):
@@ -166,7 +166,7 @@ def test_certificates_and_tokens_are_asked_for_and_given(tmp_path: Path) -> None
     )
     config = DispatcherConfig(credentials=server, token_file=token)
     with data_service(1, config, credentials=server, token_file=token, calls_with=ours) as service, as_if_elsewhere():
-        register_dataset(service.target, LOCAL, "rows", ours)
+        register_dataset(service.target, LOCAL, dataset_id="rows", credentials=ours)
         with DatasetDataSource(service.target, "rows", ours) as source:
             (reference,) = source.select([0])
             assert len(list(reference)) == 3
@@ -196,7 +196,7 @@ def test_a_server_that_is_killed_costs_no_round_with_executors_and_data_workers_
     with DispatchServer() as dispatcher, contextlib.ExitStack() as stack:
         options = ["--data-worker", dispatcher.target, "--data-root", tmp_path, "--data-service", dispatcher.target]
         servers = [stack.enter_context(served("--allow-python-code", *options)) for _ in range(2)]
-        register_dataset(dispatcher.target, Dataset.from_npz(path).by_client("who"), "rows")
+        register_dataset(dispatcher.target, Dataset.from_npz(path).by_client("who"), dataset_id="rows")
         source = stack.enter_context(DatasetDataSource(dispatcher.target, "rows"))
         targets = [server.target for server in servers]
         with fedstack.create_sync_remote_execution_context(targets) as context, fedstack.use_context(context):

@@ -31,7 +31,7 @@ START = np.zeros(3, np.float32)
 @pytest.fixture
 def service() -> Iterator[DataService]:
     with data_service() as found:
-        register_dataset(found.target, LOCAL, "points")
+        register_dataset(found.target, LOCAL, dataset_id="points")
         yield found
 
 
@@ -141,7 +141,7 @@ def test_the_data_of_many_clients_is_read_in_few_calls(service: DataService, mon
     read = DataWorkerStub.read
     monkeypatch.setattr(DataWorkerStub, "read", lambda *args, **kwargs: calls.append(args) or read(*args, **kwargs))
     many = points(1000, per_client=10)
-    register_dataset(service.target, many, "many")
+    register_dataset(service.target, many, dataset_id="many")
     with as_if_elsewhere(), DatasetDataSource(service.target, "many") as source:
         assert average(START, source.iterator().select()).tobytes() == average(START, list(many.values())).tobytes()
         assert 0 < (first := len(calls)) < 50
@@ -207,7 +207,7 @@ def test_clients_with_numbers_and_with_many_elements() -> None:
     rows = np.arange(len(owners) * 5000, dtype=np.float64).reshape(len(owners), 5000)
     local = Dataset.from_arrays({"who": owners, "row": rows}).by_client("who")
     with data_service(1) as service, as_if_elsewhere():
-        register_dataset(service.target, local, "rows")
+        register_dataset(service.target, local, dataset_id="rows")
         with DatasetDataSource(service.target, "rows") as source:
             assert source.client_ids == [-3, 7, 2**40]
             for reference in source.select([7, -3, 2**40]):
@@ -243,7 +243,7 @@ def test_a_worker_dials_only_what_its_operator_has_named(source: DatasetDataSour
 
 def test_a_data_service_that_has_another_dataset_under_the_id_serves_none_of_it(source: DatasetDataSource) -> None:
     with data_service(1) as other:
-        register_dataset(other.target, points(seed=1), "points")
+        register_dataset(other.target, points(seed=1), dataset_id="points")
         dataset = ClientDataset()
         source.select(["user 1"])[0].group.source.Unpack(dataset)
         dataset.dispatcher = other.target
@@ -275,7 +275,7 @@ def test_an_iterator_goes_on_from_its_bytes_unless_the_dataset_is_another(
     assert back.select(3) == iterator.select(3)
     back.source.close()
     with data_service(0) as other:
-        register_dataset(other.target, points(seed=1), "points")
+        register_dataset(other.target, points(seed=1), dataset_id="points")
         message = ClientSelections.FromString(content)
         message.registered.dispatcher = other.target
         with pytest.raises(InvalidValueError, match="found another one there"):

@@ -34,7 +34,7 @@ LOCAL = points()
 @pytest.fixture
 def service() -> Iterator[DataService]:
     with data_service(1) as found, as_if_elsewhere():
-        register_dataset(found.target, LOCAL, "points")
+        register_dataset(found.target, LOCAL, dataset_id="points")
         yield found
 
 
@@ -238,7 +238,7 @@ def test_a_file_that_has_changed_since_is_found_out(rooms: ClientDatasets[Datase
 
 def test_clients_in_files_of_their_own_are_read_by_reference(rooms: ClientDatasets[Dataset], tmp_path: Path) -> None:
     with data_service(1, limits=SMALL, data_roots=[tmp_path]) as found:
-        register_dataset(found.target, rooms, "rooms")
+        register_dataset(found.target, rooms, dataset_id="rooms")
         with DatasetDataSource(found.target, "rooms") as source:
             assert source.client_ids == list("abcde")
             references = source.select(list("db"))

@@ -231,7 +231,7 @@ def test_a_registered_dataset_is_found_by_its_id(service: DispatchServer) -> Non
     found = from_dataset_id(DYNAMIC, service.target, dataset_id, element_spec=np.int64, policy=POLICY)
     assert len(found) == 7
     assert sum(found) == sum(local)
-    assert register_dataset(service, local, "squares") == "squares"
+    assert register_dataset(service, local, dataset_id="squares") == "squares"
     assert sum(from_dataset_id(OFF, service, "squares", policy=POLICY)) == 2 * sum(local)
 
 
@@ -251,10 +251,21 @@ def test_a_dispatcher_is_named_as_any_other_server_is(service: DispatchServer) -
         ServerConfig(data_services=3)  # type: ignore[arg-type]
 
 
+def test_a_dataset_is_registered_with_the_arguments_in_the_order_of_the_original(service: DispatchServer) -> None:
+    numbers = Dataset.range(5)
+    assert register_dataset(service, numbers, "AUTO", "numbers") == "numbers"
+    assert register_dataset(service, numbers, None, "numbers") == "numbers"
+    assert register_dataset(service, numbers, "AUTO") == register_dataset(service, numbers) != "AUTO"
+    with pytest.raises(InvalidValueError, match="Expected compression as 'AUTO' or None, found 'mine'.*dataset_id="):
+        register_dataset(service, numbers, "mine")
+    with pytest.raises(TypeError, match="positional"):
+        distribute(DYNAMIC, service, "job", 0, 2)  # type: ignore[call-arg, misc]
+
+
 def test_an_id_stands_for_one_dataset(service: DispatchServer) -> None:
-    register_dataset(service, Dataset.range(5), "numbers")
+    register_dataset(service, Dataset.range(5), dataset_id="numbers")
     with pytest.raises(InvalidValueError, match="'numbers'.*other content; choose another dataset_id"):
-        register_dataset(service, Dataset.range(6), "numbers")
+        register_dataset(service, Dataset.range(6), dataset_id="numbers")
     with pytest.raises(InvalidValueError, match="found none of id 'nothing'"):
         from_dataset_id(DYNAMIC, service, "nothing")
     with pytest.raises(TypeMismatchError, match="Expected elements of float64, found a dataset of int64"):

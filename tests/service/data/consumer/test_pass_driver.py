@@ -5,11 +5,22 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+from fedstack.errors import StaleSessionError
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.service.data.consumer.pass_driver import PassDriver
-from fedstack.service.data.consumer.pass_plan import Take
+from fedstack.service.data.consumer.pass_plan import Read, Take, TakenRange
 
 WALL = 20.0
+
+
+async def test_a_pass_ends_where_the_dispatcher_was_started_anew_and_blames_no_worker() -> None:
+    async def stale() -> None:
+        raise StaleSessionError("The dispatcher was started again")
+
+    reading, failed = SimpleNamespace(next=stale), cast("list[Exception]", [])
+    driver = cast(Any, SimpleNamespace(_readings={b"w": reading}, _fail=failed.append))
+    await PassDriver._read(driver, Read(b"w", TakenRange(1, 0, 5), begins=False))
+    assert [type(error) for error in failed] == [StaleSessionError]
 
 
 async def test_news_that_come_while_others_are_told_are_told_as_well() -> None:

@@ -1,6 +1,7 @@
 """A dispatcher as the server of a program: how it starts and ends, and whom it lets in."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import attrs
@@ -81,8 +82,9 @@ def test_a_dispatcher_that_nothing_refers_to_stops_and_leaves_its_journal(tmp_pa
         *(
             ({name: value}, f"Expected {name} ")
             for name in ("job_gc_check_interval_ms", "job_gc_timeout_ms", "worker_timeout_ms")
-            for value in (0, -1, 0.5)
+            for value in (0, -2, 0.5, True)
         ),
+        ({"worker_timeout_ms": -1}, "Expected worker_timeout_ms "),
         ({"host": "0.0.0.0"}, "Expected TLS for an address that other machines can reach"),
         ({"credentials": "secret"}, "Expected credentials as fedstack.service.ServerCredentials"),
         ({"token_file": "/nowhere/token"}, "/nowhere/token"),
@@ -91,6 +93,20 @@ def test_a_dispatcher_that_nothing_refers_to_stops_and_leaves_its_journal(tmp_pa
 def test_configurations_that_cannot_be_are_refused(fields: dict[str, object], found: str) -> None:
     with pytest.raises(InvalidValueError, match=found):
         DispatchServer(DispatcherConfig(**fields))  # type: ignore[arg-type]
+
+
+def test_minus_one_stands_for_never_where_passes_are_collected() -> None:
+    times = DispatcherConfig(job_gc_timeout_ms=-1, job_gc_check_interval_ms=-1, resume_timeout_ms=-1).times()
+    assert (times.idle, times.check, times.resume) == (math.inf, math.inf, math.inf)
+    with DispatchServer(DispatcherConfig(job_gc_timeout_ms=-1, job_gc_check_interval_ms=1)) as server:
+        with Peer(server.target) as peer:
+            digest = peer.register()
+            consumer = Consumer(peer, digest, job_name="shared")
+            taken = consumer.take(1).range
+            consumer.release()
+            again = Consumer(peer, digest, job_name="shared")
+            assert again.opened.pass_id == consumer.opened.pass_id
+            assert not {one.id for one in again.take_all()} & {one.id for one in taken}
 
 
 def test_a_configuration_does_not_change() -> None:

@@ -74,6 +74,8 @@ def test_an_unknown_id_is_refused_with_some_that_there_are(peer: Peer) -> None:
         peer.describe("nothing")
     with pytest.raises(InvalidValueError, match=f"none of digest {'00' * 32}"):
         peer.definition(bytes(32))
+    with pytest.raises(StaleSessionError, match="had no journal"):
+        peer.definition(bytes(32), incarnation=b"of the dispatcher before")
 
 
 def test_a_definition_must_be_the_one_that_its_digest_stands_for(peer: Peer) -> None:

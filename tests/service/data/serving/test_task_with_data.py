@@ -34,6 +34,6 @@ def test_the_server_of_a_task_has_computations_methods_and_data():
 def test_a_dispatcher_of_a_task_has_a_journal(tmp_path):
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     with Server({"d": ["localhost:0"]}, config=ServerConfig(services=[config.service()])) as server:
-        assert register_dataset(server.target, Dataset.range(5), "numbers") == "numbers"
+        assert register_dataset(server.target, Dataset.range(5), dataset_id="numbers") == "numbers"
     with Server({"d": ["localhost:0"]}, config=ServerConfig(services=[config.service()])) as server:
-        assert register_dataset(server.target, Dataset.range(5), "numbers") == "numbers"
+        assert register_dataset(server.target, Dataset.range(5), dataset_id="numbers") == "numbers"
