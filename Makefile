@@ -32,7 +32,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-serving test-others test-engines check lint bench soak simulate protos environments matrix clean
+.PHONY: help demo test check lint bench soak simulate protos environments matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -42,21 +42,8 @@ help: ## list the targets
 demo: .venv/.installed-demo ## run the demo
 	$(BIN)/fedstack demo
 
-test: .venv/.installed-dev ## run the tests, all but the soak tests
-	$(BIN)/python -m pytest
-
-# The same in four runs, which .ci/run has side by side.
-test-faults: .venv/.installed-dev
-	$(BIN)/python -m pytest -q $(FAULTS)
-
-test-serving: .venv/.installed-dev
-	$(BIN)/python -m pytest -q $(SERVING)
-
-test-others: .venv/.installed-dev
-	$(BIN)/python -m pytest -q $(addprefix --ignore=,$(WAITING) $(ENGINES))
-
-test-engines: .venv/.installed-dev
-	$(BIN)/python -m pytest -q $(ENGINES)
+test: .venv/.installed-dev ## run the tests on all cores, all but the soak tests
+	$(BIN)/python -m pytest -q -n auto
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project

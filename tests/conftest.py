@@ -10,6 +10,8 @@ import pytest
 from hypothesis import settings
 from thread_starts import ThreadStarts
 
+pytest_plugins = ["out_of_time", "side_by_side"]
+
 # A loaded machine is slow; no test depends on speed.
 settings.register_profile("fedstack", deadline=None)
 # For `make matrix`: random examples look for values that are treated wrongly, and every Python treats them alike.

@@ -128,7 +128,7 @@ def handle(process=PROCESS, serial=1 << 40):
     return computation_pb2.Computation(type=type_spec, data=computation_pb2.Data(content=content))
 
 
-@pytest.mark.parametrize("process", [PROCESS, "another"])
+@pytest.mark.parametrize("process", [PROCESS, "another"], ids=["this", "another"])
 def test_a_handle_to_what_is_not_here_does_not_travel(process):
     with pytest.raises(CarrierError, match="This process no longer has the function 'lost'"):
         portable(handle(process), Destination(takes_code=True))
