@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import fedstack
 from benchmarks.echo import EchoServer, many_times
 from benchmarks.harness import Effort, Floor, Measurement, compare_with_all
 from fedstack.executors.remote.worker_stubs import make_stubs
-from fedstack.service.coordinator import ClusterCoordinator, as_completed
+from fedstack.service.coordinator import ClusterCoordinator, as_completed, current_worker_index
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 from fedstack.transport.peers.io_loop import io_loop
 
@@ -34,7 +35,7 @@ def nothing() -> int:
 
 
 def run(effort: Effort) -> Iterator[Measurement]:
-    """Measures calls that do nothing, a worker that is killed among calls of 20 ms, and results that are dropped."""
+    """Measures calls that do nothing, unequal workers, one that is killed, and results that are dropped."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedstack-")))
         echo = stack.enter_context(EchoServer(f"unix:{folder / 'echo'}"))
@@ -42,6 +43,8 @@ def run(effort: Effort) -> Iterator[Measurement]:
         with ClusterCoordinator(pool) as coordinator:
             yield from _measure_calls(echo, coordinator, effort)
             yield _measure_drops(pool, coordinator, effort.pick(100, 10_000, 10_000))
+    with local_worker_pool(2) as pool:
+        yield _measure_unequal(pool, effort.pick(33, 132, 132))
     with local_worker_pool(2) as pool:
         yield _measure_kill(pool, effort.pick(30, 300, 300))
 
@@ -76,6 +79,25 @@ def _measure_drops(pool: WorkerPool, coordinator: ClusterCoordinator, calls: int
     for stub in stubs:
         io_loop.run_sync(stub.close())
     return Measurement(f"{calls} results dropped, until < 100 live", seconds, None, _DROPPED_SECONDS, "≤ 5 s")
+
+
+def _measure_unequal(pool: WorkerPool, calls: int) -> Measurement:
+    def work() -> int:
+        time.sleep(0.5 if current_worker_index() else 0.05)
+        return current_worker_index()
+
+    seconds: list[float] = []
+    with ClusterCoordinator(pool) as coordinator:
+        coordinator.fetch([coordinator.schedule(work) for _ in range(_IN_FLIGHT)])
+        for _ in range(3):
+            begun = time.perf_counter()
+            for _ in range(calls):
+                coordinator.schedule(work)
+            coordinator.join()
+            seconds.append(time.perf_counter() - begun)
+    ideal = calls / (8 / 0.05 + 8 / 0.5)
+    name = f"{calls} calls, 8 at a time, on 2 workers of which one is ten times slower"
+    return Measurement(name, statistics.median(seconds), ideal, 1.3 * ideal, "≤ 1.3 × the ideal")
 
 
 def _square() -> Callable[[int], int]:

@@ -76,7 +76,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "features")
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "features", "threads")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class HandshakeResponse(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FOR_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     same_process: bool
@@ -99,7 +100,8 @@ class HandshakeResponse(_message.Message):
     heartbeat_seconds: float
     asks_for_token: bool
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    threads: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., features: _Optional[_Iterable[str]] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("cardinalities", "lease_seconds", "features", "worker_index")

@@ -24,6 +24,11 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _inline = threading.local()
 
 
+def most_threads(wanted: int | None = None) -> int:
+    """Returns how many threads run functions at most: as many as wanted; by default 32, or four per core if more."""
+    return wanted or max(32, 4 * CORES)
+
+
 class RunInline:
     """Lets leaf work run on this thread for the duration of a block, or not; see `runs_inline`."""
 
@@ -87,7 +92,7 @@ class LeafThreads:
         counts_callers: bool = False,
         work_ends: bool = False,
     ) -> None:
-        self.max_threads = max_threads or max(32, 4 * CORES)
+        self.max_threads = most_threads(max_threads)
         self._counts_callers = counts_callers
         self._work_ends = work_ends
         self._pool = ThreadPool(self.max_threads, idle_seconds)

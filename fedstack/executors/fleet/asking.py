@@ -158,7 +158,8 @@ async def _answer_of(worker: Worker) -> Features:
         await asyncio.sleep(FIRST_PAUSE)  # it was started anew, which is not known everywhere yet
     if peer is None:
         return Features()
-    return Features(peer.phases, searches=ISOLATE in peer.features and not peer.same_process)
+    searches = ISOLATE in peer.features and not peer.same_process
+    return Features(peer.phases, searches=searches, threads=peer.threads or None)
 
 
 def loss_of(worker: Worker) -> Loss | None:

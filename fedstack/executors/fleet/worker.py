@@ -36,10 +36,12 @@ class Features:
     Attributes:
       phases: Whether it runs whole client phases.
       searches: Whether it looks for clients that end its process, in processes of its own.
+      threads: How many functions it runs at the same time at most; `None` if it does not say.
     """
 
     phases: bool = False
     searches: bool = False
+    threads: int | None = None
 
 
 @attrs.define(eq=False, repr=False)

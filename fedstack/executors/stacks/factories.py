@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.types.options import takes_options
 from fedstack.computations.values.number_checks import check_whole_number
-from fedstack.executors.concurrency.leaf_threads import SharedLeafThreads
+from fedstack.executors.concurrency.leaf_threads import SharedLeafThreads, most_threads
 from fedstack.executors.data_executor import DataBackend, DataExecutor
 from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
@@ -92,7 +92,9 @@ def local_executor_factory(
       InvalidValueError: If a number is out of its range.
     """
     stack = _local_stack(max_fanout, clients_per_thread, max_concurrent_clients, options)
-    return ResourceManagingExecutorFactory(stack, default_num_clients=default_num_clients)
+    return ResourceManagingExecutorFactory(
+        stack, default_num_clients=default_num_clients, max_threads=most_threads(max_concurrent_clients)
+    )
 
 
 class SizingExecutorFactory(ResourceManagingExecutorFactory):

@@ -34,6 +34,10 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
       stack_fn: Makes an executor for cardinalities.
       max_executors: How many to keep.
       default_num_clients: The number of clients where the cardinalities do not say.
+      max_threads: How many functions its executors run at the same time at most, all together; `None` if not known.
+
+    Attributes:
+      max_threads: That.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class ResourceManagingExecutorFactory(ClosesOnExit, ExecutorFactory):
         *,
         max_executors: int = 10,
         default_num_clients: int = 0,
+        max_threads: int | None = None,
     ) -> None:
         check_whole_number("default_num_clients", default_num_clients, 0)
         check_whole_number("max_executors", max_executors, 1)
         self._stack_fn = stack_fn
+        self.max_threads = max_threads
         self._max_executors = max_executors
         self._default_num_clients = default_num_clients
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()

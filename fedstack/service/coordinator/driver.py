@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from fedstack.errors import ClosedError, FedstackError, StaleSessionError
+from fedstack.computations.types.language import RetryableError
+from fedstack.errors import ClosedError, FedstackError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.service.coordinator.fetching import Fetching
@@ -259,6 +260,28 @@ class Driver:
         with self._lock:
             self._scheduler.silent(place, is_silent)
         self.turn()
+
+    async def hand_over(self, site: Site) -> None:
+        """Brings home what a site has finished, which is about to stop, and then does without it."""
+        place = site.place
+        with self._lock:
+            self._scheduler.drain(place)
+        self.turn()
+        left: set[Closure] = set()  # what cannot be brought
+        try:
+            while True:
+                with self._lock:
+                    closures = [one for one in self._scheduler.held_only_by(place) if one not in left]
+                if not closures and not place.running:
+                    break
+                left.update(closures)
+                await self.fetching.bring_from(place, closures)
+                count = len(place.values)
+                await self._until(lambda count=count: not place.running or len(place.values) != count)
+        except RetryableError as error:
+            self.lose(site, error)
+            return
+        self.lose(site, WorkerUnavailableError(f"The worker at {place.name} is stopping; what it had made is here"))
 
     def holds(self, closure: Closure, place: Place, held: Held) -> None:
         """Notes that a place has got the value of a closure from elsewhere."""

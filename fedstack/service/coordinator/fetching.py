@@ -14,7 +14,7 @@ from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.foundations.traceback_filter import consume_exception
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.scheduling.scheduler import Scheduler
-from fedstack.service.coordinator.sites import Held, Site, payloads_of
+from fedstack.service.coordinator.sites import FETCH_BATCH, Held, Site, payloads_of
 from fedstack.transport.peers.io_loop import start_apart
 
 
@@ -102,6 +102,24 @@ class Fetching:
             await asyncio.wait(together)
         await gather([self._home(closure) for closure in closures if closure.copy is None])
         return [cast("tuple[object]", closure.copy)[0] for closure in closures]
+
+    async def bring_from(self, place: Place, closures: Sequence[Closure]) -> None:
+        """Brings home what a place has, as far as that can be; what cannot be is left there, and nothing is rebuilt.
+
+        Raises:
+          RetryableError: If the place has gone away.
+        """
+        for start in range(0, len(closures), FETCH_BATCH):
+            batch = closures[start : start + FETCH_BATCH]
+            there = {one: cast(Held, one.held[place]) for one in batch if one.copy is None and place in one.held}
+            try:
+                self._copied(there, await payloads_of(list(there.values())))
+            except RetryableError:
+                raise
+            except Exception:  # one of them is to blame
+                if len(there) > 1:
+                    for closure in there:
+                        await self.bring_from(place, [closure])
 
     def begin(self, closures: Sequence[Closure]) -> bool:
         """Begins to bring home what is at workers, each value once. That goes on if nobody waits for it any more.

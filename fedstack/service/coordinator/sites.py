@@ -17,6 +17,7 @@ from fedstack.computations.types.language import (
     Struct,
     Type,
 )
+from fedstack.errors import FedstackError
 from fedstack.executors.base.verb_executor import create_known, pull
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.side_by_side import gather
@@ -26,13 +27,16 @@ from fedstack.service.coordinator.calls.calls import Argument, Call, Function, K
 from fedstack.service.coordinator.scheduling.closures import Closure, Place
 from fedstack.service.coordinator.silence import SilenceWatch
 from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.io_loop import start_apart
 
 # Values of one worker are disposed of in batches of so many.
 _DISPOSE_BATCH = 500
 # Values of one worker are fetched so many in a call.
-_FETCH_BATCH = 100
+FETCH_BATCH = 100
 # One executor for each number of clients; of more than this those that hold nothing are closed.
 _MOST_EXECUTORS = 16
+# When to ask again a worker that could not be asked whether it is about to stop.
+_AGAIN_SECONDS = 1.0
 
 
 @attrs.frozen(eq=False)
@@ -68,9 +72,9 @@ async def payloads_of(values: Sequence[Held]) -> list[object]:
         found.update(zip(indices, cast("tuple[object, ...]", await pull(struct))))
 
     batches = [
-        fetch(executor, indices[start : start + _FETCH_BATCH])
+        fetch(executor, indices[start : start + FETCH_BATCH])
         for executor, indices in groups.items()
-        for start in range(0, len(indices), _FETCH_BATCH)
+        for start in range(0, len(indices), FETCH_BATCH)
     ]
     await gather(batches)
     return [found[index] for index in range(len(values))]
@@ -96,6 +100,10 @@ class Values(Protocol):
 
     def silent(self, place: Place, is_silent: bool, /) -> None:
         """Notes that a place does not answer, or does so again."""
+        ...
+
+    async def hand_over(self, site: "Site", /) -> None:
+        """Brings home what a site has finished, and gives it nothing more: it is about to stop."""
         ...
 
 
@@ -262,6 +270,7 @@ class RemoteSite(Site):
         super().__init__(place, values)
         self._stub = stub
         self._watch = SilenceWatch(stub, self._ask, lambda is_silent: values.silent(place, is_silent))
+        self._leaving: asyncio.Task[None] | None = start_apart(self._leave())
 
     def _make_executor(self, clients: int) -> Executor:
         executor = RemoteExecutor(self._stub, _DISPOSE_BATCH)
@@ -274,6 +283,16 @@ class RemoteSite(Site):
         outcomes = await remote.start(started, self._values.waiting)
         self._watch.heard()
         return {**outcomes}
+
+    async def _leave(self) -> None:
+        """Hands over what the worker has once it says that it is about to stop."""
+        while True:
+            try:
+                await self._stub.connection.until_draining()
+                break
+            except FedstackError:  # whether it is lost is found out elsewhere
+                await asyncio.sleep(_AGAIN_SECONDS)
+        await self._values.hand_over(self)
 
     async def _ask(self) -> None:
         """Says in each session that is in use how many closures wait, and returns when that was heard."""
@@ -292,6 +311,9 @@ class RemoteSite(Site):
                 await cast(RemoteExecutor, executor).stop(values)
 
     def close(self) -> None:
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None  # a cancelled task keeps its frames, and those the connection
         self._watch.close()
         super().close()
 

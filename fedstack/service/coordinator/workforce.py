@@ -66,7 +66,8 @@ class FleetWorkforce(FleetObserver, Workforce):
     def ready(self, worker: Worker) -> None:
         if worker not in self._sites and self._driver is not None:
             index = self._indices.setdefault(worker, len(self._indices))
-            site = self._sites[worker] = RemoteSite(worker.stub, Place(index, worker.address), self._driver)
+            place = Place(index, worker.address, worker.features.threads)
+            site = self._sites[worker] = RemoteSite(worker.stub, place, self._driver)
             self._driver.add(site)
 
     def lost(self, worker: Worker, error: Exception) -> None:

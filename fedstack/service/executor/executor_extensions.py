@@ -79,6 +79,7 @@ class ExecutorExtensions:
             version=__version__,
             same_process=bool(request.nonce) and request.process_digest == process_digest(request.nonce),
             phases=isinstance(self._core.factory, ResourceManagingExecutorFactory),
+            threads=self._core.max_threads,
             leaf_runtimes=allowed_carriers(policy),
             allowed_modules=policy.modules,
             python_version=f"{sys.version_info.major}.{sys.version_info.minor}",

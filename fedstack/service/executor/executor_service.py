@@ -98,6 +98,9 @@ class ExecutorService(Service):
         """Opens no more sessions; those that are open go on."""
         self._core.drain()
 
+    async def handed_over(self) -> None:
+        await self._core.sessions.handed_over()
+
     async def close(self) -> None:
         """Ends all sessions and closes the factory. Idempotent."""
         await self._core.close()

@@ -180,9 +180,9 @@ class GrpcServer:
     async def stop(self, grace: float | None = None) -> None:
         """Lets running calls come to their end, then closes the services. Idempotent.
 
-        Health says NOT_SERVING from the beginning, and services take no new clients. As long as one call is running,
-        others are taken that it may need, such as the renewal of a lease. When none is, or the grace is over, whoever
-        calls is told to go elsewhere.
+        Health says NOT_SERVING from the beginning, and services take no new clients. As long as one call is running, or
+        clients fetch what has been made for them, others are taken that they may need, such as the renewal of a lease.
+        When none is, or the grace is over, whoever calls is told to go elsewhere.
 
         Args:
           grace: How long running calls have, in seconds, before they are cancelled; `grace_seconds` by default. Of
@@ -217,13 +217,19 @@ class GrpcServer:
 
     async def _wait_idle_or_grace(self) -> None:
         waits: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._router.wait_idle()),
+            asyncio.ensure_future(self._idle()),
             asyncio.ensure_future(self._grace_is_over.wait()),
         ]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _idle(self) -> None:
+        await self._router.wait_idle()
+        for service in self._services:
+            await service.handed_over()
+        await self._router.wait_idle()  # for the last of those calls
 
     def _bind(self, server: grpc.aio.Server) -> int:
         try:

@@ -9,7 +9,14 @@ from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.transport.grpc.channels import Channel
-from fedstack.transport.grpc.grpc_calls import asks_health, error_of_call, failure_of_asking, parsed
+from fedstack.transport.grpc.grpc_calls import (
+    HEALTH_WATCH,
+    asks_health,
+    error_of_call,
+    failure_of_asking,
+    parsed,
+    until_not_serving,
+)
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.whole_connection import WholeConnection
 from fedstack.transport.peers.daemon_threads import start_daemon
@@ -90,6 +97,9 @@ class ChannelConnection(WholeConnection):
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)
+
+    async def until_draining(self) -> None:
+        await until_not_serving(self._stream(HEALTH_WATCH, iter([b""])))
 
     async def wait_ready(self, seconds: float) -> None:
         self._check_open()

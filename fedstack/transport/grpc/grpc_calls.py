@@ -19,6 +19,8 @@ from fedstack.transport.wire.parcels import Piece
 from fedstack.transport.wire.status import DETAILS_KEY, error_from_status
 
 _HEALTH = "/grpc.health.v1.Health/Check"
+HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
+_NOT_SERVING = b"\x08\x02"  # HealthCheckResponse(status=NOT_SERVING)
 _SERVICE_TAG = 1 << 3 | 2  # 2: a length and so many bytes
 _ASK_SECONDS = 0.25
 # What gRPC calls the end of a call that still has a message on its way, until it looks at the peer's own status.
@@ -127,6 +129,20 @@ async def asks_health(connection: Connection, seconds: float | None, service: st
     except FedstackError:
         return False  # it answers, and knows nothing of health: gRPC's keep-alive has to do
     return True
+
+
+async def until_not_serving(messages: AsyncGenerator[bytes, None]) -> None:
+    """Reads what a health service says to whoever watches, until that is NOT_SERVING; see `until_draining`."""
+    async with contextlib.aclosing(messages):
+        try:
+            async for message in messages:
+                if message == _NOT_SERVING:
+                    return
+        except (DeadlineExceededError, WorkerUnavailableError):
+            raise
+        except FedstackError:  # it knows nothing of health, or has no room for those who watch
+            pass
+    await asyncio.Event().wait()
 
 
 async def parsed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[Piece, None]:

@@ -20,6 +20,7 @@ from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Optio
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.diagnosis import DEFAULT_PATIENCE, Patience, diagnosis_of, token_refused
 from fedstack.transport.grpc.grpc_calls import (
+    HEALTH_WATCH,
     asks_health,
     error_of_call,
     failure_of_asking,
@@ -28,6 +29,7 @@ from fedstack.transport.grpc.grpc_calls import (
     raise_status,
     send,
     status_of_peer,
+    until_not_serving,
 )
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.grpc.tokens import TOKEN_REFUSED
@@ -190,6 +192,9 @@ class GrpcConnection(WholeConnection):
 
     async def check_alive(self, seconds: float) -> bool:
         return await asks_health(self, seconds)
+
+    async def until_draining(self) -> None:
+        await until_not_serving(self.stream(HEALTH_WATCH, [b""]))
 
     async def wait_ready(self, seconds: float) -> None:
         channel = self._open()

@@ -1,6 +1,7 @@
 """Defines what a stub needs of the way to a peer: calls by path, messages and parcels in and out."""
 
 import abc
+import asyncio
 from collections.abc import AsyncGenerator, Collection
 
 from fedstack.errors import FedstackError
@@ -110,6 +111,14 @@ class Connection(abc.ABC):
           WorkerUnavailableError: If it cannot be reached.
         """
         return False
+
+    async def until_draining(self) -> None:
+        """Returns when the peer says that it takes no new clients; never where there is no telling.
+
+        Raises:
+          WorkerUnavailableError: If it cannot be reached any more.
+        """
+        await asyncio.Event().wait()
 
     def loss(self) -> FedstackError | None:
         """Returns the error to raise for a peer that is known to have ended, and `None` for one that may be there.

@@ -131,5 +131,8 @@ class Service(abc.ABC):
     def drain(self) -> None:  # noqa: B027
         """Takes no new clients from now on; those that are there go on. Idempotent."""
 
+    async def handed_over(self) -> None:  # noqa: B027
+        """Returns, after `drain`, when clients have fetched what they would lose with this server, or are gone."""
+
     async def close(self) -> None:  # noqa: B027
         """Ends all work and frees everything. Idempotent."""

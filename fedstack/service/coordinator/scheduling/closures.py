@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import attrs
 
+from fedstack.service.coordinator.scheduling.pace import Pace
+
 
 class State(enum.Enum):
     """What has become of a closure. It is in exactly one of these states; values are words for people."""
@@ -32,22 +34,28 @@ class Place:
     Attributes:
       index: The number of the worker.
       name: What errors and the representation call it.
-      running: The closures that it was given, until it has answered for each; also those cancelled since.
+      threads: How many calls it runs at the same time at most; `None` if that is not known.
+      running: The closures that it was given, and when, until it has answered for each; also those cancelled since.
       values: The closures whose values it holds.
       calls: How many calls to it are under way.
       due: When it may be given more although calls are under way.
       silent: Whether it does not answer, and gets nothing more.
+      draining: Whether it is about to stop, and gets nothing more.
       lost: Whether it is gone.
+      pace: How long calls take there.
     """
 
     index: int
     name: str
-    running: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
+    threads: int | None = None
+    running: "dict[Closure, float]" = attrs.field(factory=lambda: dict[Closure, float]())
     values: "dict[Closure, None]" = attrs.field(factory=lambda: dict[Closure, None]())
     calls: int = 0
     due: float = 0.0
     silent: bool = False
+    draining: bool = False
     lost: bool = False
+    pace: Pace = attrs.field(factory=Pace)
 
     def __repr__(self) -> str:
         return f"<Place {self.name}, {len(self.running)} running, {len(self.values)} values>"

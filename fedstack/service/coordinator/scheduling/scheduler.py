@@ -160,6 +160,18 @@ class Scheduler:
         """A place does not answer, or does so again: meanwhile others get what could run there."""
         place.silent = is_silent
 
+    def drain(self, place: Place) -> None:
+        """A place is about to stop: what runs there may end, and others get the rest."""
+        place.draining = True
+
+    def held_only_by(self, place: Place) -> list[Closure]:
+        """Returns the closures whose values would be lost with a place."""
+        return [
+            closure
+            for closure in place.values
+            if closure.copy is None and all(other.draining for other in closure.held if other is not place)
+        ]
+
     def assignments(self) -> list[tuple[Place, list[Closure]]]:
         """Returns which closures run where from now on: each list goes to its place in one call, or a few."""
         return self._queues.assignments(self._can_begin)
@@ -180,7 +192,7 @@ class Scheduler:
 
     def gone(self, closure: Closure, place: Place) -> None:
         """A place has nothing more to do with a closure that was cancelled."""
-        place.running.pop(closure, None)
+        self._queues.ended(closure, place, ran=False)
 
     def succeeded(self, closure: Closure, place: Place, held: object, copy: tuple[object] | None = None) -> None:
         """A place has run a closure, and holds its value.
@@ -191,7 +203,7 @@ class Scheduler:
           held: What stands for the value there.
           copy: The value, where it has been brought here.
         """
-        place.running.pop(closure, None)
+        self._queues.ended(closure, place)
         if closure.state is not State.RUNNING or place.lost:
             return
         closure.copy, closure.losses = copy, 0
@@ -205,7 +217,7 @@ class Scheduler:
 
     def failed(self, closure: Closure, place: Place, error: Exception) -> None:
         """A place has run a closure, which has failed by its own fault."""
-        place.running.pop(closure, None)
+        self._queues.ended(closure, place, ran=False)
         if place.lost:
             return  # it is queued again, or runs elsewhere
         if closure.state is State.RUNNING:

@@ -22,6 +22,7 @@ from fedstack.contexts.invocation import telling_path
 from fedstack.errors import ClosedError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
 from fedstack.executors.concurrency.progress import ProgressCounts
+from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.sessions.held_values import SharedComputation
 from fedstack.service.executor.sessions.limited_admission import LimitedAdmission
@@ -86,6 +87,12 @@ class ServiceCore:
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
         self._closed = False
+
+    @property
+    def max_threads(self) -> int:
+        """How many functions run at the same time at most; 0 if that is not known."""
+        factory = self.factory
+        return (factory.max_threads or 0) if isinstance(factory, ResourceManagingExecutorFactory) else 0
 
     def drain(self) -> None:
         """Opens no more sessions; those that are open go on."""

@@ -4,6 +4,7 @@ A session ends when its client disposes of it or is silent for longer than its l
 then, and its values are freed.
 """
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -24,6 +25,9 @@ from fedstack.transport.peers.leases import Leases
 
 _logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
+# How often to look whether a client has fetched what it started, and how long one may be silent meanwhile.
+_LOOK_SECONDS = 0.02
+_SILENT_SECONDS = 5.0
 
 
 class SessionTable:
@@ -38,6 +42,7 @@ class SessionTable:
     def __init__(self, factory: ExecutorFactory, limits: ServiceLimits, clock: Clock = time.monotonic) -> None:
         self._factory = factory
         self._limits = limits
+        self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._leases: Leases[str] = Leases(max_leases=limits.max_sessions, clock=clock)
         self._shares = FairShares(limits.max_sessions, clock=clock)
@@ -159,6 +164,16 @@ class SessionTable:
                 )
                 session.end("its lease ran out")
         return self._leases.next_expiry()
+
+    async def handed_over(self) -> None:
+        """Returns when no client has values here that it has started, but for clients that have fallen silent."""
+        begun = self._clock()
+        while any(self._may_come_for_values(session, self._clock() - begun) for session in self):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _may_come_for_values(self, session: Session, seconds: float) -> bool:
+        silent = min(seconds, self._leases.idle_seconds(session.id))
+        return bool(session.started.ended) and silent < _SILENT_SECONDS
 
     def seconds_left(self, session_id: str) -> float:
         """Returns how long the lease of a session still runs."""
