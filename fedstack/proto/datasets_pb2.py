@@ -26,7 +26,7 @@ from federated_language.proto import array_pb2 as federated__language_dot_proto_
 from federated_language.proto import computation_pb2 as federated__language_dot_proto_dot_computation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66\x65\x64stack/proto/datasets.proto\x12\x0b\x66\x65\x64stack.v1\x1a$federated_language/proto/array.proto\x1a*federated_language/proto/computation.proto\"\xe0\x03\n\x11\x44\x61tasetDefinition\x12)\n\x07\x65lement\x18\x01 \x01(\x0b\x32\x18.federated_language.Type\x12)\n\x05range\x18\x02 \x01(\x0b\x32\x18.fedstack.v1.RangeSourceH\x00\x12+\n\x06\x61rrays\x18\x03 \x01(\x0b\x32\x19.fedstack.v1.ArraysSourceH\x00\x12)\n\x05\x66iles\x18\x04 \x01(\x0b\x32\x18.fedstack.v1.FilesSourceH\x00\x12\x31\n\tgenerator\x18\x05 \x01(\x0b\x32\x1c.fedstack.v1.GeneratorSourceH\x00\x12\x35\n\x0b\x63omputation\x18\x06 \x01(\x0b\x32\x1e.fedstack.v1.ComputationSourceH\x00\x12\x37\n\x0c\x63oncatenated\x18\x07 \x01(\x0b\x32\x1f.fedstack.v1.DatasetDefinitionsH\x00\x12\x31\n\x06zipped\x18\x08 \x01(\x0b\x32\x1f.fedstack.v1.DatasetDefinitionsH\x00\x12&\n\x04step\x18\n \x03(\x0b\x32\x18.fedstack.v1.DatasetStep\x12\x15\n\rclient_column\x18\x0b \x01(\tB\x08\n\x06source\"E\n\x12\x44\x61tasetDefinitions\x12/\n\x07\x64\x61taset\x18\x01 \x03(\x0b\x32\x1e.fedstack.v1.DatasetDefinition\"8\n\x0bRangeSource\x12\r\n\x05start\x18\x01 \x01(\x12\x12\x0c\n\x04stop\x18\x02 \x01(\x12\x12\x0c\n\x04step\x18\x03 \x01(\x12\"F\n\x0c\x41rraysSource\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12(\n\x05\x61rray\x18\x02 \x03(\x0b\x32\x19.federated_language.Array\"\xa5\x01\n\x0b\x46ilesSource\x12/\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x1f.fedstack.v1.FilesSource.Format\x12\x0c\n\x04path\x18\x02 \x03(\t\x12\x11\n\tdelimiter\x18\x03 \x01(\t\"D\n\x06\x46ormat\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x07\n\x03NPY\x10\x01\x12\x07\n\x03NPZ\x10\x02\x12\x07\n\x03\x43SV\x10\x03\x12\x0e\n\nJSON_LINES\x10\x04\"/\n\x0fGeneratorSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06splits\x18\x02 \x01(\x04\"Y\n\x11\x43omputationSource\x12\x34\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x1f.federated_language.Computation\x12\x0e\n\x06splits\x18\x02 \x01(\x04\"\xdf\x03\n\x0b\x44\x61tasetStep\x12.\n\x03map\x18\x01 \x01(\x0b\x32\x1f.federated_language.ComputationH\x00\x12\x31\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x1f.federated_language.ComputationH\x00\x12/\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.fedstack.v1.DatasetStep.BatchH\x00\x12\x33\n\x07shuffle\x18\x04 \x01(\x0b\x32 .fedstack.v1.DatasetStep.ShuffleH\x00\x12\x0e\n\x04take\x18\x05 \x01(\x04H\x00\x12\x0e\n\x04skip\x18\x06 \x01(\x04H\x00\x12\x31\n\x06repeat\x18\x07 \x01(\x0b\x32\x1f.fedstack.v1.DatasetStep.RepeatH\x00\x12\x13\n\tenumerate\x18\x08 \x01(\x12H\x00\x12\x12\n\x08prefetch\x18\t \x01(\x04H\x00\x1a-\n\x05\x42\x61tch\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x16\n\x0e\x64rop_remainder\x18\x02 \x01(\x08\x1a,\n\x07Shuffle\x12\x13\n\x0b\x62uffer_size\x18\x01 \x01(\x04\x12\x0c\n\x04seed\x18\x02 \x01(\x0c\x1a&\n\x06Repeat\x12\x12\n\x05\x63ount\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_countB\x06\n\x04kindb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66\x65\x64stack/proto/datasets.proto\x12\x0b\x66\x65\x64stack.v1\x1a$federated_language/proto/array.proto\x1a*federated_language/proto/computation.proto\"\xe0\x03\n\x11\x44\x61tasetDefinition\x12)\n\x07\x65lement\x18\x01 \x01(\x0b\x32\x18.federated_language.Type\x12)\n\x05range\x18\x02 \x01(\x0b\x32\x18.fedstack.v1.RangeSourceH\x00\x12+\n\x06\x61rrays\x18\x03 \x01(\x0b\x32\x19.fedstack.v1.ArraysSourceH\x00\x12)\n\x05\x66iles\x18\x04 \x01(\x0b\x32\x18.fedstack.v1.FilesSourceH\x00\x12\x31\n\tgenerator\x18\x05 \x01(\x0b\x32\x1c.fedstack.v1.GeneratorSourceH\x00\x12\x35\n\x0b\x63omputation\x18\x06 \x01(\x0b\x32\x1e.fedstack.v1.ComputationSourceH\x00\x12\x37\n\x0c\x63oncatenated\x18\x07 \x01(\x0b\x32\x1f.fedstack.v1.DatasetDefinitionsH\x00\x12\x31\n\x06zipped\x18\x08 \x01(\x0b\x32\x1f.fedstack.v1.DatasetDefinitionsH\x00\x12&\n\x04step\x18\n \x03(\x0b\x32\x18.fedstack.v1.DatasetStep\x12\x15\n\rclient_column\x18\x0b \x01(\tB\x08\n\x06source\"E\n\x12\x44\x61tasetDefinitions\x12/\n\x07\x64\x61taset\x18\x01 \x03(\x0b\x32\x1e.fedstack.v1.DatasetDefinition\"8\n\x0bRangeSource\x12\r\n\x05start\x18\x01 \x01(\x12\x12\x0c\n\x04stop\x18\x02 \x01(\x12\x12\x0c\n\x04step\x18\x03 \x01(\x12\"F\n\x0c\x41rraysSource\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12(\n\x05\x61rray\x18\x02 \x03(\x0b\x32\x19.federated_language.Array\"\xdc\x01\n\x0b\x46ilesSource\x12/\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x1f.fedstack.v1.FilesSource.Format\x12\x0c\n\x04path\x18\x02 \x03(\t\x12\x11\n\tdelimiter\x18\x03 \x01(\t\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\r\n\x05parts\x18\x05 \x03(\x04\"\\\n\x06\x46ormat\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x07\n\x03NPY\x10\x01\x12\x07\n\x03NPZ\x10\x02\x12\x07\n\x03\x43SV\x10\x03\x12\x0e\n\nJSON_LINES\x10\x04\x12\x0b\n\x07PARQUET\x10\x05\x12\t\n\x05\x41RROW\x10\x06\"/\n\x0fGeneratorSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06splits\x18\x02 \x01(\x04\"Y\n\x11\x43omputationSource\x12\x34\n\x0b\x63omputation\x18\x01 \x01(\x0b\x32\x1f.federated_language.Computation\x12\x0e\n\x06splits\x18\x02 \x01(\x04\"\xdf\x03\n\x0b\x44\x61tasetStep\x12.\n\x03map\x18\x01 \x01(\x0b\x32\x1f.federated_language.ComputationH\x00\x12\x31\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x1f.federated_language.ComputationH\x00\x12/\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1e.fedstack.v1.DatasetStep.BatchH\x00\x12\x33\n\x07shuffle\x18\x04 \x01(\x0b\x32 .fedstack.v1.DatasetStep.ShuffleH\x00\x12\x0e\n\x04take\x18\x05 \x01(\x04H\x00\x12\x0e\n\x04skip\x18\x06 \x01(\x04H\x00\x12\x31\n\x06repeat\x18\x07 \x01(\x0b\x32\x1f.fedstack.v1.DatasetStep.RepeatH\x00\x12\x13\n\tenumerate\x18\x08 \x01(\x12H\x00\x12\x12\n\x08prefetch\x18\t \x01(\x04H\x00\x1a-\n\x05\x42\x61tch\x12\x0c\n\x04size\x18\x01 \x01(\x04\x12\x16\n\x0e\x64rop_remainder\x18\x02 \x01(\x08\x1a,\n\x07Shuffle\x12\x13\n\x0b\x62uffer_size\x18\x01 \x01(\x04\x12\x0c\n\x04seed\x18\x02 \x01(\x0c\x1a&\n\x06Repeat\x12\x12\n\x05\x63ount\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_countB\x06\n\x04kindb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,19 +42,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRAYSSOURCE']._serialized_start=740
   _globals['_ARRAYSSOURCE']._serialized_end=810
   _globals['_FILESSOURCE']._serialized_start=813
-  _globals['_FILESSOURCE']._serialized_end=978
-  _globals['_FILESSOURCE_FORMAT']._serialized_start=910
-  _globals['_FILESSOURCE_FORMAT']._serialized_end=978
-  _globals['_GENERATORSOURCE']._serialized_start=980
-  _globals['_GENERATORSOURCE']._serialized_end=1027
-  _globals['_COMPUTATIONSOURCE']._serialized_start=1029
-  _globals['_COMPUTATIONSOURCE']._serialized_end=1118
-  _globals['_DATASETSTEP']._serialized_start=1121
-  _globals['_DATASETSTEP']._serialized_end=1600
-  _globals['_DATASETSTEP_BATCH']._serialized_start=1461
-  _globals['_DATASETSTEP_BATCH']._serialized_end=1506
-  _globals['_DATASETSTEP_SHUFFLE']._serialized_start=1508
-  _globals['_DATASETSTEP_SHUFFLE']._serialized_end=1552
-  _globals['_DATASETSTEP_REPEAT']._serialized_start=1554
-  _globals['_DATASETSTEP_REPEAT']._serialized_end=1592
+  _globals['_FILESSOURCE']._serialized_end=1033
+  _globals['_FILESSOURCE_FORMAT']._serialized_start=941
+  _globals['_FILESSOURCE_FORMAT']._serialized_end=1033
+  _globals['_GENERATORSOURCE']._serialized_start=1035
+  _globals['_GENERATORSOURCE']._serialized_end=1082
+  _globals['_COMPUTATIONSOURCE']._serialized_start=1084
+  _globals['_COMPUTATIONSOURCE']._serialized_end=1173
+  _globals['_DATASETSTEP']._serialized_start=1176
+  _globals['_DATASETSTEP']._serialized_end=1655
+  _globals['_DATASETSTEP_BATCH']._serialized_start=1516
+  _globals['_DATASETSTEP_BATCH']._serialized_end=1561
+  _globals['_DATASETSTEP_SHUFFLE']._serialized_start=1563
+  _globals['_DATASETSTEP_SHUFFLE']._serialized_end=1607
+  _globals['_DATASETSTEP_REPEAT']._serialized_start=1609
+  _globals['_DATASETSTEP_REPEAT']._serialized_end=1647
 # @@protoc_insertion_point(module_scope)

@@ -57,7 +57,7 @@ class ArraysSource(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., array: _Optional[_Iterable[_Union[_array_pb2.Array, _Mapping]]] = ...) -> None: ...
 
 class FilesSource(_message.Message):
-    __slots__ = ("format", "path", "delimiter")
+    __slots__ = ("format", "path", "delimiter", "client", "parts")
     class Format(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[FilesSource.Format]
@@ -65,18 +65,26 @@ class FilesSource(_message.Message):
         NPZ: _ClassVar[FilesSource.Format]
         CSV: _ClassVar[FilesSource.Format]
         JSON_LINES: _ClassVar[FilesSource.Format]
+        PARQUET: _ClassVar[FilesSource.Format]
+        ARROW: _ClassVar[FilesSource.Format]
     UNSPECIFIED: FilesSource.Format
     NPY: FilesSource.Format
     NPZ: FilesSource.Format
     CSV: FilesSource.Format
     JSON_LINES: FilesSource.Format
+    PARQUET: FilesSource.Format
+    ARROW: FilesSource.Format
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     DELIMITER_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     format: FilesSource.Format
     path: _containers.RepeatedScalarFieldContainer[str]
     delimiter: str
-    def __init__(self, format: _Optional[_Union[FilesSource.Format, str]] = ..., path: _Optional[_Iterable[str]] = ..., delimiter: _Optional[str] = ...) -> None: ...
+    client: str
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, format: _Optional[_Union[FilesSource.Format, str]] = ..., path: _Optional[_Iterable[str]] = ..., delimiter: _Optional[str] = ..., client: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GeneratorSource(_message.Message):
     __slots__ = ("name", "splits")

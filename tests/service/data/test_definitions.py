@@ -106,12 +106,12 @@ def test_files_and_generators_come_back_by_their_names(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(3))
     np.savez(tmp_path / "a.npz", x=np.arange(3))
     (tmp_path / "a.csv").write_text("x;y\n1;2\n")
-    (tmp_path / "a.jsonl").write_text("[1]\n[2]\n")
+    (tmp_path / "a.jsonl").write_text('{"x": [1]}\n{"x": [2]}\n')
     datasets = [
         Dataset.from_npy(tmp_path / "a.npy"),
         Dataset.from_npz(tmp_path / "a.npz"),
         Dataset.from_csv(tmp_path / "a.csv", {"x": np.int64}, delimiter=";"),
-        Dataset.from_json_lines(tmp_path / "a.jsonl", (np.int32, [1])),
+        Dataset.from_json_lines(tmp_path / "a.jsonl", {"x": (np.int32, [1])}),
         Dataset.from_generator(of_split, np.int64, 3, name="test_definitions.of_split"),
         Dataset.from_computation(of_split_too, 3),
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data import Dataset
+from fedstack.service.data.datasets import arrow_files
 
 READING = {"room": np.str_, "celsius": np.float32, "open": np.bool_, "people": np.uint8}
 
@@ -110,46 +111,55 @@ def test_the_cells_of_csv_are_read_as_the_types_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a,warm,true,1,", r"Expected float32, found 'warm'; in .*a\.csv, line 3, column 'celsius'"),
-        ("a,1e99,true,1,", r"Expected float32, found '1e99'; in .*a\.csv, line 3, column 'celsius'"),
-        ("a,,true,1,", r"Expected float32, found ''; in .*a\.csv, line 3, column 'celsius'"),
-        ("a,1,yes,1,", r"Expected bool, found 'yes'; in .*a\.csv, line 3, column 'open'"),
-        ("a,1,true,256,", r"Expected uint8, found '256'; in .*a\.csv, line 3, column 'people'"),
-        ("a,1,true,1.0,", r"Expected uint8, found '1.0'; in .*a\.csv, line 3, column 'people'"),
-        ("a,1", r"Expected 5 cells as in the first line, found 2; in .*a\.csv, line 3"),
-        ('"a"b,1,true,1,', r"Expected CSV, found none: .*; in .*a\.csv, line 3"),
+        ("a,warm,true,1,", r"Expected float32, found 'warm'; in .*a\.csv, row 3, column 'celsius'"),
+        ("a,1e99,true,1,", r"Expected float32, found 1e\+99; in .*a\.csv, column 'celsius', row 3"),
+        ("a,,true,1,", r"Expected float32, found ''; in .*a\.csv, row 3, column 'celsius'"),
+        ("a,1,yes,1,", r"Expected bool, found 'yes'; in .*a\.csv, row 3, column 'open'"),
+        ("a,1,true,256,", r"Expected uint8, found '256'; in .*a\.csv, row 3, column 'people'"),
+        ("a,1,true,1.0,", r"Expected uint8, found '1.0'; in .*a\.csv, row 3, column 'people'"),
+        ("a,1", r"Reading .*a\.csv raised ArrowInvalid: .*Row #3: Expected 5 columns, got 2"),
     ],
 )
-def test_a_line_of_csv_that_does_not_fit_is_named_after_those_that_do(tmp_path: Path, line: str, message: str) -> None:
-    dataset = Dataset.from_csv(csv(tmp_path, "a,1,true,1,", line), READING)
-    found = []
+def test_a_row_of_csv_that_does_not_fit_is_named(tmp_path: Path, line: str, message: str) -> None:
+    types = {name: READING[name] for name in ("people", "open", "celsius", "room")}  # in another order than the file
     with pytest.raises(InvalidValueError, match=message):
-        for element in dataset:
-            found.append(element["people"])
-    assert found == [1]
+        list(Dataset.from_csv(csv(tmp_path, "a,1,true,1,", line), types))
+
+
+def test_rows_are_numbered_through_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_files, "_TEXT_BYTES", 1000)
+    path = csv(tmp_path, *["a,1,true,1,"] * 1000, "a,1,true,x,")
+    with pytest.raises(InvalidValueError, match=r"found 'x'; in .*a\.csv, row 1002, column 'people'"):
+        list(Dataset.from_csv(path, READING))
+    path = json_lines(tmp_path, *[{"x": 1}] * 1000, {"y": 1})
+    with pytest.raises(InvalidValueError, match=r"found none in row 1001 .*; at .*a\.jsonl, column 'x'"):
+        list(Dataset.from_json_lines(path, {"x": np.int32}))
 
 
 def test_a_column_that_is_missing_or_there_twice_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"Expected one column 'floor', found the columns \['room'.*line 1"):
+    with pytest.raises(InvalidValueError, match=r"Expected one column 'floor', found the columns \['room'.*row 1"):
         list(Dataset.from_csv(csv(tmp_path), {"floor": np.int32}))
     (tmp_path / "twice.csv").write_text("x,x\n1,2\n")
     with pytest.raises(InvalidValueError, match="Expected one column 'x', found several columns 'x'"):
         list(Dataset.from_csv(tmp_path / "twice.csv", {"x": np.int32}))
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(InvalidValueError, match=r"Expected one column 'x', found the columns \[\]"):
+        list(Dataset.from_csv(tmp_path / "empty.csv", {"x": np.int32}))
 
 
-@pytest.mark.parametrize("types", [np.int32, {"x": (np.int32, [2])}, {}, [np.int32], "x"])
+@pytest.mark.parametrize("types", [np.int32, {"x": (np.int32, [2])}, {}, [np.int32], "x", {"x": np.complex64}])
 def test_types_of_columns_are_a_dict_of_scalars(tmp_path: Path, types: Any) -> None:
-    with pytest.raises(TypeMismatchError, match="Expected a type"):
-        Dataset.from_csv(csv(tmp_path), types)
+    with pytest.raises(TypeMismatchError, match="Expected"):
+        list(Dataset.from_csv(csv(tmp_path), types))
 
 
-def test_text_that_is_no_utf_8_is_named_with_its_line(tmp_path: Path) -> None:
+def test_text_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("x\nä\n".encode("latin-1"))
-    with pytest.raises(InvalidValueError, match=r"Expected UTF-8, found none: .*; in .*latin\.csv, after line"):
+    with pytest.raises(InvalidValueError, match=r"Reading .*latin\.csv raised .*Row #2: .*invalid UTF8"):
         list(Dataset.from_csv(tmp_path / "latin.csv", {"x": np.str_}))
-    (tmp_path / "latin.jsonl").write_bytes('1\n"ä"\n'.encode("latin-1"))
-    with pytest.raises(InvalidValueError, match=r"Expected a JSON value, found none: .*; in .*latin\.jsonl, line 2"):
-        list(Dataset.from_json_lines(tmp_path / "latin.jsonl", np.float32))
+    (tmp_path / "latin.jsonl").write_bytes('{"x": "b"}\n{"x": "ä"}\n'.encode("latin-1"))
+    with pytest.raises(InvalidValueError, match=r"Reading .*latin\.jsonl raised .*UTF8"):
+        list(Dataset.from_json_lines(tmp_path / "latin.jsonl", {"x": np.str_}))
 
 
 def json_lines(folder: Path, *values: Any) -> Path:
@@ -167,28 +177,32 @@ def test_json_values_are_read_as_the_type_says_and_other_members_left_out(tmp_pa
         ([], b"", {"k": 0}),
     ]
     assert found[0]["x"].dtype == np.float32
+    nested = list(
+        Dataset.from_json_lines(json_lines(tmp_path, {"m": [[1], [2]]}, {"m": []}), {"m": (np.int8, [None, 1])})
+    )
+    assert nested[0]["m"].tolist() == [[1], [2]]
+    (tmp_path / "empty.jsonl").write_text("")
+    assert not list(Dataset.from_json_lines(tmp_path / "empty.jsonl", element))
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"x": 0.5}, r"Expected int32, found float 0.5; at .*a\.jsonl, line 2\.x"),
-        ({"y": 1}, r"x.*a\.jsonl, line 2"),
-        ({"x": 2**31}, r"found int 2147483648; at .*a\.jsonl, line 2\.x"),
-        ({"x": None}, r"Expected int32, found None; at .*a\.jsonl, line 2\.x"),
-        (5, r"a\.jsonl, line 2"),
+        ({"x": 0.5}, r"Reading .*a\.jsonl raised .*to int32.*0\.5"),
+        ({"y": 1}, r"found none in row 2 .*; at .*a\.jsonl, column 'x'"),
+        ({"x": 2**31}, r"Reading .*a\.jsonl raised .*2147483648"),
+        ({"x": None}, r"found none in row 2 .*; at .*a\.jsonl, column 'x'"),
+        (5, r"Reading .*a\.jsonl raised .*in row 1"),
     ],
 )
-def test_a_json_value_that_does_not_fit_is_named_with_its_line(tmp_path: Path, value: Any, message: str) -> None:
-    dataset = Dataset.from_json_lines(json_lines(tmp_path, {"x": 1}, value), {"x": np.int32})
-    found = []
+def test_a_json_value_that_does_not_fit_is_refused_with_its_file(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        for element in dataset:
-            found.append(element)
-    assert found == [{"x": 1}]
+        list(Dataset.from_json_lines(json_lines(tmp_path, {"x": 1}, value), {"x": np.int32}))
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text("1\n\n{]\n")
-    with pytest.raises(InvalidValueError, match=r"Expected a JSON value, found none: .*; in .*bad\.jsonl, line 3"):
-        list(Dataset.from_json_lines(tmp_path / "bad.jsonl", np.float32))
+def test_lines_of_json_are_objects(tmp_path: Path) -> None:
+    with pytest.raises(TypeMismatchError, match="Expected a type for each column, found float32"):
+        Dataset.from_json_lines(json_lines(tmp_path, 1.5), np.float32)
+    (tmp_path / "bad.jsonl").write_text('{"x": 1}\n\n{]\n')
+    with pytest.raises(InvalidValueError, match=r"Reading .*bad\.jsonl raised .*JSON parse error"):
+        list(Dataset.from_json_lines(tmp_path / "bad.jsonl", {"x": np.float32}))

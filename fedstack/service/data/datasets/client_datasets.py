@@ -73,7 +73,9 @@ def id_of(key: bytes, id_type: TensorType) -> Any:
 class ClientDatasets(Mapping[Any, _P], Generic[_P]):
     """A dataset for each client, by the client's id; made by `Dataset.by_client`.
 
-    The whole dataset is read once, when it is first asked for clients, and held in memory.
+    Where each client has files of its own, which the dataset knows by their paths (`client_from_path`), these are read
+    when they are wanted. Any other dataset is read once as a whole, when it is first asked for clients, and held in
+    memory.
 
     Args:
       dataset: The dataset.
@@ -98,6 +100,15 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         self._dataset = dataset
         self._make = make
         self._column = column
+
+    @functools.cached_property
+    def _apart(self) -> "Mapping[str, Source] | None":
+        """What each client's elements are read from, if they lie apart."""
+        return None if self._dataset.steps else self._dataset.source.clients(self._column)
+
+    @property
+    def _ids_in_order(self) -> Mapping[Any, object]:
+        return self._clients[0] if self._apart is None else self._apart
 
     @functools.cached_property
     def _clients(self) -> tuple[dict[Any, slice], Column]:
@@ -158,7 +169,7 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
     @property
     def client_ids(self) -> list[Any]:
         """The ids, in order: numbers, or `str` for text."""
-        return list(self._clients[0])
+        return list(self._ids_in_order)
 
     def sample(self, n: int, seed: int) -> list[_P]:
         """Returns the datasets of some clients, each at most once.
@@ -174,18 +185,20 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         return [self[ids[place]] for place in drawn(n, seed, (), len(ids))]
 
     def __getitem__(self, client: Any) -> _P:
-        places, rows = self._clients
         try:
-            mine = places[client]
+            found = self._ids_in_order[client]
         except (KeyError, TypeError):
             raise KeyError(f"Expected the id of a client, found {describe(client)}; see client_ids") from None
-        return self._make(ArraysSource(self._element, rows.slice(mine.start, mine.stop)))
+        if isinstance(found, Source):
+            return self._make(found)
+        place = cast("slice", found)
+        return self._make(ArraysSource(self._element, self._clients[1].slice(place.start, place.stop)))
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._clients[0])
+        return iter(self._ids_in_order)
 
     def __len__(self) -> int:
-        return len(self._clients[0])
+        return len(self._ids_in_order)
 
     def __repr__(self) -> str:
         return f"<ClientDatasets of {self._dataset!r} by {self._column!r}>"

@@ -10,6 +10,14 @@ from fedstack.data.argument_checks import checked_flag, checked_integer, checked
 from fedstack.data.client_data import frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets import files
+from fedstack.service.data.datasets.arrow_files import (
+    ArrowIpcFiles,
+    CsvFiles,
+    FilesWithSchema,
+    JsonLinesFiles,
+    ParquetFiles,
+    type_in_file,
+)
 from fedstack.service.data.datasets.blocks import column_over
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.element_functions import ElementFunction
@@ -45,8 +53,8 @@ class Dataset(Pipeline):
     """Elements of one type, in one order: the same ones each time that somebody iterates.
 
     A dataset is a *source* and the *steps* that are done to its elements. It is made by `Dataset.range`, `from_arrays`,
-    `from_npy`, `from_npz`, `from_csv`, `from_json_lines`, `from_generator` or `from_computation`, and each step returns
-    a new one. Nothing is read before somebody iterates.
+    `from_parquet`, `from_arrow`, `from_csv`, `from_json_lines`, `from_npy`, `from_npz`, `from_generator` or
+    `from_computation`, and each step returns a new one. No elements are read before somebody iterates.
 
     Elements are NumPy scalars, read-only arrays, `bytes` for strings, and `dict`s and tuples of those. A dataset can be
     given to computations wherever they take a sequence of its elements.
@@ -203,41 +211,87 @@ class Dataset(Pipeline):
         return Dataset(files.NpyFiles(files.npy_type(paths[0]), paths))
 
     @staticmethod
-    def from_npz(files_or_pattern: object) -> "Dataset":
-        """Returns dicts of the rows of the arrays in `.npz` files; each file is a split. See `from_npy`."""
+    def from_npz(files_or_pattern: object, *, client_from_path: str = "") -> "Dataset":
+        """Returns dicts of the rows of the arrays in `.npz` files; each file is a split.
+
+        Args:
+          files_or_pattern: See `from_npy`.
+          client_from_path: See `from_parquet`.
+        """
         paths = files.files_of(files_or_pattern, "Dataset.from_npz")
-        return Dataset(files.NpzFiles(files.npz_type(paths[0]), paths))
+        element = files.with_client(files.npz_type(paths[0]), client_from_path)
+        return Dataset(files.NpzFiles(element, paths, client=client_from_path))
 
     @staticmethod
-    def from_csv(files_or_pattern: object, types: object, *, delimiter: str = ",") -> "Dataset":
+    def from_parquet(files_or_pattern: object, columns: object = None, *, client_from_path: str = "") -> "Dataset":
+        """Returns dicts of the rows of Parquet files, of which each row group is a split.
+
+        >>> dataset = Dataset.from_parquet("data/user=*/*.parquet", client_from_path="user")  # doctest: +SKIP
+        >>> clients = dataset.by_client("user")  # doctest: +SKIP
+
+        Args:
+          files_or_pattern: A path, a pattern such as `"data/**/*.parquet"`, or a list of paths.
+          columns: The names of the columns to read, or a dict from names to types; by default all there are, of the
+            types of the first file. Lists of any lengths are arrays of shape `[None]`; a type with a size, as in
+            `{"x": (np.float32, [32])}`, says that they have one.
+          client_from_path: The name of a further member, of text, which says whose a file is: what stands after this
+            name in a path such as `user=alice/part-0.parquet`, or else the name of the file without its ending. Each
+            file is one split then, and is read for its client alone.
+
+        Raises:
+          ImportError: If pyarrow is not installed, which the extra `arrow` brings.
+          TypeMismatchError: If a column is of a type that the language has not.
+          InvalidValueError: If there is no such file or column. At an iteration, if a file does not fit, or changes
+            while it is read.
+        """
+        return _of_columns(ParquetFiles, files_or_pattern, columns, client_from_path, "Dataset.from_parquet")
+
+    @staticmethod
+    def from_arrow(files_or_pattern: object, columns: object = None, *, client_from_path: str = "") -> "Dataset":
+        """Returns dicts of the rows of files in Arrow's own format (Feather), of which each record batch is a split.
+
+        A file that is a stream of Arrow is one split. The arguments are those of `from_parquet`.
+        """
+        return _of_columns(ArrowIpcFiles, files_or_pattern, columns, client_from_path, "Dataset.from_arrow")
+
+    @staticmethod
+    def from_csv(
+        files_or_pattern: object, types: object, *, delimiter: str = ",", client_from_path: str = ""
+    ) -> "Dataset":
         """Returns dicts of the cells of CSV files, which have the names of the columns in the first line.
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/*.csv"`, or a list of paths; each file is a split.
           types: A dict from the names of the columns to read to their dtypes; `np.str_` for text.
           delimiter: What is between the cells.
+          client_from_path: See `from_parquet`.
 
         Raises:
+          ImportError: At an iteration, if pyarrow is not installed, which the extra `arrow` brings.
           TypeMismatchError: If `types` is no such dict.
-          InvalidValueError: If there is no such file. At an iteration, if a file does not fit, with file and line.
+          InvalidValueError: If there is no such file. At an iteration, if a file does not fit, with file and row.
         """
-        element = type_of(types, "Dataset.from_csv")
+        element = files.with_client(type_of(types, "Dataset.from_csv"), client_from_path)
         paths = files.files_of(files_or_pattern, "Dataset.from_csv")
-        return Dataset(files.CsvFiles(element, paths, delimiter))
+        return Dataset(CsvFiles(element, paths, delimiter=delimiter, client=client_from_path))
 
     @staticmethod
-    def from_json_lines(files_or_pattern: object, element_type: object) -> "Dataset":
-        """Returns what files have that have a JSON value on each line.
+    def from_json_lines(files_or_pattern: object, element_type: object, *, client_from_path: str = "") -> "Dataset":
+        """Returns what files have that have a JSON object on each line.
 
         Args:
           files_or_pattern: A path, a pattern such as `"data/*.jsonl"`, or a list of paths; each file is a split.
-          element_type: The type of an element. Members of objects that it does not name are left out.
+          element_type: The type of an element, a dict. Members of objects that it does not name are left out.
+          client_from_path: See `from_parquet`.
 
         Raises:
-          InvalidValueError: If there is no such file. At an iteration, if a file does not fit, with file and line.
+          ImportError: At an iteration, if pyarrow is not installed, which the extra `arrow` brings.
+          TypeMismatchError: If it is the type of no dict.
+          InvalidValueError: If there is no such file. At an iteration, if a file does not fit.
         """
         element = checked_element(type_of(element_type, "Dataset.from_json_lines"))
-        return Dataset(files.JsonLinesFiles(element, files.files_of(files_or_pattern, "Dataset.from_json_lines")))
+        paths = files.files_of(files_or_pattern, "Dataset.from_json_lines")
+        return Dataset(JsonLinesFiles(files.with_client(element, client_from_path), paths, client=client_from_path))
 
     @staticmethod
     def from_generator(
@@ -296,6 +350,16 @@ def _check_takes_a_split(function: Callable[..., object]) -> None:
             f"Expected a function of the number of a split, found one with the parameters {signature}; at "
             "Dataset.from_generator; give it one parameter, also where there is only one split"
         ) from error
+
+
+def _of_columns(
+    kind: type[FilesWithSchema], files_or_pattern: object, columns: object, client: str, where: str
+) -> Dataset:
+    paths = files.files_of(files_or_pattern, where)
+    element = files.with_client(type_in_file(kind, paths[0], columns, where), client)
+    # The files of clients are many and small: they are not opened before they are read.
+    parts = () if client else [kind.looked(path)[1] for path in paths]
+    return Dataset(kind(element, paths, client=client, parts=parts))
 
 
 def _datasets(found: Sequence[object], where: str) -> "tuple[Dataset, ...]":

@@ -16,7 +16,7 @@ from fedstack.computations.values.columns import empty_column
 from fedstack.computations.values.messages.arrays import array_from_proto, write_array
 from fedstack.errors import CarrierError, InvalidComputationError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetDefinitions, DatasetStep, FilesSource
-from fedstack.service.data.datasets import files, steps
+from fedstack.service.data.datasets import arrow_files, files, steps
 from fedstack.service.data.datasets.blocks import column_over, stacked
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_functions import ElementFunction
@@ -109,7 +109,9 @@ def _(source: ArraysSource, proto: DatasetDefinition, destination: Destination) 
 
 @_write_source.register
 def _(source: files.FilesSource, proto: DatasetDefinition, destination: Destination) -> None:
-    proto.files.CopyFrom(FilesSource(format=source.format, path=source.paths, delimiter=source.delimiter))
+    described = FilesSource(format=source.format, path=source.paths, delimiter=source.delimiter)
+    described.client, described.parts[:] = source.client, source.parts
+    proto.files.CopyFrom(described)
 
 
 @_write_source.register
@@ -161,7 +163,11 @@ def _read_files(proto: DatasetDefinition, element: Type) -> Source:
     found = proto.files
     if found.format not in _FILES or not found.path:
         raise InvalidComputationError(f"Expected files of a format that this release knows; at {_THE_DATASET}")
-    return _FILES[found.format](element, tuple(found.path), found.delimiter)
+    if len(found.parts) not in (0, len(found.path)):
+        raise InvalidComputationError(f"Expected parts of each file, found {len(found.parts)}; at {_THE_DATASET}")
+    return _FILES[found.format](
+        element, tuple(found.path), delimiter=found.delimiter, client=found.client, parts=found.parts
+    )
 
 
 def _read_generator(proto: DatasetDefinition, element: Type) -> Source:
@@ -194,11 +200,13 @@ _SOURCES: dict[str, Callable[[DatasetDefinition, Type], Source]] = {
     "zipped": lambda p, t: ZippedSource(_read_parts(p.zipped)),
     "concatenated": lambda p, t: ConcatenatedSource(_read_parts(p.concatenated)),
 }
-_FILES: dict[int, Callable[[Type, tuple[str, ...], str], Source]] = {
+_FILES: dict[int, Callable[..., Source]] = {
     FilesSource.NPY: files.NpyFiles,
     FilesSource.NPZ: files.NpzFiles,
-    FilesSource.CSV: files.CsvFiles,
-    FilesSource.JSON_LINES: files.JsonLinesFiles,
+    FilesSource.CSV: arrow_files.CsvFiles,
+    FilesSource.JSON_LINES: arrow_files.JsonLinesFiles,
+    FilesSource.PARQUET: arrow_files.ParquetFiles,
+    FilesSource.ARROW: arrow_files.ArrowIpcFiles,
 }
 
 

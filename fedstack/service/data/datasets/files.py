@@ -1,12 +1,12 @@
-"""Reads elements from files, each of which is a split: arrays of NumPy, CSV, and JSON by the line."""
+"""Reads elements from files: what all of them have in common, and arrays of NumPy. `arrow_files` reads the others."""
 
-import abc
-import csv
+import bisect
 import glob
 import itertools
-import json
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import pathlib
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
-from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
-from fedstack.computations.values.columns import Payload
-from fedstack.computations.values.tensor_values import describe, kind_of_dtype, normalize_tensor, shorten
-from fedstack.computations.values.values import normalize
+from fedstack.computations.types.type_structure import fields_of
+from fedstack.computations.values.columns import Column, ListColumn, Payload, StructColumn
+from fedstack.computations.values.tensor_values import describe, shorten
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, TypeMismatchError
-from fedstack.service.data.datasets.blocks import Blocks, column_over, packed, pieces, rows_at_once, tensor_of_rows
+from fedstack.service.data.datasets.blocks import Blocks, column_over, pieces, rows_at_once, tensor_of_rows
 from fedstack.service.data.datasets.sources import Source
 
-_TRUTH = {"true": True, "True": True, "1": True, "false": False, "False": False, "0": False}
+_TEXT = TensorType(np.str_)
 
 
 def files_of(pattern: object, where: str) -> tuple[str, ...]:
@@ -49,33 +48,135 @@ def files_of(pattern: object, where: str) -> tuple[str, ...]:
 class FilesSource(Source):
     """Elements from files.
 
-    Attributes:
+    Args:
       element: The type of an element.
       paths: The absolute paths, in order.
       delimiter: What is between the cells of a line, if there are any.
+      client: The last member of elements, if that is not in files: whose elements a file has, which its path says.
+      parts: In how many splits each file is read; by default each is one.
+
+    Raises:
+      TypeMismatchError: If elements have no such last member, of text.
+      InvalidValueError: If some paths name the client by `client=`, and some do not.
+
+    Attributes:
+      in_files: The type of what files have of an element.
     """
 
     format: ClassVar[str]
 
-    def __init__(self, element: Type, paths: tuple[str, ...], delimiter: str = "") -> None:
-        super().__init__(element, len(paths))
+    def __init__(
+        self, element: Type, paths: tuple[str, ...], delimiter: str = "", client: str = "", parts: Sequence[int] = ()
+    ) -> None:
+        super().__init__(element, sum(parts) if parts else len(paths))
         self.paths = paths
         self.delimiter = delimiter
+        self.client = client
+        self.parts = tuple(parts)
+        self.in_files = _without_client(element, client) if client else element
+        self._owners = clients_of_paths(paths, client) if client else ()
+        self._first_split = [0, *itertools.accumulate(parts)]
 
     def read_split(self, split: int, start: int = 0) -> Blocks:
-        path = self.paths[split]
+        place, part = split, None
+        if self.parts:
+            place = bisect.bisect_right(self._first_split, split) - 1
+            part = split - self._first_split[place]
+        path = self.paths[place]
         try:
-            yield from self.read_file(_allowed(path), start)
+            for block in _unchanged(path, self.read_part(_allowed(path), part, start)):
+                yield self._with_client(block, place) if self.client else block
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
 
-    @abc.abstractmethod
+    def read_part(self, path: str, part: int | None, start: int) -> Blocks:
+        """Yields the elements of a part of a file, or of all of it, from a number of them on; without the client."""
+        del part  # there is but one
+        return self.read_file(path, start)
+
     def read_file(self, path: str, start: int) -> Blocks:
         """Yields the elements of a file, from a number of them on."""
+        raise NotImplementedError
+
+    def parts_of(self, path: str) -> int:
+        """Returns in how many splits a file is read."""
+        return self.parts[self.paths.index(path)] if self.parts else 1
+
+    def clients(self, column: str) -> "Mapping[str, Source] | None":
+        if column != self.client:
+            return None
+        paths: dict[str, list[str]] = {}
+        for owner, path in zip(self._owners, self.paths):
+            paths.setdefault(owner, []).append(path)
+        return {
+            owner: type(self)(self.in_files, tuple(paths[owner]), delimiter=self.delimiter) for owner in sorted(paths)
+        }
+
+    def _with_client(self, block: Column, place: int) -> Column:
+        owner: Payload = self._owners[place].encode()
+        return StructColumn((*cast(StructColumn, block).fields, ListColumn([owner] * len(block))), len(block))
 
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" * (len(self.paths) > 1)
         return f"{os.path.basename(self.paths[0])}{more}"
+
+
+def with_client(element: Type, client: str) -> Type:
+    """Returns the type of elements with a last member that says whose they are, if that has a name.
+
+    Raises:
+      TypeMismatchError: If they have no members under names, or one of that name.
+    """
+    if not client:
+        return element
+    check_named(element, lambda _: True)
+    members = fields_of(cast(StructType, element))
+    if client in [name for name, _ in members]:
+        raise TypeMismatchError(f"Expected no column {client!r}, which paths say, found {element}; at client_from_path")
+    return StructType([*members, (client, _TEXT)])
+
+
+def _without_client(element: Type, client: str) -> Type:
+    members = fields_of(element) if isinstance(element, StructType) else ()
+    if len(members) < 2 or members[-1] != (client, _TEXT):
+        raise TypeMismatchError(f"Expected a last column {client!r}, of text, found {element}; at client_from_path")
+    return StructType(list(members[:-1]))
+
+
+def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
+    """Returns whose each file is: what stands after `name=` in its path, or else the file's name without its ending.
+
+    Raises:
+      InvalidValueError: If some have the one, and some have not.
+    """
+    folders = [[part for part in pathlib.PurePath(path).parts if part.startswith(f"{name}=")] for path in paths]
+    if all(folders):
+        return tuple(urllib.parse.unquote(found[-1].partition("=")[2]) for found in folders)
+    if any(folders):
+        odd = paths[[bool(found) for found in folders].index(False)]
+        raise InvalidValueError(f"Expected a folder {name}=… in each path as in others, found {odd}")
+    return tuple(pathlib.PurePath(path).stem for path in paths)
+
+
+def _unchanged(path: str, blocks: Blocks) -> Blocks:
+    """Yields blocks of a file as long as it is the one that was begun with.
+
+    Raises:
+      InvalidValueError: If it is another one, or has been written to since.
+    """
+    before = _stamp(path)
+    for block in blocks:
+        if _stamp(path) != before:
+            raise InvalidValueError(
+                f"Expected a file that stays as it is while it is read, found that {path} has changed; write a new "
+                "file, and rename it into its place between two passes"
+            )
+        yield block
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _allowed(path: str) -> str:
@@ -121,21 +222,26 @@ class NpzFiles(FilesSource):
 
     format = "NPZ"
 
-    def __init__(self, element: Type, paths: tuple[str, ...], delimiter: str = "") -> None:
-        super().__init__(element, paths, delimiter)
-        _check_named(element, lambda t: isinstance(t, TensorType))
+    def __init__(self, element: Type, paths: tuple[str, ...], delimiter: str = "", **options: Any) -> None:
+        super().__init__(element, paths, delimiter, **options)
+        check_named(self.in_files, lambda t: isinstance(t, TensorType))
 
     def read_file(self, path: str, start: int) -> Blocks:
         found = npz_arrays(path)
-        names = [cast(str, name) for name, _ in fields_of(cast(StructType, self.element))]
+        names = [cast(str, name) for name, _ in fields_of(cast(StructType, self.in_files))]
         if missing := [name for name in names if name not in found]:
             raise InvalidValueError(f"Expected an array {missing[0]!r}, found {sorted(found)}; in {path}")
         arrays = tuple(found[name] for name in names)
         rows = check_rows({name: found[name] for name in names}, path)
-        return pieces(column_over(arrays, self.element, rows, path), rows_at_once(self.element), start)
+        return pieces(column_over(arrays, self.in_files, rows, path), rows_at_once(self.in_files), start)
 
 
-def _check_named(element: Type, is_one: Callable[[Type], bool]) -> None:
+def check_named(element: Type, is_one: Callable[[Type], bool]) -> None:
+    """Checks that elements have members under names.
+
+    Raises:
+      TypeMismatchError: If they have not, or one is of another type than it may be.
+    """
     members = fields_of(element) if isinstance(element, StructType) else ()
     if not members or not all(name and is_one(t) for name, t in members):
         raise TypeMismatchError(
@@ -208,137 +314,3 @@ def _row_type(array: NDArray[Any], path: str) -> TensorType:
     if found is None:
         raise TypeMismatchError(f"Expected numbers or text, found {describe(array)}; in {path}")
     return found
-
-
-class CsvFiles(FilesSource):
-    """Dicts of scalars from tables whose first line has the names of the columns.
-
-    Raises:
-      TypeMismatchError: If the element is no struct of named scalars.
-      InvalidValueError: If the delimiter is none.
-    """
-
-    format = "CSV"
-
-    def __init__(self, element: Type, paths: tuple[str, ...], delimiter: str) -> None:
-        super().__init__(element, paths, delimiter)
-        _check_named(element, lambda t: isinstance(t, TensorType) and is_scalar(t))
-        if not isinstance(cast(object, delimiter), str) or len(delimiter) != 1 or delimiter in '\r\n"':
-            raise InvalidValueError(f"Expected a character, found {describe(delimiter)}; at the delimiter of CSV")
-
-    def read_file(self, path: str, start: int) -> Blocks:
-        return packed(self._rows(path, start), self.element)
-
-    def _rows(self, path: str, start: int) -> Generator[Payload]:
-        columns = fields_of(cast(StructType, self.element))
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
-            try:
-                header = next(reader, list[str]())
-                places = [_place_of(cast(str, name), header, path) for name, _ in columns]
-                parsers = [(place, _parser(cast(TensorType, t))) for place, (_, t) in zip(places, columns)]
-                for row in itertools.islice((cells for cells in reader if cells), start, None):
-                    if len(row) != len(header):
-                        raise InvalidValueError(
-                            f"Expected {len(header)} cells as in the first line, found {len(row)}; "
-                            f"in {path}, line {reader.line_num}"
-                        )
-                    try:
-                        yield tuple([parse(row[place]) for place, parse in parsers])
-                    except (ValueError, OverflowError, FedstackError):
-                        name, tensor, text = _misfit(columns, parsers, row)
-                        raise InvalidValueError(
-                            f"Expected {tensor}, found {shorten(text)}; in {path}, line {reader.line_num}, "
-                            f"column {name!r}; correct the file, or read the column as text (np.str_)"
-                        ) from None
-            except csv.Error as error:
-                raise InvalidValueError(
-                    f"Expected CSV, found none: {error}; in {path}, line {reader.line_num}"
-                ) from error
-            except UnicodeDecodeError as error:
-                raise InvalidValueError(
-                    f"Expected UTF-8, found none: {error}; in {path}, after line {reader.line_num}"
-                ) from error
-
-
-def _place_of(name: str, header: Sequence[str], path: str) -> int:
-    if header.count(name) != 1:
-        what = f"several columns {name!r}" if name in header else f"the columns {shorten(list(header))}"
-        raise InvalidValueError(f"Expected one column {name!r}, found {what}; in {path}, line 1")
-    return header.index(name)
-
-
-def _parser(tensor: TensorType) -> Callable[[str], object]:
-    """Returns the function from the text of a cell to the payload of a scalar."""
-    if is_string(tensor):
-        return str.encode
-    kind, make = kind_of_dtype(tensor.dtype), cast("Callable[[object], object]", tensor.dtype.type)
-    if kind == "b":
-        return lambda text: np.bool_(_truth(text))
-    if kind == "f" and tensor.dtype.itemsize == 8:
-        return lambda text: make(float(text))
-    number: Callable[[str], object] = int if kind == "i" else float if kind == "f" else complex
-    return lambda text: normalize_tensor(number(text), tensor, "the cell")
-
-
-def _truth(text: str) -> bool:
-    if text not in _TRUTH:
-        raise ValueError(text)
-    return _TRUTH[text]
-
-
-def _misfit(
-    columns: Iterable[tuple[str | None, Type]],
-    parsers: Iterable[tuple[int, Callable[[str], object]]],
-    row: Sequence[str],
-) -> tuple[str | None, Type, str]:
-    """Returns the name and the type of the first column whose cell does not fit, and its text."""
-    for (name, tensor), (place, parse) in zip(columns, parsers):
-        try:
-            parse(row[place])
-        except (ValueError, OverflowError, FedstackError):
-            return name, tensor, row[place]
-    raise AssertionError("all cells fit")
-
-
-class JsonLinesFiles(FilesSource):
-    """Elements from files with a JSON value on each line. Of objects the members are read that the element has."""
-
-    format = "JSON_LINES"
-
-    def read_file(self, path: str, start: int) -> Blocks:
-        return packed(self._rows(path, start), self.element)
-
-    def _rows(self, path: str, start: int) -> Generator[Payload]:
-        with open(path, "rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-            for number, line in itertools.islice(lines, start, None):
-                place = f"{path}, line {number}"
-                try:
-                    value = json.loads(line.decode("utf-8-sig"))
-                except (ValueError, RecursionError) as error:  # json's own errors and UTF-8's are both the former
-                    raise InvalidValueError(f"Expected a JSON value, found none: {error}; in {place}") from error
-                try:
-                    yield normalize(_chosen(value, self.element), self.element, place, _read_json)
-                except TypeMismatchError as error:
-                    raise InvalidValueError(*error.args) from error
-
-
-def _chosen(value: object, element: Type) -> object:
-    """Returns a JSON value without the members of objects that a type has not."""
-    if isinstance(element, StructType) and isinstance(value, dict):
-        members = cast("dict[str, object]", value)
-        return {n: _chosen(members[n], t) for n, t in fields_of(element) if n is not None and n in members}
-    return value
-
-
-def _read_json(value: object, tensor: TensorType, path: str) -> Payload:
-    if kind_of_dtype(tensor.dtype) == "f":
-        value = _floats(value)  # JSON does not tell 1 from 1.0
-    return normalize_tensor(value, tensor, path)
-
-
-def _floats(value: object) -> object:
-    if isinstance(value, list):
-        return [_floats(item) for item in cast("list[object]", value)]
-    return float(value) if type(value) is int else value

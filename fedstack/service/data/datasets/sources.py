@@ -3,7 +3,7 @@
 import abc
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 import numpy as np
@@ -70,6 +70,15 @@ class Source(abc.ABC):
     @property
     def held(self) -> Column | None:
         """All elements, where they are in memory anyway."""
+        return None
+
+    def clients(self, column: str) -> "Mapping[str, Source] | None":
+        """Returns the elements of each client by its id, in order, where they lie apart; else `None`.
+
+        Args:
+          column: The member of elements that says whose they are; they come without it.
+        """
+        del column
         return None
 
     @abc.abstractmethod

@@ -1,0 +1,162 @@
+"""Makes elements of what pyarrow reads, and says what types its columns have."""
+
+from typing import Any, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, shape_fits, tensor_leaves
+from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
+from fedstack.computations.values.quiet import quietly
+from fedstack.computations.values.tensor_values import kind_of_dtype, read_only, shorten
+from fedstack.data.arrow_arrays import check_nothing_null, dense, imported_pyarrow, is_list, joined, list_lengths
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.service.data.datasets.blocks import column_over
+
+
+def type_of_arrow(kind: Any, path: str) -> Type:
+    """Returns the type of elements that a column has, by its type in Arrow.
+
+    Raises:
+      TypeMismatchError: If the language has none for it.
+    """
+    types = imported_pyarrow().types
+    if types.is_struct(kind):
+        return StructType([(field.name, type_of_arrow(field.type, f"{path}, member {field.name!r}")) for field in kind])
+    if types.is_dictionary(kind):
+        return type_of_arrow(kind.value_type, path)
+    if hasattr(kind, "storage_type"):
+        shape = getattr(kind, "shape", None)
+        found = type_of_arrow(kind.storage_type if shape is None else kind.value_type, path)
+        return found if shape is None else TensorType(cast(TensorType, found).dtype, shape)
+    if is_list(kind):
+        inner = type_of_arrow(kind.value_type, path)
+        if isinstance(inner, TensorType):
+            return TensorType(inner.dtype, [getattr(kind, "list_size", None), *(inner.shape or ())])
+    text = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    is_text = any(getattr(types, f"is_{name}")(kind) for name in text)
+    try:
+        return TensorType(np.str_ if is_text else np.dtype(kind.to_pandas_dtype()).type)
+    except (TypeError, ValueError, NotImplementedError):
+        raise TypeMismatchError(
+            f"Expected numbers, text, or lists and structs of these, found {kind}; at {path}; read other columns only: "
+            "columns=[...]"
+        ) from None
+
+
+def check_text(element: Type) -> None:
+    """Checks that elements can be read from text.
+
+    Raises:
+      TypeMismatchError: If there is something else than text, numbers and bools.
+    """
+    for path, tensor in tensor_leaves(element):
+        if kind_of_dtype(tensor.dtype) not in "Sbif" or tensor.shape is None:
+            raise TypeMismatchError(f"Expected text, numbers, bools or lists of these, found {tensor}; at {path}")
+
+
+def arrow_type(element: Type) -> Any:
+    """Returns the type in Arrow as which text is read for elements of a type: a wider one for floats."""
+    pa = imported_pyarrow()
+    if isinstance(element, StructType):
+        return pa.struct([(name, arrow_type(member)) for name, member in fields_of(element)])
+    tensor = cast(TensorType, element)
+    kind = kind_of_dtype(tensor.dtype)
+    found = pa.string() if kind == "S" else pa.float64() if kind == "f" else pa.from_numpy_dtype(tensor.dtype)
+    for _ in tensor.shape or ():
+        found = pa.list_(found)
+    return found
+
+
+@attrs.frozen
+class ArrowReader:
+    """Makes elements of what pyarrow has read.
+
+    Attributes:
+      path: Where it is from, for messages.
+      from_text: Whether it was text, of which floats were read that may be too wide for the type.
+    """
+
+    path: str
+    from_text: bool = False
+
+    def column(self, values: Any, element: Type, first: int, name: str = "") -> Column:
+        """Returns the elements that a column has.
+
+        Args:
+          values: A `pyarrow.Array` or `pyarrow.ChunkedArray`.
+          element: The type of an element.
+          first: The number of its first row, for messages.
+          name: What the column is called in messages.
+
+        Raises:
+          InvalidValueError: If a value is missing, or out of the range of its type.
+          TypeMismatchError: If the values are of another type.
+        """
+        array, place = joined(values), f"{self.path}{name}"
+        check_nothing_null(array, place, first)
+        if isinstance(element, StructType):
+            return self._structs(array, element, first, name)
+        tensor = cast(TensorType, element)
+        if is_string(tensor) and is_scalar(tensor):
+            return ListColumn(_texts(array, tensor, place), list_is_own=True)
+        rows = dense(array, place)
+        if rows is not None:
+            return self._rows(rows, tensor, first, place)
+        items = [
+            self._rows(row[None], tensor, first + k, place).items()[0] for k, row in enumerate(_ragged(array, place))
+        ]
+        return ListColumn(items, list_is_own=True)
+
+    def _structs(self, array: Any, element: StructType, first: int, name: str) -> Column:
+        is_struct = imported_pyarrow().types.is_struct(array.type)
+        members = {field.name: member for field, member in zip(array.type, array.flatten())} if is_struct else {}
+        wanted = [cast(str, member) for member, _ in fields_of(element)]
+        if not members.keys() >= set(wanted):
+            raise TypeMismatchError(f"Expected {element}, found {array.type}; in {self.path}{name}")
+        columns = [
+            self.column(members[n], t, first, f"{name}, column {n!r}") for n, (_, t) in zip(wanted, fields_of(element))
+        ]
+        return StructColumn(tuple(columns), len(array))
+
+    def _rows(self, rows: NDArray[Any], tensor: TensorType, first: int, place: str) -> Column:
+        """Returns the column of rows, cast where that loses nothing, or, if they were text, within their range."""
+        dtype, kind = tensor.dtype, kind_of_dtype(tensor.dtype)
+        narrows = self.from_text and kind == "f"
+        is_one = kind_of_dtype(rows.dtype) == kind and (narrows or kind == "S" or np.can_cast(rows.dtype, dtype))
+        if not is_one or not shape_fits(rows.shape[1:], tensor.shape):
+            raise TypeMismatchError(f"Expected rows of {tensor}, found {rows.dtype}{list(rows.shape[1:])}; in {place}")
+        if kind == "S":
+            return column_over(rows, TensorType(np.str_, rows.shape[1:]), len(rows), place)
+        values = quietly(np.asarray, rows, dtype)
+        if narrows:
+            lost = (np.isinf(values) & np.isfinite(rows)).reshape(len(rows), -1).any(axis=1)
+            for row in np.flatnonzero(lost)[:1].tolist():
+                raise InvalidValueError(
+                    f"Expected {tensor}, found {shorten(rows[row].tolist())}; in {place}, row {first + row}; correct "
+                    "the file, or read a wider type"
+                )
+        return (ScalarColumn if is_scalar(tensor) else RowsColumn)(read_only(np.ascontiguousarray(values)))
+
+
+def _texts(array: Any, tensor: TensorType, place: str) -> list[object]:
+    pa = imported_pyarrow()
+    if pa.types.is_dictionary(array.type):
+        words = _texts(array.dictionary, tensor, place)
+        return [words[index] for index in array.indices.to_pylist()]
+    if type_of_arrow(array.type, place) != tensor:
+        raise TypeMismatchError(f"Expected {tensor}, found {array.type}; in {place}")
+    return array.cast(pa.large_binary()).to_pylist()
+
+
+def _ragged(array: Any, place: str) -> list[NDArray[Any]]:
+    """Returns lists of several lengths, each as an array."""
+    inner = dense(array.flatten(), place)
+    if inner is not None:
+        return np.split(inner, np.cumsum(list_lengths(array))[:-1])
+    found = [dense(array.slice(row, 1), place) for row in range(len(array))]
+    if any(row is None for row in found):
+        raise InvalidValueError(f"Expected lists that make an array in each row, found others; in {place}; pad them")
+    return [cast("NDArray[Any]", row)[0] for row in found]

@@ -1,0 +1,264 @@
+"""Reads elements from files with pyarrow: Parquet, Arrow's own format, CSV, and JSON by the line."""
+
+import abc
+import contextlib
+import csv
+import io
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_scalar
+from fedstack.computations.values.tensor_values import describe, shorten
+from fedstack.data.arrow_arrays import imported_pyarrow
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.service.data.datasets.arrow_elements import ArrowReader, arrow_type, check_text, type_of_arrow
+from fedstack.service.data.datasets.blocks import Blocks, pieces, rows_at_once, without_first
+from fedstack.service.data.datasets.element_types import type_of
+from fedstack.service.data.datasets.files import FilesSource, check_named
+
+# How much of a file of text is read at a time; no line has more.
+_TEXT_BYTES = 16 << 20
+_MISFIT = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to .*?: invalid value '(.*)'", re.DOTALL)
+
+
+class ArrowFiles(FilesSource):
+    """Rows of files that have columns under names.
+
+    Raises:
+      ImportError: When they are read, if pyarrow is not installed.
+    """
+
+    from_text: ClassVar[bool] = False
+    first_row: ClassVar[int] = 0
+
+    def __init__(self, element: Type, paths: tuple[str, ...], **options: Any) -> None:
+        super().__init__(element, paths, **options)
+        check_named(self.in_files, lambda _: True)
+        if self.from_text:
+            check_text(self.in_files)
+
+    @property
+    def columns(self) -> dict[str, Type]:
+        """The columns that are read, by name."""
+        return {cast(str, name): member for name, member in fields_of(cast(StructType, self.in_files))}
+
+    def read_part(self, path: str, part: int | None, start: int) -> Blocks:
+        try:
+            yield from without_first(self._blocks(path, part), start)
+        except imported_pyarrow().ArrowException as error:
+            raise self.misread(path, error) from error
+
+    def _blocks(self, path: str, part: int | None) -> Blocks:
+        reader, row = ArrowReader(path, self.from_text), self.first_row
+        for batch in self.batches(path, part):
+            found = reader.column(batch.to_struct_array(), self.in_files, row)
+            row += len(found)
+            yield from pieces(found, rows_at_once(self.in_files))
+
+    @abc.abstractmethod
+    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+        """Yields `pyarrow.RecordBatch`es with the columns of elements, of a part of a file or all of it."""
+
+    def misread(self, path: str, error: Exception) -> InvalidValueError:
+        """Returns the error for a file that pyarrow does not take."""
+        return InvalidValueError(f"Reading {path} raised {type(error).__name__}: {error}")
+
+
+def check_columns(wanted: Sequence[str], found: Sequence[str], path: str, where: str = "") -> None:
+    """Checks that a file has each column once that is read.
+
+    Raises:
+      InvalidValueError: If not.
+    """
+    for name in wanted:
+        if list(found).count(name) != 1:
+            what = f"several columns {name!r}" if name in found else f"the columns {shorten(list(found))}"
+            raise InvalidValueError(f"Expected one column {name!r}, found {what}; in {path}{where}")
+
+
+class FilesWithSchema(ArrowFiles):
+    """Files that say of which types their columns are, and have parts that can be read alone."""
+
+    @classmethod
+    @abc.abstractmethod
+    def look(cls, path: str) -> tuple[Any, int]:
+        """Returns the `pyarrow.Schema` of a file, and how many parts it has."""
+
+    @classmethod
+    def looked(cls, path: str) -> tuple[Any, int]:
+        """Does what `look` does.
+
+        Raises:
+          InvalidValueError: If the file cannot be read.
+        """
+        try:
+            return cls.look(path)
+        except (imported_pyarrow().ArrowException, OSError) as error:
+            raise InvalidValueError(f"Reading {path} raised {type(error).__name__}: {error}") from error
+
+    def _check(self, path: str, part: int | None) -> tuple[list[str], int]:
+        """Returns the names of the columns of a file, and how many parts it has, if these are as they should be."""
+        schema, parts = self.look(path)
+        check_columns(list(self.columns), schema.names, path)
+        wanted = self.parts_of(path)
+        if part is not None and parts != wanted:
+            raise InvalidValueError(
+                f"Expected {wanted} row groups or record batches, found {parts}; in {path}; the file has changed since "
+                "the dataset was defined: define it anew"
+            )
+        return schema.names, parts
+
+
+class ParquetFiles(FilesWithSchema):
+    """The rows of Parquet files, whose parts are row groups."""
+
+    format = "PARQUET"
+
+    @classmethod
+    def look(cls, path: str) -> tuple[Any, int]:
+        with _opened_parquet(path) as file:
+            return file.schema_arrow, file.num_row_groups
+
+    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+        _, parts = self._check(path, part)
+        groups = list(range(parts)) if part is None else [part]
+        with _opened_parquet(path) as file:
+            yield from file.iter_batches(rows_at_once(self.in_files), row_groups=groups, columns=list(self.columns))
+
+
+@contextlib.contextmanager
+def _opened_parquet(path: str) -> Generator[Any]:
+    # No map of the file: where one shrinks, that ends the process.
+    with imported_pyarrow().OSFile(path) as file:
+        yield imported_pyarrow(".parquet").ParquetFile(file)
+
+
+class ArrowIpcFiles(FilesWithSchema):
+    """The rows of files in Arrow's own format (Feather), whose parts are record batches, or of its streams."""
+
+    format = "ARROW"
+
+    @classmethod
+    def look(cls, path: str) -> tuple[Any, int]:
+        with _opened_ipc(path) as found:
+            return found.schema, getattr(found, "num_record_batches", 1)
+
+    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+        names, parts = self._check(path, part)
+        with _opened_ipc(path, [names.index(name) for name in self.columns]) as found:
+            if hasattr(found, "get_batch"):
+                yield from map(found.get_batch, range(parts) if part is None else [part])
+            else:
+                yield from found
+
+
+@contextlib.contextmanager
+def _opened_ipc(path: str, columns: Sequence[int] = ()) -> Generator[Any]:
+    pa, ipc = imported_pyarrow(), imported_pyarrow(".ipc")
+    with pa.OSFile(path) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        options = ipc.IpcReadOptions(included_fields=list(columns))
+        yield (ipc.open_file if is_file else ipc.open_stream)(file, options=options)
+
+
+class CsvFiles(ArrowFiles):
+    """Dicts of scalars from tables whose first line has the names of the columns.
+
+    Raises:
+      TypeMismatchError: If the element is no struct of named scalars.
+      InvalidValueError: If the delimiter is none.
+    """
+
+    format = "CSV"
+    from_text = True
+    first_row = 2  # after that with the names
+
+    def __init__(self, element: Type, paths: tuple[str, ...], **options: Any) -> None:
+        super().__init__(element, paths, **options)
+        check_named(self.in_files, lambda t: isinstance(t, TensorType) and is_scalar(t))
+        if not isinstance(cast(object, self.delimiter), str) or len(self.delimiter) != 1 or self.delimiter in '\r\n"':
+            raise InvalidValueError(f"Expected a character, found {describe(self.delimiter)}; at the delimiter of CSV")
+
+    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+        pa_csv = imported_pyarrow(".csv")
+        check_columns(list(self.columns), self._header(path), path, ", row 1")
+        with imported_pyarrow().input_stream(path) as file:
+            yield from pa_csv.open_csv(
+                file,
+                read_options=pa_csv.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),  # which numbers rows
+                parse_options=pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                convert_options=pa_csv.ConvertOptions(
+                    column_types={name: arrow_type(t) for name, t in self.columns.items()},
+                    include_columns=list(self.columns),
+                    null_values=[],
+                    true_values=["true", "True", "1"],
+                    false_values=["false", "False", "0"],
+                ),
+            )
+
+    def _header(self, path: str) -> list[str]:
+        with imported_pyarrow().input_stream(path) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+            return next(csv.reader(text, delimiter=self.delimiter), list[str]())
+
+    def misread(self, path: str, error: Exception) -> InvalidValueError:
+        found = _MISFIT.search(str(error))
+        if found is None:
+            return super().misread(path, error)
+        name = self._header(path)[int(found[1])]
+        tensor = self.columns[name]
+        return InvalidValueError(
+            f"Expected {tensor}, found {shorten(found[3])}; in {path}, row {found[2]}, column {name!r}; correct the "
+            "file, or read the column as text (np.str_)"
+        )
+
+
+class JsonLinesFiles(ArrowFiles):
+    """Elements from files with a JSON object on each line, of which the members are read that the element has."""
+
+    format = "JSON_LINES"
+    from_text = True
+    first_row = 1
+
+    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+        pa, pa_json = imported_pyarrow(), imported_pyarrow(".json")
+        schema = pa.schema([(name, arrow_type(member)) for name, member in self.columns.items()])
+        with pa.input_stream(path) as file:
+            if not file.read(1):
+                return  # no line, which pyarrow takes for an error
+        with pa.input_stream(path) as file:
+            for batch in pa_json.open_json(
+                file,
+                read_options=pa_json.ReadOptions(use_threads=False, block_size=_TEXT_BYTES),
+                parse_options=pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+            ):
+                batch.validate(full=True)  # that text is UTF-8
+                yield batch
+
+
+def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where: str) -> StructType:
+    """Returns the type of the elements of files.
+
+    Args:
+      kind: What kind of files.
+      path: The first file.
+      columns: The names of the columns to read, or a dict from names to types; `None` for all of them.
+      where: What that was given to, for messages.
+
+    Raises:
+      TypeMismatchError: If the columns are neither, or the language has no type for one.
+      InvalidValueError: If the file has no such column, or is none of this kind.
+    """
+    if isinstance(columns, Mapping):
+        return cast(StructType, type_of(cast(object, columns), where))
+    if columns is not None and (isinstance(columns, str) or not isinstance(columns, Sequence)):
+        raise TypeMismatchError(
+            f"Expected the names of columns, or a dict from names to types, found {describe(columns)}; at {where}"
+        )
+    schema, _ = kind.looked(path)
+    names = schema.names if columns is None else list(cast("Sequence[str]", columns))
+    check_columns(names, schema.names, path)
+    return StructType([(n, type_of_arrow(schema.field(n).type, f"{path}, column {n!r}")) for n in names])
