@@ -250,7 +250,7 @@ class PassPlan:
     def _put_back(self, one: TakenRange, error: Exception, was_there: bool) -> int:
         one.worker = b""
         one.losses += was_there
-        if self._guarantee is Guarantee.AT_MOST_ONCE and (one.rows or one.losses >= _MOST_LOSSES):
+        if self._guarantee is Guarantee.AT_MOST_ONCE and one.losses >= _MOST_LOSSES:
             self._hand_over(one, None)
             missing = one.last - one.first - one.rows if self._one_each else -1
             self.missing = None if missing < 0 or self.missing is None else self.missing + missing
