@@ -1,10 +1,12 @@
 """Defines the executor at the bottom of every stack: it calls leaf computations, on a bounded pool of threads."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from fedstack.computations.leaves.carrier_policy import Rules
 from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.work_scope import current_policy, current_scope
 from fedstack.computations.plan.graph import Function
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.plan.program import (
@@ -32,7 +34,14 @@ from fedstack.executors.concurrency.measurements import timed_run
 from fedstack.executors.folds.sinks import Sink
 
 _T = TypeVar("_T")
-_LEAVES = Linking("leaf computations")
+# So many policies at a time keep what was loaded under them.
+_MOST_POLICIES = 100
+
+
+@functools.lru_cache(_MOST_POLICIES)
+def _leaves_under(rules: Rules) -> Linking:
+    """Returns how leaves are linked under a policy: what one has let in never answers for another."""
+    return Linking(f"leaf computations under {rules}")
 
 
 class LeafEngine(ProgramEngine):
@@ -58,7 +67,7 @@ class LeafEngine(ProgramEngine):
         return uri.startswith("generic_")
 
     def link(self, program: Program) -> Program:
-        return program.with_operations(_LEAVES, self._operation)
+        return program.with_operations(_leaves_under(current_policy().rules), self._operation)
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, LeafSource):

@@ -1,6 +1,7 @@
 """Says which leaf computations this process loads from others."""
 
 from collections.abc import Collection
+from typing import TypeAlias
 
 import attrs
 
@@ -10,6 +11,9 @@ from fedstack.foundations.error_text import name_text
 
 # What to do about a function that can go by value only, where the worker is one of ours.
 ALLOW_CODE = "start the worker with --allow-python-code"
+
+# A policy as a key: modules, whether code, runtimes, whether modules have to be the same.
+Rules: TypeAlias = tuple[frozenset[str], bool, frozenset[str], bool]
 
 
 @attrs.define
@@ -29,6 +33,11 @@ class CarrierPolicy:
     python_code: bool = False
     runtimes: Collection[str] = ()
     strict_modules: bool = False
+
+    @property
+    def rules(self) -> "Rules":
+        """What it allows as of now; equal for policies that allow the same."""
+        return frozenset(self.modules), self.python_code, frozenset(self.runtimes), self.strict_modules
 
     def allows_module(self, module: str) -> bool:
         """Tells whether a reference into `module` may be followed."""

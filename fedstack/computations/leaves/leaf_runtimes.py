@@ -16,15 +16,15 @@ import time
 import uuid
 import weakref
 from importlib import metadata
-from typing import cast
+from typing import TypeAlias, cast
 
 import attrs
 from google.protobuf import any_pb2, symbol_database
 from google.protobuf.message import DecodeError
 
 from fedstack.computations.leaves.bound_operation import BoundOperation
-from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy
-from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.computations.leaves.carrier_policy import ALLOW_CODE, CarrierPolicy, Rules
+from fedstack.computations.leaves.work_scope import current_policy, current_scope
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.values.tensor_values import describe
@@ -227,16 +227,26 @@ def unknown_carrier(name: str) -> CarrierError:
     )
 
 
+# The digest of a leaf, and under which rules it was loaded.
+_Key: TypeAlias = tuple[bytes, Rules]
+
+
 class LoadedLeaves:
     """The leaves that were used last, by content; for any number of threads. Large ones are fewer.
+
+    What one policy has let in is nothing to another: it is loaded again under that, or refused.
+
+    Args:
+      policy: Says what may be loaded; by default the policy in force, each time.
 
     Attributes:
       some_differ: Whether any that was loaded is from another version of its module than the sender's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: CarrierPolicy | None = None) -> None:
         self.some_differ = False
-        self._known: SharedCache[bytes, BoundOperation | Exception] = SharedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
+        self._policy = policy
+        self._known: SharedCache[_Key, BoundOperation | Exception] = SharedCache(_MAX_LEAVES, _MAX_LEAF_BYTES)
         renew_after_fork(self)
         self.renew()
 
@@ -244,7 +254,7 @@ class LoadedLeaves:
         """Begins to take turns anew."""
         self._lock = threading.Lock()
         # Those that are being loaded: whoever needs one of them too waits for it, and does not load it as well.
-        self._turns: weakref.WeakValueDictionary[bytes, threading.RLock] = weakref.WeakValueDictionary()
+        self._turns: weakref.WeakValueDictionary[_Key, threading.RLock] = weakref.WeakValueDictionary()
 
     def load(self, computation: computation_pb2.Computation) -> BoundOperation:
         """Returns a leaf, loaded unless it has been.
@@ -252,7 +262,7 @@ class LoadedLeaves:
         Raises:
           CarrierError: If it cannot be loaded; what `prepare` has found out is not tried again.
         """
-        key, size = digest_of(computation)
+        key, size = self._key(computation)
         known = self._known.get(key)
         if known is None:
             with self._lock:
@@ -268,7 +278,7 @@ class LoadedLeaves:
 
     def find(self, computation: computation_pb2.Computation) -> BoundOperation | None:
         """Returns a leaf if it has been loaded."""
-        key, _ = digest_of(computation)
+        key, _ = self._key(computation)
         found = self._known.get(key)
         return found if isinstance(found, BoundOperation) else None
 
@@ -280,10 +290,14 @@ class LoadedLeaves:
             found = without_own_frames(error).with_traceback(None)
         except BaseException as error:  # it is the sender's, and not meant for this process
             found = CarrierError(f"Loading a function raised {error!r}")
-        key, size = digest_of(computation)
+        key, size = self._key(computation)
         self._put(key, found, size)
 
-    def _put(self, key: bytes, found: BoundOperation | Exception, size: int) -> None:
+    def _key(self, computation: computation_pb2.Computation) -> tuple[_Key, int]:
+        digest, size = digest_of(computation)
+        return (digest, (self._policy or current_policy()).rules), size
+
+    def _put(self, key: _Key, found: BoundOperation | Exception, size: int) -> None:
         self._known.put(key, found, size)
         if isinstance(found, BoundOperation) and found.differing_module:
             self.some_differ = True

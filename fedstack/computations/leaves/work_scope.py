@@ -192,6 +192,10 @@ class WorkScope:
             clock=self.clock,
         )
 
+    def under(self, policy: CarrierPolicy) -> "WorkScope":
+        """Returns the same scope with another policy, under which nothing has been loaded ahead."""
+        return attrs.evolve(self, policy=policy, leaves=None)
+
     @contextlib.contextmanager
     def entered(self) -> Generator["WorkScope", None, None]:
         """Makes this the current scope for the block."""

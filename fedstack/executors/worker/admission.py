@@ -28,7 +28,7 @@ class Admission:
 
     def __init__(self, policy: CarrierPolicy) -> None:
         self.policy = policy
-        self.leaves = LoadedLeaves()
+        self.leaves = LoadedLeaves(policy)
         self.scope = WorkScope(policy=policy, leaves=self.leaves)
         self._loading = LeafThreads(_LOADING_THREADS)
 

@@ -110,7 +110,7 @@ def known_dataset(description: DatasetDescription, policy: CarrierPolicy | None)
       CarrierError: If one that has to run here is none of those.
     """
     element = type_from_proto(description.split_element)
-    with attrs.evolve(current_scope(), policy=policy or current_policy()).entered():
+    with current_scope().under(policy or current_policy()).entered():
         try:
             rest = with_steps(Dataset(ArraysSource(element, empty_column(element))), description.after)
         except CarrierError as error:

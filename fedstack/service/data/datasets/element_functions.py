@@ -23,7 +23,8 @@ class ElementFunction:
     """A computation without placements, for elements.
 
     Args:
-      computation: The computation, as users have it or as a message.
+      computation: The computation, as users have it or as a message. It is loaded, when it is first used, under the
+        policy that is in force now.
       where: What it was given to, for messages.
 
     Attributes:
@@ -37,6 +38,7 @@ class ElementFunction:
 
     def __init__(self, computation: object, where: str) -> None:
         self._source, self._where = computation, where  # the source keeps a Python function alive
+        self._policy = current_scope().policy
         if isinstance(computation, ConcreteComputation):
             computation = computation.to_proto()
         if not isinstance(computation, computation_pb2.Computation):
@@ -63,7 +65,9 @@ class ElementFunction:
         """
         if self._program is None:
             engine = SequenceEngine(LeafEngine(LeafThreads(), None, None))
-            with RunInline():  # whoever iterates waits for it
+            scope = current_scope()
+            rules = scope if self._policy is scope.policy or self._policy is None else scope.under(self._policy)
+            with rules.entered(), RunInline():  # whoever iterates waits for it
                 self._program = engine.link(closed_program(plans.plan(self.computation)))
         return self._program
 
