@@ -190,12 +190,14 @@ class ReleasePassResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("worker", "leaves")
+    __slots__ = ("worker", "leaves", "token")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     worker: DataWorkerAddress
     leaves: bool
-    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ...) -> None: ...
+    token: str
+    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ..., token: _Optional[str] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
     __slots__ = ("incarnation", "interval_seconds", "lease_seconds")

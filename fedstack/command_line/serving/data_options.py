@@ -15,6 +15,7 @@ from fedstack.service.limits.limits import DataWorkerLimits, DispatcherLimits, S
 
 if TYPE_CHECKING:
     from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+    from fedstack.transport.grpc.file_watch import Renewed
     from fedstack.transport.peers.methods import Service
 
 DATA_OPTIONS = (
@@ -29,6 +30,11 @@ DATA_OPTIONS = (
         "--data-worker",
         "DISPATCHER",
         "address of the dispatcher of a data service: be a worker of it as well, that reads datasets",
+    ),
+    EnvironmentOption(
+        "--worker-token-file",
+        "FILE",
+        "file with tokens of data workers, one a line: a dispatcher asks for one, a data worker shows the first",
     ),
     RepeatableOption("--data-root", "DIR", "folder below which the data worker reads files of datasets"),
 )
@@ -58,7 +64,16 @@ def _dispatcher(options: SimpleNamespace) -> "Iterator[Service]":
         from fedstack.service.data.dispatcher.dispatch_service import DispatchService
         from fedstack.service.data.dispatcher.journal import Journal
 
-        yield DispatchService(Journal(options.work_dir), limits=limits_of(DispatcherLimits, options))
+        tokens = _worker_tokens(options)
+        yield DispatchService(
+            Journal(options.work_dir), worker_tokens=tokens, limits=limits_of(DispatcherLimits, options)
+        )
+
+
+def _worker_tokens(options: SimpleNamespace) -> "Renewed[tuple[str, ...]] | None":
+    from fedstack.service.data.serving.hosting import worker_tokens
+
+    return worker_tokens(options.worker_token_file)
 
 
 def _worker(options: SimpleNamespace, policy: "CarrierPolicy") -> "Iterator[Service]":
@@ -72,6 +87,7 @@ def _worker(options: SimpleNamespace, policy: "CarrierPolicy") -> "Iterator[Serv
             DispatcherStub(connect(options.data_worker, calls_with(options))),
             worker_address=None if dialled == ":%port%" else dialled,
             limits=limits_of(DataWorkerLimits, options),
+            worker_tokens=_worker_tokens(options),
             policy=policy,
             data_roots=options.data_root,
             service_limits=limits_of(ServiceLimits, options),

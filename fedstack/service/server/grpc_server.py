@@ -107,8 +107,12 @@ class GrpcServer:
             public=[self._health],  # whoever supervises a server need not be able to use it
         )
         self._meter = StallMeter()
-        asks_for_token = bool(self._credentials.tokens)
-        self._facts = ServerFacts(asks_for_token=asks_for_token, calls=self.call_counts, stalls=self._meter.counts)
+        self._facts = ServerFacts(
+            asks_for_token=bool(self._credentials.tokens),
+            asks_for_certificate=self._credentials.client_root_certificates is not None,
+            calls=self.call_counts,
+            stalls=self._meter.counts,
+        )
         for service in services:
             service.attach(self._facts)
         self._server: grpc.aio.Server | None = None

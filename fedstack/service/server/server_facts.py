@@ -12,6 +12,7 @@ class ServerFacts:
 
     Args:
       asks_for_token: Whether calls must bring a token.
+      asks_for_certificate: Whether callers must show a certificate.
       calls: Counts the calls that have ended.
       stalls: How often its loop stood still.
       clock: Tells the time in seconds.
@@ -24,11 +25,13 @@ class ServerFacts:
         self,
         *,
         asks_for_token: bool,
+        asks_for_certificate: bool = False,
         calls: CallCounts | None = None,
         stalls: StallCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.asks_for_token = asks_for_token
+        self.asks_for_certificate = asks_for_certificate
         self.calls = calls or CallCounts()
         self.target = ""
         self._stalls = stalls or StallCounts()

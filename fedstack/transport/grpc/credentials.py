@@ -17,6 +17,7 @@ from fedstack.errors import InvalidValueError
 from fedstack.transport.grpc.certificate_checks import why_unusable
 from fedstack.transport.grpc.file_watch import FileWatch, Renewed
 from fedstack.transport.grpc.tokens import METADATA_KEY, File, check_token, read_file, read_tokens
+from fedstack.transport.wire.addresses import Target
 
 if TYPE_CHECKING:
     import grpc
@@ -110,6 +111,12 @@ class ClientCredentials:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata to send with each call: the token, if there is one."""
         return () if self.token is None else ((METADATA_KEY, f"Bearer {self.token}"),)
+
+    def for_named(self, target: Target) -> "ClientCredentials":
+        """Returns what to dial a server with that somebody else has named: no token goes there without TLS."""
+        if self.token is None or (self.uses_tls if target.secure is None else target.secure):
+            return self
+        return attrs.evolve(self, token=None, files=None)
 
     def renewed_metadata(self) -> Renewed[tuple[tuple[str, str], ...]]:
         """Returns the metadata, which changes when the file of the token does."""

@@ -75,6 +75,11 @@ class Server(Protocol):
         ...
 
     @property
+    def asks_for_certificate(self) -> bool:
+        """Whether callers must show a certificate."""
+        ...
+
+    @property
     def calls(self) -> Iterable[tuple[str, str, int]]:
         """How many calls have ended, by method and code."""
         ...

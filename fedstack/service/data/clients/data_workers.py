@@ -72,7 +72,8 @@ class DataWorkers:
         """Returns what reads at a worker."""
         found = self._readers.get(worker)
         if found is None:
-            found = self._readers[worker] = reader_at(self._addresses[worker], self._credentials, worker)
+            found = reader_at(self._addresses[worker], self._credentials, worker, self.dispatcher)
+            self._readers[worker] = found
         return found
 
     def lose(self, worker: bytes, error: FedstackError, since: float) -> None:

@@ -54,7 +54,7 @@ class Connections:
         if reader is None or known != worker:
             if reader is not None:  # another one is at that address now
                 start_apart(reader.close())
-            reader = reader_at(address, self._credentials, worker)
+            reader = reader_at(address, self._credentials, worker, self.dispatcher.address)
             self._readers[address] = worker, reader
         return reader
 

@@ -13,7 +13,7 @@ from fedstack.computations.values.number_checks import MOST_BYTES, whole_number_
 from fedstack.errors import InvalidValueError
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService, Times
 from fedstack.service.data.dispatcher.journal import Journal
-from fedstack.service.data.serving.hosting import hosted, target_of
+from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
 from fedstack.service.data.serving.local_servers import GRPC
 from fedstack.service.limits.limits import DispatcherLimits, ServerLimits
 from fedstack.service.server.owned_server import OwnedServer
@@ -57,6 +57,8 @@ class DispatcherConfig:
       host: A name or an address of this machine. Others than its loopback need TLS.
       credentials: The certificate and key for TLS, and what is asked of clients.
       token_file: A file with tokens, one a line, of which clients must know one.
+      worker_token_file: A file with tokens, one a line, of which data workers must know one to attend. Where clients
+        have to prove who they are, workers attend only with such a token, or at one of the `worker_addresses`.
       insecure: Whether other machines may reach it without TLS.
       limits: How much clients may have.
       server_limits: How much they may have of the server itself.
@@ -78,6 +80,7 @@ class DispatcherConfig:
     host: str = attrs.field(default="127.0.0.1", kw_only=True)
     credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
     token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
+    worker_token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
     insecure: bool = attrs.field(default=False, kw_only=True)
     limits: DispatcherLimits = attrs.field(factory=DispatcherLimits, kw_only=True)
     server_limits: ServerLimits = attrs.field(factory=ServerLimits, kw_only=True)
@@ -117,7 +120,11 @@ class DispatcherConfig:
 def service_of(config: DispatcherConfig, journal: Journal) -> DispatchService:
     """Returns the service of a dispatcher with a journal."""
     return DispatchService(
-        journal, worker_addresses=config.worker_addresses, times=config.times(), limits=config.limits
+        journal,
+        worker_addresses=config.worker_addresses,
+        worker_tokens=worker_tokens(config.worker_token_file),
+        times=config.times(),
+        limits=config.limits,
     )
 
 

@@ -10,10 +10,18 @@ from typing import TypeVar
 
 import attrs
 
-from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import (
+    ClosedError,
+    FedstackError,
+    InvalidValueError,
+    MembershipError,
+    StaleSessionError,
+    WorkerUnavailableError,
+)
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop, read_message
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.error_text import name_text
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.dispatcher import datasets, passes
@@ -22,10 +30,12 @@ from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.data.dispatcher.news import News
 from fedstack.service.executor.requests import control
 from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.transport.grpc.file_watch import Renewed
+from fedstack.transport.grpc.tokens import token_matches
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.leases import Leases
-from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, Service, UploadMethod
+from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, Server, Service, UploadMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _T = TypeVar("_T")
@@ -63,6 +73,7 @@ class DispatchService(Service):
     Args:
       journal: Where it keeps what it knows; it is closed with the service.
       worker_addresses: Which workers may attend: `host`, `host:port` or `host:%port%`; `None` for any.
+      worker_tokens: One of these proves that a worker may attend; `None` where none is asked for.
       times: How long it waits for what.
       limits: How much clients may have.
       clock: Tells the time in seconds.
@@ -77,6 +88,7 @@ class DispatchService(Service):
         journal: Journal | None = None,
         *,
         worker_addresses: Sequence[str] | None = None,
+        worker_tokens: Renewed[tuple[str, ...]] | None = None,
         times: Times | None = None,
         limits: DispatcherLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,6 +106,9 @@ class DispatchService(Service):
             here = passes.live_consumers(tables)
         # Those that were there when it was last heard of have the time of a lease from now on.
         self._attendance = Attendance(known, worker_addresses, self._limits, self._times.worker, clock)
+        self._worker_tokens = worker_tokens
+        self._is_open = worker_addresses is None and worker_tokens is None
+        self._server: Server | None = None
         self._consumers: Leases[tuple[bytes, bytes]] = Leases(2 * self._limits.max_consumers, clock)
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
@@ -123,6 +138,9 @@ class DispatchService(Service):
             GetStatusResponse.Session(id=key[1].hex()[:8], lease_seconds_left=self._consumers.seconds_left(key))
             for key in self._consumers
         ]
+
+    def attach(self, server: Server) -> None:
+        self._server = server
 
     async def register(self, incoming: Incoming) -> bytes:
         """Registers a dataset."""
@@ -214,6 +232,7 @@ class DispatchService(Service):
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
         """Notes that a worker is there, or leaves."""
         worker = request.worker
+        self._check_may_attend(request)
         if request.leaves:
             is_news = self._attendance.leave(worker.worker)
         else:
@@ -228,6 +247,26 @@ class DispatchService(Service):
             interval_seconds=min(_ATTENDS_SECONDS, lease / _SIGNS_IN_A_LEASE),
             lease_seconds=lease,
         )
+
+    def _check_may_attend(self, request: messages.AttendRequest) -> None:
+        """Checks what proves that a worker is one: others dial it, with tokens of their own.
+
+        Raises:
+          MembershipError: If nothing does.
+        """
+        tokens, server = self._worker_tokens, self._server
+        if tokens is not None and not token_matches(request.token, tokens.get()):
+            found = "another one" if request.token else "none"
+            raise MembershipError(
+                f"Expected a token of a data worker, found {found}; start the worker with --worker-token-file "
+                "(WorkerConfig.worker_token_file) and a token of the dispatcher's file"
+            )
+        if self._is_open and server is not None and (server.asks_for_token or server.asks_for_certificate):
+            raise MembershipError(
+                f"Expected a data worker that proves to be one, found one at {name_text(request.worker.address)} that "
+                "has what any client has; give the dispatcher a --worker-token-file "
+                "(DispatcherConfig.worker_token_file) and workers a token of it, or the dispatcher worker_addresses"
+            )
 
     async def list_workers(self, request: messages.ListWorkersRequest) -> messages.ListWorkersResponse:
         """Lists the workers that are there."""

@@ -11,6 +11,7 @@ from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import Hosted
 from fedstack.transport.grpc.credentials import ServerCredentials
+from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.methods import Service
 
 
@@ -39,6 +40,15 @@ def target_of(address: str, config: HostingConfig) -> str:
         return address
     credentials = config.credentials
     return f"grpc{'s' * (credentials is not None and credentials.uses_tls)}://{address}"
+
+
+def worker_tokens(file: str | os.PathLike[str] | None) -> Renewed[tuple[str, ...]] | None:
+    """Returns the tokens of data workers, which change when their file does; `None` without a file.
+
+    Raises:
+      InvalidValueError: If the file cannot be read, or has none.
+    """
+    return None if file is None else ServerCredentials.from_files(token_file=file).renewed_tokens()
 
 
 def hosted(services: Sequence[Service], config: HostingConfig) -> Hosted:

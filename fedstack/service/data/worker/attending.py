@@ -9,6 +9,7 @@ from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, DataWorkerAddress
+from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import start_apart
 
@@ -26,11 +27,15 @@ class Attending:
     Args:
       stub: Calls the dispatcher.
       seconds: How often to attend; by default as often as the dispatcher says.
+      tokens: The first of them proves that the worker may; `None` for a dispatcher that asks for none.
     """
 
-    def __init__(self, stub: DispatcherStub, seconds: float | None = None) -> None:
+    def __init__(
+        self, stub: DispatcherStub, seconds: float | None = None, tokens: Renewed[tuple[str, ...]] | None = None
+    ) -> None:
         self._stub = stub
         self._seconds = seconds
+        self._tokens = tokens
         self._worker = DataWorkerAddress(worker=draw_id())
         self._task: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -67,10 +72,9 @@ class Attending:
         )
 
     async def _attend(self) -> None:
-        request = AttendRequest(worker=self._worker)
         while True:
             try:
-                answer = await self._stub.persistently(lambda: self._stub.attend(request), None, self._has_lost)
+                answer = await self._stub.persistently(lambda: self._stub.attend(self._request()), None, self._has_lost)
             except FedstackError as error:
                 self._is_refused(error)
                 seconds = _REFUSED_SECONDS
@@ -78,6 +82,10 @@ class Attending:
                 self._has_found(answer)
                 seconds = answer.interval_seconds
             await asyncio.sleep(min(max(self._seconds or seconds, _LEAST_SECONDS), _MOST_SECONDS))
+
+    def _request(self, leaves: bool = False) -> AttendRequest:
+        token = "" if self._tokens is None else self._tokens.get()[0]
+        return AttendRequest(worker=self._worker, leaves=leaves, token=token)
 
     def _has_lost(self, error: FedstackError) -> None:
         if self._failure is None:
@@ -110,8 +118,7 @@ class Attending:
             await asyncio.wait([attending], timeout=_LEAVE_SECONDS)
         await asyncio.gather(attending, return_exceptions=True)
         with contextlib.suppress(FedstackError, asyncio.TimeoutError):
-            request = AttendRequest(worker=self._worker, leaves=True)
-            await within_seconds(self._stub.attend(request), _LEAVE_SECONDS)
+            await within_seconds(self._stub.attend(self._request(leaves=True)), _LEAVE_SECONDS)
 
     async def close(self) -> None:
         """Attends no more, and closes the stub. Idempotent."""

@@ -33,6 +33,7 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.fair_shares import FairShares
 from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
+from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, Service
@@ -67,6 +68,7 @@ class DataWorkerService(Service):
       dispatcher: Calls the dispatcher. It is closed with this.
       worker_address: Where those who read dial it, with `%port%` for its port; by default its server's `target`.
       attends_seconds: How often it tells the dispatcher that it is there; by default as often as that says.
+      worker_tokens: The first of them proves to the dispatcher that this is a worker.
       limits: How much those who read may have.
       policy: Which functions definitions may bring.
       data_roots: The folders below which files may be read.
@@ -87,6 +89,7 @@ class DataWorkerService(Service):
         *,
         worker_address: str | None = None,
         attends_seconds: float | None = None,
+        worker_tokens: Renewed[tuple[str, ...]] | None = None,
         limits: DataWorkerLimits | None = None,
         policy: CarrierPolicy | None = None,
         data_roots: Sequence[str] = (),
@@ -110,7 +113,7 @@ class DataWorkerService(Service):
         self._server: Server | None = None
         self._worker_address = worker_address
         self._draining = False
-        self.attending = Attending(dispatcher, attends_seconds)
+        self.attending = Attending(dispatcher, attends_seconds, worker_tokens)
         self.threads = LeafThreads()
 
     @property

@@ -11,7 +11,7 @@ from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
-from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
 from fedstack.executors.worker.adoption import AdoptingUnpacker, announced_bytes
 from fedstack.executors.worker.received import receive
@@ -22,6 +22,7 @@ from fedstack.service.data.serving.local_servers import connect, is_local, local
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
+from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES
 from fedstack.transport.wire.wholes import WHOLE_BYTES
@@ -87,13 +88,16 @@ class Reader(abc.ABC):
         """Ends the connection. Idempotent."""
 
 
-def reader_at(address: str, credentials: ClientCredentials | None = None, worker: bytes = b"") -> Reader:
+def reader_at(
+    address: str, credentials: ClientCredentials | None = None, worker: bytes = b"", dispatcher: str = ""
+) -> Reader:
     """Returns what reads at the data worker at an address: without a connection, if it is in this process.
 
     Args:
       address: Where it is, as it has told its dispatcher.
-      credentials: Certificates and the token.
+      credentials: Certificates and the token. The token goes to an address that a dispatcher has named over TLS only.
       worker: What stands for it at its dispatcher, as far as that is known.
+      dispatcher: The address of the dispatcher that has named it; empty if the user has.
 
     Raises:
       InvalidValueError: If the address is none.
@@ -102,7 +106,15 @@ def reader_at(address: str, credentials: ClientCredentials | None = None, worker
         return LocalReader(lambda: _service_here(worker, address))
     if is_local(address):
         return LocalReader(lambda: _service_at(address))
-    return RemoteReader(DataWorkerStub(connect(address, credentials, "--data-worker DISPATCHER")))
+    dialled_with = credentials
+    if credentials is not None and dispatcher and _place(address) != _place(dispatcher):
+        dialled_with = credentials.for_named(parse_target(address))
+    stub = DataWorkerStub(connect(address, dialled_with, "--data-worker DISPATCHER"))
+    return RemoteReader(stub, withholds_token=dialled_with is not credentials)
+
+
+def _place(address: str) -> str:
+    return address.partition("://")[2] or address
 
 
 def is_here(address: str, worker: bytes) -> bool:
@@ -129,19 +141,33 @@ class RemoteReader(Reader):
 
     Args:
       stub: Calls the worker. It is closed with this.
+      withholds_token: Whether the worker does not get the token that its reader has.
     """
 
-    def __init__(self, stub: DataWorkerStub) -> None:
+    def __init__(self, stub: DataWorkerStub, withholds_token: bool = False) -> None:
         self._stub = stub
+        self._withholds_token = withholds_token
 
     def open(self, what: ReadRequest, element: Type, ahead: int = AHEAD) -> Reading:
-        return _RemoteReading(self._stub, what, element, ahead)
+        return _RemoteReading(self._stub, what, element, ahead, self._explained)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
-        async with self._stub.list_clients(request) as incoming:
-            received = await receive(incoming, ListClientsResponse)
-            await received.end()
-            return received.message
+        try:
+            async with self._stub.list_clients(request) as incoming:
+                received = await receive(incoming, ListClientsResponse)
+                await received.end()
+                return received.message
+        except AuthenticationError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> Exception:
+        """Returns an error that says why a token did not help."""
+        if not (self._withholds_token and isinstance(error, AuthenticationError)):
+            return error
+        return AuthenticationError(
+            f"{error}; the token that is here goes to a data worker over TLS only, since a dispatcher has named it: "
+            "give the worker a certificate, or no tokens"
+        )
 
     async def is_there(self, seconds: float) -> bool:
         connection = self._stub.connection
@@ -162,8 +188,16 @@ class RemoteReader(Reader):
 class _RemoteReading(Reading):
     """A range that comes in one call, of which a few blocks are received ahead."""
 
-    def __init__(self, stub: DataWorkerStub, what: ReadRequest, element: Type, ahead: int) -> None:
+    def __init__(
+        self,
+        stub: DataWorkerStub,
+        what: ReadRequest,
+        element: Type,
+        ahead: int,
+        explained: Callable[[Exception], Exception],
+    ) -> None:
         self._stub = stub
+        self._explained = explained
         self._request = ReadRequest()
         self._request.CopyFrom(what)
         self._request.block_bytes = what.block_bytes or BLOCK_BYTES
@@ -202,7 +236,7 @@ class _RemoteReading(Reading):
                 await incoming.read_into(())
             self._arrived.put_nowait(None)
         except Exception as error:
-            self._arrived.put_nowait(without_own_frames(error))
+            self._arrived.put_nowait(without_own_frames(self._explained(error)))
 
     async def _block(self, incoming: Incoming, number: int) -> tuple[Column | None, bool]:
         received = await receive(incoming, ReadResponse)

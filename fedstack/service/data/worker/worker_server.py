@@ -9,7 +9,7 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import InvalidValueError
-from fedstack.service.data.serving.hosting import hosted, target_of
+from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
 from fedstack.service.data.serving.local_servers import GRPC, connect
 from fedstack.service.data.worker.data_worker_service import DataWorkerService
 from fedstack.service.limits.limits import DataWorkerLimits, ServerLimits, ServiceLimits
@@ -45,6 +45,7 @@ class WorkerConfig:
       policy: Which functions the definitions of datasets may bring: by default neither modules nor code.
       credentials: The certificate and key for TLS, and what is asked of those who read.
       token_file: A file with tokens, one a line, of which those who read must know one.
+      worker_token_file: A file with the token that proves to the dispatcher that this is a worker of its.
       insecure: Whether other machines may reach it without TLS.
       calls_with: What it dials the dispatcher with, and functions other servers: its own certificate and token.
       limits: How much those who read may have.
@@ -63,6 +64,7 @@ class WorkerConfig:
     policy: CarrierPolicy = attrs.field(factory=CarrierPolicy, kw_only=True)
     credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
     token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
+    worker_token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
     insecure: bool = attrs.field(default=False, kw_only=True)
     calls_with: ClientCredentials | None = attrs.field(default=None, kw_only=True)
     limits: DataWorkerLimits = attrs.field(factory=DataWorkerLimits, kw_only=True)
@@ -92,6 +94,7 @@ class WorkerConfig:
             DispatcherStub(connect(self.dispatcher_address, self.calls_with)),
             worker_address=self.worker_address,
             attends_seconds=None if interval is None else interval / 1000,
+            worker_tokens=worker_tokens(self.worker_token_file),
             limits=self.limits,
             policy=self.policy,
             data_roots=self.data_roots,

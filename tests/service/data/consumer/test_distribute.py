@@ -702,7 +702,12 @@ def test_certificates_and_tokens_say_who_may_read(files: CertificateFiles, tmp_p
         private_key=files.client_key,
         token_file=tmp_path / "token",
     )
-    secured: dict[str, Any] = {"credentials": theirs, "token_file": tmp_path / "token"}
+    (tmp_path / "worker-token").write_text("of-workers\n")
+    secured: dict[str, Any] = {
+        "credentials": theirs,
+        "token_file": tmp_path / "token",
+        "worker_token_file": tmp_path / "worker-token",
+    }
     with DispatchServer(DispatcherConfig(**secured)) as dispatcher:
         with WorkerServer(WorkerConfig(dispatcher.target, calls_with=own, **secured)):
             dataset_id = register_dataset(dispatcher, Dataset.range(30), credentials=own)
