@@ -24,7 +24,7 @@ WAITING := $(FAULTS) $(SERVING)
 # What a Python changes in how they go, the next one has too: the newest does for those between, and for the oldest but
 # for what servers do. A Python between has what both of its neighbours have, so there it is about computations, how they
 # are executed, and by which calls.
-BETWEEN := $(WAITING) $(addprefix tests/,backends data observe program releases testing transport)
+BETWEEN := $(WAITING) $(addprefix tests/,backends data observe program testing transport)
 matrix-3.11 matrix-3.12: NOT_CORE += $(BETWEEN)
 matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 

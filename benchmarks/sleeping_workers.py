@@ -17,7 +17,7 @@ from fedstack.executors.folds.tree_fold import Partial, aligned_blocks
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.testing.in_memory_connection import InMemoryConnection
-from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, FEATURES, PROTOCOL, process_digest
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import ExchangeMethod, Method, Service, UnaryMethod
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
@@ -82,7 +82,6 @@ class SleepingService(Service):
             phases=True,
             max_value_bytes=1 << 40,
             heartbeat_seconds=60.0,
-            features=FEATURES,
         ).SerializeToString()
 
     async def _open_session(self, content: bytes) -> bytes:

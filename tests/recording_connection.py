@@ -12,13 +12,6 @@ from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method
 from fedstack.transport.wire.parcels import Parcel, Piece, frames_of
 
-STREAMS = {
-    "Load": "CreateRequest",
-    "UploadValue": "Upload",
-    "RunPhase": "PhaseRequest",
-    "DownloadValue": "DownloadRequest",
-}
-
 
 class Sent:
     """One call: its method, its request, and how many bytes each of its messages would have by wire."""
@@ -26,7 +19,7 @@ class Sent:
     def __init__(self, method: str, content: bytes, sizes: list[int]) -> None:
         self.method = method
         self.sizes = sizes
-        name = STREAMS.get(method, f"{method}Request")
+        name = "PhaseRequest" if method == "RunPhase" else f"{method}Request"
         module = executor_pb2 if hasattr(executor_pb2, name) else extensions_pb2
         self.request: Message = getattr(module, name).FromString(content)
 

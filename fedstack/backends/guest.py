@@ -247,4 +247,4 @@ class _Host(PhaseHost):
         return AdoptingUnpacker(self._came, clients)
 
     def packer(self) -> Packer:
-        return Packer(elements=True, sequences=True)
+        return Packer()

@@ -48,7 +48,7 @@ class SharedValues:
         """Returns a packed value."""
         key = id(payload), id(type_spec)
         if key not in self._known:
-            message, packer = Packed(), Packer(elements=True, sequences=True)
+            message, packer = Packed(), Packer()
             packer.pack(message, payload, type_spec, path)
             self._known[key] = _Shared(payload, message, packer.segments)
         return self._known[key]
@@ -74,7 +74,7 @@ class TaskPacker(Packer):
     """
 
     def __init__(self, shared: SharedValues, reads: Sequence[type[Elsewhere]] = ()) -> None:
-        super().__init__(elements=True, sequences=True)
+        super().__init__()
         self._shared = shared
         self._reads = frozenset(reads)
         self._between: list[tuple[int, _Shared | _Deferred]] = []

@@ -24,11 +24,10 @@ def run(**given: Any) -> int:
     target, credentials = peer_of(options)
 
     async def look(stub: "ExecutorStub") -> "tuple[GetStatusResponse | None, ListMethodsResponse | None, str | None]":
-        from fedstack.proto.methods_pb2 import ListMethodsRequest
         from fedstack.transport.peers.method_stub import MethodStub
 
         status = await _if_there(stub.get_status())
-        methods = await _if_there(MethodStub(stub.connection).list(ListMethodsRequest(with_calls=True)))
+        methods = await _if_there(MethodStub(stub.connection).list(with_calls=True))
         kind = await kind_of(target, stub) if status is None and methods is None else None
         return status, methods, kind
 

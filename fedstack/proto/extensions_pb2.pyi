@@ -76,7 +76,7 @@ class HandshakeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., process_digest: _Optional[bytes] = ...) -> None: ...
 
 class HandshakeResponse(_message.Message):
-    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "features", "threads")
+    __slots__ = ("protocol", "version", "same_process", "phases", "leaf_runtimes", "allowed_modules", "python_version", "max_value_bytes", "heartbeat_seconds", "asks_for_token", "isolates", "threads")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SAME_PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -87,7 +87,7 @@ class HandshakeResponse(_message.Message):
     MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FOR_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    ISOLATES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
@@ -99,21 +99,19 @@ class HandshakeResponse(_message.Message):
     max_value_bytes: int
     heartbeat_seconds: float
     asks_for_token: bool
-    features: _containers.RepeatedScalarFieldContainer[str]
+    isolates: bool
     threads: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., features: _Optional[_Iterable[str]] = ..., threads: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., same_process: bool = ..., phases: bool = ..., leaf_runtimes: _Optional[_Iterable[str]] = ..., allowed_modules: _Optional[_Iterable[str]] = ..., python_version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., asks_for_token: bool = ..., isolates: bool = ..., threads: _Optional[int] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("cardinalities", "lease_seconds", "features", "worker_index")
+    __slots__ = ("cardinalities", "lease_seconds", "worker_index")
     CARDINALITIES_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
     cardinalities: _containers.RepeatedCompositeFieldContainer[_executor_pb2.Cardinality]
     lease_seconds: float
-    features: _containers.RepeatedScalarFieldContainer[str]
     worker_index: int
-    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., worker_index: _Optional[int] = ...) -> None: ...
+    def __init__(self, cardinalities: _Optional[_Iterable[_Union[_executor_pb2.Cardinality, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., worker_index: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("executor", "lease_seconds")
@@ -135,8 +133,8 @@ class RenewLeaseResponse(_message.Message):
     unknown: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ExecutorId]
     def __init__(self, unknown: _Optional[_Iterable[_Union[_executor_pb2.ExecutorId, _Mapping]]] = ...) -> None: ...
 
-class CreateRequest(_message.Message):
-    __slots__ = ("executor", "creation")
+class Creation(_message.Message):
+    __slots__ = ("id", "value", "computation", "call", "struct", "selection")
     class Call(_message.Message):
         __slots__ = ("function_ref", "argument_ref")
         FUNCTION_REF_FIELD_NUMBER: _ClassVar[int]
@@ -156,32 +154,19 @@ class CreateRequest(_message.Message):
         source_ref: _executor_pb2.ValueRef
         index: int
         def __init__(self, source_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
-    class Creation(_message.Message):
-        __slots__ = ("id", "value", "computation", "call", "struct", "selection")
-        ID_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        COMPUTATION_FIELD_NUMBER: _ClassVar[int]
-        CALL_FIELD_NUMBER: _ClassVar[int]
-        STRUCT_FIELD_NUMBER: _ClassVar[int]
-        SELECTION_FIELD_NUMBER: _ClassVar[int]
-        id: str
-        value: TypedValue
-        computation: _computation_pb2.Computation
-        call: CreateRequest.Call
-        struct: CreateRequest.Struct
-        selection: CreateRequest.Selection
-        def __init__(self, id: _Optional[str] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., call: _Optional[_Union[CreateRequest.Call, _Mapping]] = ..., struct: _Optional[_Union[CreateRequest.Struct, _Mapping]] = ..., selection: _Optional[_Union[CreateRequest.Selection, _Mapping]] = ...) -> None: ...
-    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
-    CREATION_FIELD_NUMBER: _ClassVar[int]
-    executor: _executor_pb2.ExecutorId
-    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ...) -> None: ...
-
-class CreateResponse(_message.Message):
-    __slots__ = ("differing_module",)
-    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
-    differing_module: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATION_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    STRUCT_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    value: TypedValue
+    computation: _computation_pb2.Computation
+    call: Creation.Call
+    struct: Creation.Struct
+    selection: Creation.Selection
+    def __init__(self, id: _Optional[str] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., call: _Optional[_Union[Creation.Call, _Mapping]] = ..., struct: _Optional[_Union[Creation.Struct, _Mapping]] = ..., selection: _Optional[_Union[Creation.Selection, _Mapping]] = ...) -> None: ...
 
 class TypedValue(_message.Message):
     __slots__ = ("type", "value")
@@ -191,45 +176,23 @@ class TypedValue(_message.Message):
     value: Packed
     def __init__(self, type: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
 
-class Upload(_message.Message):
-    __slots__ = ("executor", "id", "value")
-    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    executor: _executor_pb2.ExecutorId
-    id: str
-    value: TypedValue
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., id: _Optional[str] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ...) -> None: ...
-
-class ComputeNowRequest(_message.Message):
-    __slots__ = ("executor", "value_ref", "wait_seconds", "max_bytes", "creation")
-    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
-    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
-    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CREATION_FIELD_NUMBER: _ClassVar[int]
-    executor: _executor_pb2.ExecutorId
-    value_ref: _executor_pb2.ValueRef
-    wait_seconds: float
-    max_bytes: int
-    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., max_bytes: _Optional[int] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ...) -> None: ...
-
-class ComputeNowResponse(_message.Message):
-    __slots__ = ("value",)
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    value: Packed
-    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ...) -> None: ...
-
 class EvaluateRequest(_message.Message):
     __slots__ = ("executor", "creation", "value_ref")
     EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     CREATION_FIELD_NUMBER: _ClassVar[int]
     VALUE_REF_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
-    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
+    creation: _containers.RepeatedCompositeFieldContainer[Creation]
     value_ref: _executor_pb2.ValueRef
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[Creation, _Mapping]]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
+
+class EvaluateResponse(_message.Message):
+    __slots__ = ("value", "differing_module")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
+    value: Packed
+    differing_module: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("executor", "creation", "value_ref", "cancel_ref", "waiting")
@@ -239,11 +202,11 @@ class StartRequest(_message.Message):
     CANCEL_REF_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     executor: _executor_pb2.ExecutorId
-    creation: _containers.RepeatedCompositeFieldContainer[CreateRequest.Creation]
+    creation: _containers.RepeatedCompositeFieldContainer[Creation]
     value_ref: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ValueRef]
     cancel_ref: _containers.RepeatedCompositeFieldContainer[_executor_pb2.ValueRef]
     waiting: int
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[CreateRequest.Creation, _Mapping]]] = ..., value_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., cancel_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., waiting: _Optional[int] = ...) -> None: ...
+    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., creation: _Optional[_Iterable[_Union[Creation, _Mapping]]] = ..., value_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., cancel_ref: _Optional[_Iterable[_Union[_executor_pb2.ValueRef, _Mapping]]] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class StartResponse(_message.Message):
     __slots__ = ("outcome", "differing_module")
@@ -280,24 +243,12 @@ class UpdateRequest(_message.Message):
     value: TypedValue
     def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ..., how: _Optional[_Union[UpdateRequest.How, str]] = ..., value: _Optional[_Union[TypedValue, _Mapping]] = ...) -> None: ...
 
-class DownloadRequest(_message.Message):
-    __slots__ = ("executor", "value_ref")
-    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
-    VALUE_REF_FIELD_NUMBER: _ClassVar[int]
-    executor: _executor_pb2.ExecutorId
-    value_ref: _executor_pb2.ValueRef
-    def __init__(self, executor: _Optional[_Union[_executor_pb2.ExecutorId, _Mapping]] = ..., value_ref: _Optional[_Union[_executor_pb2.ValueRef, _Mapping]] = ...) -> None: ...
-
-class Download(_message.Message):
-    __slots__ = ("value", "differing_module")
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    DIFFERING_MODULE_FIELD_NUMBER: _ClassVar[int]
-    value: Packed
-    differing_module: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, value: _Optional[_Union[Packed, _Mapping]] = ..., differing_module: _Optional[_Iterable[str]] = ...) -> None: ...
+class UpdateResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Packed(_message.Message):
-    __slots__ = ("array", "raw", "struct", "sequence", "column", "rows", "clients", "same", "fields", "computation", "elements", "sequences", "references")
+    __slots__ = ("array", "raw", "struct", "column", "rows", "clients", "same", "fields", "computation", "sequences", "references")
     class Raw(_message.Message):
         __slots__ = ("dtype", "dim")
         DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -358,30 +309,26 @@ class Packed(_message.Message):
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     STRUCT_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     SAME_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTATION_FIELD_NUMBER: _ClassVar[int]
-    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
     array: _array_pb2.Array
     raw: Packed.Raw
     struct: Packed.Members
-    sequence: Packed.Members
     column: _array_pb2.Array
     rows: Packed.Raw
     clients: Packed.Members
     same: Packed.Same
     fields: Packed.Fields
     computation: _computation_pb2.Computation
-    elements: Packed
     sequences: Packed.Sequences
     references: Packed.References
-    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., sequence: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., elements: _Optional[_Union[Packed, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
+    def __init__(self, array: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., raw: _Optional[_Union[Packed.Raw, _Mapping]] = ..., struct: _Optional[_Union[Packed.Members, _Mapping]] = ..., column: _Optional[_Union[_array_pb2.Array, _Mapping]] = ..., rows: _Optional[_Union[Packed.Raw, _Mapping]] = ..., clients: _Optional[_Union[Packed.Members, _Mapping]] = ..., same: _Optional[_Union[Packed.Same, _Mapping]] = ..., fields: _Optional[_Union[Packed.Fields, _Mapping]] = ..., computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., sequences: _Optional[_Union[Packed.Sequences, _Mapping]] = ..., references: _Optional[_Union[Packed.References, _Mapping]] = ...) -> None: ...
 
 class PhaseRequest(_message.Message):
     __slots__ = ("executor", "first_client", "clients", "program", "input", "fold", "held", "isolate", "suspect", "span")

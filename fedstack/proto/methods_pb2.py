@@ -26,7 +26,7 @@ from federated_language.proto import computation_pb2 as federated__language_dot_
 from fedstack.proto import extensions_pb2 as fedstack_dot_proto_dot_extensions__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64stack/proto/methods.proto\x12\x0b\x66\x65\x64stack.v1\x1a*federated_language/proto/computation.proto\x1a\x1f\x66\x65\x64stack/proto/extensions.proto\"(\n\x12ListMethodsRequest\x12\x12\n\nwith_calls\x18\x01 \x01(\x08\"\xb4\x01\n\x13ListMethodsResponse\x12.\n\x06method\x18\x01 \x03(\x0b\x32\x1e.fedstack.v1.MethodDescription\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x17\n\x0fmax_value_bytes\x18\x03 \x01(\x04\x12\x19\n\x11heartbeat_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x03(\t\x12\x16\n\x0euptime_seconds\x18\x06 \x01(\x01\"\xa5\x01\n\x11MethodDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04type\x18\x02 \x01(\x0b\x32\x18.federated_language.Type\x12\x11\n\tparameter\x18\x03 \x03(\t\x12\x0b\n\x03\x64oc\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\'\n\x05\x63\x61lls\x18\x06 \x01(\x0b\x32\x18.fedstack.v1.MethodCalls\"j\n\x0bMethodCalls\x12\r\n\x05\x65nded\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x04\x12\x0f\n\x07running\x18\x03 \x01(\x04\x12\x16\n\x0emedian_seconds\x18\x04 \x01(\x01\x12\x13\n\x0bp99_seconds\x18\x05 \x01(\x01\"r\n\rInvokeRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12%\n\x08\x61rgument\x18\x03 \x01(\x0b\x32\x13.fedstack.v1.Packed\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\"c\n\x0eInvokeResponse\x12\"\n\x05value\x18\x01 \x01(\x0b\x32\x13.fedstack.v1.Packed\x12-\n\x05other\x18\x02 \x01(\x0b\x32\x1e.fedstack.v1.MethodDescription2\xf9\x01\n\x07Methods\x12I\n\x04List\x12\x1f.fedstack.v1.ListMethodsRequest\x1a .fedstack.v1.ListMethodsResponse\x12\x34\n\x06Invoke\x12\x12.fedstack.v1.Frame\x1a\x12.fedstack.v1.Frame(\x01\x30\x01\x12\x35\n\x0bInvokeWhole\x12\x12.fedstack.v1.Whole\x1a\x12.fedstack.v1.Whole\x12\x36\n\x04Join\x12\x18.fedstack.v1.JoinRequest\x1a\x12.fedstack.v1.Frame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x66\x65\x64stack/proto/methods.proto\x12\x0b\x66\x65\x64stack.v1\x1a*federated_language/proto/computation.proto\x1a\x1f\x66\x65\x64stack/proto/extensions.proto\"K\n\x12ListMethodsRequest\x12\x12\n\nwith_calls\x18\x01 \x01(\x08\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\"\xb4\x01\n\x13ListMethodsResponse\x12.\n\x06method\x18\x01 \x03(\x0b\x32\x1e.fedstack.v1.MethodDescription\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x17\n\x0fmax_value_bytes\x18\x04 \x01(\x04\x12\x19\n\x11heartbeat_seconds\x18\x05 \x01(\x01\x12\x16\n\x0euptime_seconds\x18\x06 \x01(\x01\"\xa5\x01\n\x11MethodDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04type\x18\x02 \x01(\x0b\x32\x18.federated_language.Type\x12\x11\n\tparameter\x18\x03 \x03(\t\x12\x0b\n\x03\x64oc\x18\x04 \x01(\t\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\'\n\x05\x63\x61lls\x18\x06 \x01(\x0b\x32\x18.fedstack.v1.MethodCalls\"j\n\x0bMethodCalls\x12\r\n\x05\x65nded\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x04\x12\x0f\n\x07running\x18\x03 \x01(\x04\x12\x16\n\x0emedian_seconds\x18\x04 \x01(\x01\x12\x13\n\x0bp99_seconds\x18\x05 \x01(\x01\"r\n\rInvokeRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12%\n\x08\x61rgument\x18\x03 \x01(\x0b\x32\x13.fedstack.v1.Packed\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\"c\n\x0eInvokeResponse\x12\"\n\x05value\x18\x01 \x01(\x0b\x32\x13.fedstack.v1.Packed\x12-\n\x05other\x18\x02 \x01(\x0b\x32\x1e.fedstack.v1.MethodDescription2\xf9\x01\n\x07Methods\x12I\n\x04List\x12\x1f.fedstack.v1.ListMethodsRequest\x1a .fedstack.v1.ListMethodsResponse\x12\x34\n\x06Invoke\x12\x12.fedstack.v1.Frame\x1a\x12.fedstack.v1.Frame(\x01\x30\x01\x12\x35\n\x0bInvokeWhole\x12\x12.fedstack.v1.Whole\x1a\x12.fedstack.v1.Whole\x12\x36\n\x04Join\x12\x18.fedstack.v1.JoinRequest\x1a\x12.fedstack.v1.Frame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedstack.proto.methods_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTMETHODSREQUEST']._serialized_start=122
-  _globals['_LISTMETHODSREQUEST']._serialized_end=162
-  _globals['_LISTMETHODSRESPONSE']._serialized_start=165
-  _globals['_LISTMETHODSRESPONSE']._serialized_end=345
-  _globals['_METHODDESCRIPTION']._serialized_start=348
-  _globals['_METHODDESCRIPTION']._serialized_end=513
-  _globals['_METHODCALLS']._serialized_start=515
-  _globals['_METHODCALLS']._serialized_end=621
-  _globals['_INVOKEREQUEST']._serialized_start=623
-  _globals['_INVOKEREQUEST']._serialized_end=737
-  _globals['_INVOKERESPONSE']._serialized_start=739
-  _globals['_INVOKERESPONSE']._serialized_end=838
-  _globals['_METHODS']._serialized_start=841
-  _globals['_METHODS']._serialized_end=1090
+  _globals['_LISTMETHODSREQUEST']._serialized_end=197
+  _globals['_LISTMETHODSRESPONSE']._serialized_start=200
+  _globals['_LISTMETHODSRESPONSE']._serialized_end=380
+  _globals['_METHODDESCRIPTION']._serialized_start=383
+  _globals['_METHODDESCRIPTION']._serialized_end=548
+  _globals['_METHODCALLS']._serialized_start=550
+  _globals['_METHODCALLS']._serialized_end=656
+  _globals['_INVOKEREQUEST']._serialized_start=658
+  _globals['_INVOKEREQUEST']._serialized_end=772
+  _globals['_INVOKERESPONSE']._serialized_start=774
+  _globals['_INVOKERESPONSE']._serialized_end=873
+  _globals['_METHODS']._serialized_start=876
+  _globals['_METHODS']._serialized_end=1125
 # @@protoc_insertion_point(module_scope)

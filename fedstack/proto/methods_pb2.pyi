@@ -8,26 +8,30 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ListMethodsRequest(_message.Message):
-    __slots__ = ("with_calls",)
+    __slots__ = ("with_calls", "protocol", "version")
     WITH_CALLS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     with_calls: bool
-    def __init__(self, with_calls: bool = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, with_calls: bool = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ListMethodsResponse(_message.Message):
-    __slots__ = ("method", "version", "max_value_bytes", "heartbeat_seconds", "features", "uptime_seconds")
+    __slots__ = ("method", "protocol", "version", "max_value_bytes", "heartbeat_seconds", "uptime_seconds")
     METHOD_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    FEATURES_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     method: _containers.RepeatedCompositeFieldContainer[MethodDescription]
+    protocol: int
     version: str
     max_value_bytes: int
     heartbeat_seconds: float
-    features: _containers.RepeatedScalarFieldContainer[str]
     uptime_seconds: float
-    def __init__(self, method: _Optional[_Iterable[_Union[MethodDescription, _Mapping]]] = ..., version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., features: _Optional[_Iterable[str]] = ..., uptime_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, method: _Optional[_Iterable[_Union[MethodDescription, _Mapping]]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., uptime_seconds: _Optional[float] = ...) -> None: ...
 
 class MethodDescription(_message.Message):
     __slots__ = ("name", "type", "parameter", "doc", "signature", "calls")

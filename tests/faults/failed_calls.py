@@ -198,9 +198,13 @@ def upload_of(sent: int | None, **limits: Any) -> Iterator[Fail]:
             packer = Packer(stub.chunking.large_bytes)
             typed = extended.TypedValue(type=LARGE.to_proto())
             packer.pack(typed.value, array(), LARGE)
-            header = extended.Upload(executor=session.executor, id="mine", value=typed)
+            creation = extended.Creation(id="mine", value=typed)
+            header = extended.EvaluateRequest(executor=session.executor, creation=[creation])
             try:
-                await stub.upload_value(header, [memoryview(b"".join(packer.segments))[:sent]])
+                async with stub.exchange(
+                    f"/{EXTENSIONS}/Evaluate", header, [memoryview(b"".join(packer.segments))[:sent]], WALL
+                ) as answer:
+                    await answer.header()
             finally:
                 await stub.dispose_executor(plain.DisposeExecutorRequest(executor=session.executor))
 
@@ -229,7 +233,7 @@ def garbage_for_the_service() -> Iterator[Fail]:
 
 
 def garbage_for_the_extensions() -> Iterator[Fail]:
-    yield from garbage(f"/{EXTENSIONS}/Create")
+    yield from garbage(f"/{EXTENSIONS}/EvaluateWhole")
 
 
 def garbage_for_a_phase() -> Iterator[Fail]:

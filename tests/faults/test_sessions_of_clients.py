@@ -13,7 +13,7 @@ from processes import WALL, Fleet
 from fedstack.errors import DeadlineExceededError, ForeignValueError, RemoteError, ResourceLimitError, StaleSessionError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
-from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.executor_stub import EXTENSIONS, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.unpacking import Unpacker
@@ -222,16 +222,19 @@ async def test_two_clients_of_one_service_do_not_see_each_others_values(fleet: F
     async def open_session() -> executor_pb2.ExecutorId:
         return (await io_loop.run(stub.open_session(extensions_pb2.OpenSessionRequest(lease_seconds=60)))).executor
 
+    async def evaluated(request: extensions_pb2.EvaluateRequest) -> extensions_pb2.EvaluateResponse:
+        async with stub.exchange(f"/{EXTENSIONS}/Evaluate", request, (), WALL) as answer:
+            return extensions_pb2.EvaluateResponse.FromString(await answer.header())
+
     async def create(session: executor_pb2.ExecutorId, value_id: str, number: int) -> None:
-        creation = extensions_pb2.CreateRequest.Creation(id=value_id)
+        creation = extensions_pb2.Creation(id=value_id)
         creation.value.type.CopyFrom(INT.to_proto())
         Packer().pack(creation.value.value, np.int32(number), INT)
-        await io_loop.run(stub.create(extensions_pb2.CreateRequest(executor=session, creation=[creation])))
+        await io_loop.run(evaluated(extensions_pb2.EvaluateRequest(executor=session, creation=[creation])))
 
     async def compute(session: executor_pb2.ExecutorId, value_id: str) -> object:
         ref = executor_pb2.ValueRef(id=value_id)
-        request = extensions_pb2.ComputeNowRequest(executor=session, value_ref=ref, wait_seconds=1, max_bytes=1000)
-        response = await io_loop.run(stub.compute_now(request))
+        response = await io_loop.run(evaluated(extensions_pb2.EvaluateRequest(executor=session, value_ref=ref)))
         return Unpacker(max_bytes=0).unpack(response.value, INT)
 
     first, second = await open_session(), await open_session()

@@ -34,6 +34,7 @@ from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.proto import executor_pb2, extensions_pb2
+from fedstack.transport.grpc import whole_connection
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, StreamMethod
@@ -47,6 +48,12 @@ FLOAT = fl.TensorType(np.float32).to_proto().tensor.dtype
 GARBAGE = b"\xff\xff\xff\xff"
 NUMBERS = [0.1, 0.2, 0.3, 0.4, 0.5]
 ONCE = fedstack.RetryPolicy.none()
+
+
+@pytest.fixture(autouse=True)
+def only_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends everything in frames: what the servers here get wrong stands in their frames."""
+    monkeypatch.setattr(whole_connection, "fits_whole", lambda parcel: False)
 
 
 @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
@@ -290,7 +297,7 @@ WRONG_VALUES = {
 @pytest.mark.parametrize("value", WRONG_VALUES.values(), ids=WRONG_VALUES)
 async def test_a_value_of_another_type_is_a_type_mismatch(value) -> None:
     async def swap(_: object) -> AsyncIterator[Parcel]:
-        yield Parcel(extensions_pb2.Download(value=value).SerializeToString())
+        yield Parcel(extensions_pb2.EvaluateResponse(value=value).SerializeToString())
 
     with served(WrongService({"Evaluate": lambda right: ExchangeMethod(swap)})) as target:
         with executor_at(target) as executor:
@@ -319,7 +326,7 @@ def test_another_version_of_the_protocol_is_not_waited_for() -> None:
 
     with served(WrongService({"Handshake": unary(later)})) as target:
         with context_over([target], connect_seconds=WALL):
-            with pytest.raises(ProtocolVersionError, match="found protocol 7"):
+            with pytest.raises(ProtocolVersionError, match="Expected protocol 1 .*found protocol 7"):
                 Background(lambda: doubled_sum([1, 2])).result(WALL / 2)
 
 

@@ -39,9 +39,6 @@ from fedstack.transport.wire.segments import Segment
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 CLIENTS = 3
 STREAMS = {
-    "Load": "download",
-    "UploadValue": "upload",
-    "DownloadValue": "download",
     "Evaluate": "exchange",
     "Start": "exchange",
     "Update": "upload",
@@ -230,8 +227,7 @@ class Drawer:
     def request(self) -> Request:
         weights = {
             self.create_value: 12, self.create_call: 8, self.create_struct: 3, self.create_selection: 4,
-            self.compute: 3, self.create: 4, self.upload: 3, self.evaluate: 2, self.compute_now: 4, self.download: 2,
-            self.start: 2, self.update: 2, self.phase: 3,
+            self.compute: 3, self.evaluate: 15, self.start: 3, self.update: 2, self.phase: 3,
             self.get_executor: 0.5, self.open_session: 0.5, self.dispose_executor: 0.3,
             self.handshake: 0.3, self.renew: 0.3, self.status: 0.3, self.dispose: 1,
         }  # fmt: skip
@@ -332,8 +328,8 @@ class Drawer:
         packer.pack(message.value, with_columns(payload, type_spec), type_spec)
         return message, packer.segments
 
-    def creation(self, session: str) -> extended.CreateRequest.Creation:
-        creation = extended.CreateRequest.Creation(id=self.new_id(session))
+    def creation(self, session: str) -> extended.Creation:
+        creation = extended.Creation(id=self.new_id(session))
         kind = self.choose.choice(
             ["value", "value", "computation", "computation", "call", "call", "struct", "selection"]
         )
@@ -350,32 +346,8 @@ class Drawer:
             creation.selection.index = self.index()
         return creation
 
-    def creations(self, session: str) -> list[extended.CreateRequest.Creation]:
+    def creations(self, session: str) -> list[extended.Creation]:
         return [self.creation(session) for _ in range(self.choose.randrange(1, 4))]
-
-    def create(self, session: str) -> Request:
-        request = extended.CreateRequest(executor=self.executor(session), creation=self.creations(session))
-        return unary(self.choose.choice(["Create", "Load"]), request)
-
-    def compute_now(self, session: str) -> Request:
-        request = extended.ComputeNowRequest(executor=self.executor(session))
-        request.value_ref.id = self.computable(session)
-        request.wait_seconds = self.choose.choice([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e300])
-        request.max_bytes = self.choose.choice([0, 100, 1 << 18, 2**64 - 1])
-        if self.choose.random() < 0.5:
-            request.creation.extend(self.creations(session))
-            if self.choose.random() < 0.7:
-                request.value_ref.id = request.creation[-1].id
-        return unary("ComputeNow", request)
-
-    def upload(self, session: str) -> Request:
-        typed, segments = self.typed()
-        header = extended.Upload(executor=self.executor(session), id=self.new_id(session), value=typed)
-        self.uploads.append((header.executor.id, header.id, typed, segments))
-        return Request(
-            "UploadValue",
-            [header_frame(header.SerializeToString()), *data_frames(segments, self.choose.choice([999, 1 << 20]))],
-        )
 
     def evaluate(self, session: str) -> Request:
         request = extended.EvaluateRequest(executor=self.executor(session))
@@ -408,6 +380,7 @@ class Drawer:
         for _ in range(self.choose.randrange(3)):
             typed, beside = self.typed()
             request.creation.add(id=self.new_id(session), value=typed)
+            self.uploads.append((request.executor.id, request.creation[-1].id, typed, beside))
             segments += beside
             request.creation.add().CopyFrom(self.creation(session))
         return segments
@@ -415,11 +388,6 @@ class Drawer:
     def in_frames(self, method: str, request: Message, segments: list[Segment]) -> Request:
         frames = data_frames(segments, self.choose.choice([999, 1 << 20]))
         return Request(method, [header_frame(request.SerializeToString()), *frames])
-
-    def download(self, session: str) -> Request:
-        request = extended.DownloadRequest(executor=self.executor(session))
-        request.value_ref.id = self.computable(session)
-        return unary("DownloadValue", request)
 
     def phase(self, session: str) -> Request:
         first = self.choose.choice([0, 0, 7, 2**40, 2**62])

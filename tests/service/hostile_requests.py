@@ -66,11 +66,11 @@ def deep(session: str) -> Iterator[Request]:
             yield Request("CreateValue", [message(1, value) + message(2, executor)])
         for computation in deep_computations(levels):
             creation = message(1, b"deep") + message(3, computation)
-            yield Request("Create", [message(1, executor) + message(2, creation)])
+            yield Request("Evaluate", [message(1, message(1, executor) + message(2, creation))])
             yield Request("RunPhase", [message(1, message(1, executor) + number(3, CLIENTS) + message(4, computation))])
         value = typed(deep_type(levels), deep_packed(levels))
-        yield Request("Create", [message(1, executor) + message(2, message(1, b"deep") + message(2, value))])
-        yield Request("UploadValue", [message(1, message(1, executor) + message(2, b"deep") + message(3, value))])
+        creation = message(1, b"deep") + message(2, value)
+        yield Request("Evaluate", [message(1, message(1, executor) + message(2, creation))])
         entry = message(1, message(7, fb.placement(b"clients", False, deep_type(levels)))) + message(
             2, deep_packed(levels)
         )
@@ -103,12 +103,9 @@ def huge(session: str) -> Iterator[Request]:
     executor = plain.ExecutorId(id=session)
     for type_spec, packed in huge_packed():
         value = extended.TypedValue(type=type_spec.to_proto(), value=packed)
-        upload = extended.Upload(executor=executor, id="huge", value=value)
-        yield Request("UploadValue", [header_frame(upload.SerializeToString())])
-        creation = extended.CreateRequest.Creation(id="huge", value=value)
+        creation = extended.Creation(id="huge", value=value)
         evaluate = extended.EvaluateRequest(executor=executor, creation=[creation] * 3)
         yield Request("Evaluate", [header_frame(evaluate.SerializeToString())])
-        yield Request("Create", [extended.CreateRequest(executor=executor, creation=[creation]).SerializeToString()])
     for first in HUGE:
         request = extended.PhaseRequest(executor=executor, first_client=first, clients=CLIENTS)
         yield Request("RunPhase", [header_frame(request.SerializeToString())])
@@ -119,8 +116,9 @@ def huge(session: str) -> Iterator[Request]:
     yield Request("RunPhase", [header_frame(many.SerializeToString())])
     refs = [plain.ValueRef(id=str(k)) for k in range(20_000)]
     yield Request("Dispose", [plain.DisposeRequest(executor=executor, value_ref=refs).SerializeToString()])
-    creations = [extended.CreateRequest.Creation(id="again") for _ in range(20_000)]
-    yield Request("Create", [extended.CreateRequest(executor=executor, creation=creations).SerializeToString()])
+    creations = [extended.Creation(id="again") for _ in range(20_000)]
+    again = extended.EvaluateRequest(executor=executor, creation=creations)
+    yield Request("Evaluate", [header_frame(again.SerializeToString())])
     text = "x" * 2_000_000
     yield Request("GetExecutor", [fb.get_executor(**{text: 1})])
     yield Request("Compute", [fb.compute(session.encode(), text.encode())])
@@ -132,16 +130,7 @@ def huge(session: str) -> Iterator[Request]:
         [plain.CreateValueRequest(value=plain.Value(computation=name), executor=executor).SerializeToString()],
     )
     # Lengths that are said and not there.
-    for method in (
-        "CreateValue",
-        "Create",
-        "Load",
-        "UploadValue",
-        "RunPhase",
-        "Evaluate",
-        "DownloadValue",
-        "ComputeNow",
-    ):
+    for method in ("CreateValue", "RunPhase", "Evaluate", "Start", "Update"):
         for size in HUGE:
             yield Request(method, [fb.varint(1 << 3 | 2) + fb.varint(size)])
 
@@ -161,8 +150,8 @@ def unfolding(session: str, argument: str) -> Iterator[Request]:
     executor = plain.ExecutorId(id=session)
     for levels in (5, 10, 20, 40):
         computation = doubling_calls(levels).proto
-        created = extended.CreateRequest.Creation(id=f"unfolding-{levels}", computation=computation)
-        called = extended.CreateRequest.Creation(id=f"unfolded-{levels}")
+        created = extended.Creation(id=f"unfolding-{levels}", computation=computation)
+        called = extended.Creation(id=f"unfolded-{levels}")
         called.call.function_ref.id, called.call.argument_ref.id = created.id, argument
-        request = extended.CreateRequest(executor=executor, creation=[created, called])
-        yield Request("Create", [request.SerializeToString()])
+        request = extended.EvaluateRequest(executor=executor, creation=[created, called])
+        yield Request("Evaluate", [header_frame(request.SerializeToString())])

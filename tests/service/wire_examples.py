@@ -100,7 +100,6 @@ PACKED: tuple[tuple[object, object, str], ...] = (
 )
 
 
-# To peers that read `sequences`.
 SEQUENCES = (
     (np.int32, [[3], [4, 5]], "the sequences of above"),
     (
@@ -130,7 +129,7 @@ def packed_examples() -> Iterator[str]:
     for given, value, remark in SEQUENCES:
         type_spec = fl.FederatedType(fl.SequenceType(given), fl.CLIENTS)
         yield f"# {type_spec}: {remark}"
-        yield from _packed(normalize_argument(value, type_spec), type_spec, sequences=True)[0].splitlines()
+        yield from _packed(normalize_argument(value, type_spec), type_spec)[0].splitlines()
         yield ""
 
 
@@ -140,8 +139,8 @@ def _as_arrays(value: object) -> object:
     return value
 
 
-def _packed(payload: object, type_spec: Type, **form: bool) -> tuple[str, int]:
-    packer = Packer(**form)
+def _packed(payload: object, type_spec: Type) -> tuple[str, int]:
+    packer = Packer()
     message = extensions_pb2.Packed()
     packer.pack(message, payload, type_spec)
     return message_text(message), sum(map(len, packer.segments))
@@ -149,7 +148,7 @@ def _packed(payload: object, type_spec: Type, **form: bool) -> tuple[str, int]:
 
 def frame_table() -> Iterator[str]:
     """Yields frames as bytes."""
-    header = extensions_pb2.DownloadRequest()
+    header = extensions_pb2.EvaluateRequest()
     header.value_ref.id = "v3"
     data = next(data_frames([memoryview(np.array([1.5, 2.5], "<f4").tobytes())]))
     long = next(data_frames([memoryview(bytes(200))]))
@@ -165,7 +164,7 @@ def frame_table() -> Iterator[str]:
 
 def whole_table() -> Iterator[str]:
     """Yields parcels in one message as bytes."""
-    header = extensions_pb2.DownloadRequest()
+    header = extensions_pb2.EvaluateRequest()
     header.value_ref.id = "v3"
     data = memoryview(np.array([1.5, 2.5], "<f4").tobytes())
     yield "| message | bytes |"

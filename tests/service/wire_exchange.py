@@ -63,7 +63,7 @@ class RecordingConnection(InMemoryConnection):
 
     def __init__(self, service: ExecutorService) -> None:
         super().__init__(service)
-        self.evaluated: list[tuple[extensions_pb2.EvaluateRequest, extensions_pb2.Download]] = []
+        self.evaluated: list[tuple[extensions_pb2.EvaluateRequest, extensions_pb2.EvaluateResponse]] = []
         self.phases: list[tuple[extensions_pb2.PhaseRequest, extensions_pb2.PhaseResponse]] = []
 
     async def exchange(self, path: str, parcel: Parcel) -> AsyncGenerator[Piece, None]:
@@ -73,7 +73,7 @@ class RecordingConnection(InMemoryConnection):
             yield piece
         if path.endswith("/Evaluate"):
             request = extensions_pb2.EvaluateRequest.FromString(parcel.header)
-            self.evaluated.append((request, extensions_pb2.Download.FromString(_header(received))))
+            self.evaluated.append((request, extensions_pb2.EvaluateResponse.FromString(_header(received))))
         else:
             request = extensions_pb2.PhaseRequest.FromString(parcel.header)
             self.phases.append((request, extensions_pb2.PhaseResponse.FromString(_header(received))))

@@ -161,11 +161,17 @@ def unknown_value() -> executor_pb2.ValueRef:
 
 
 def upload(peer: Peer, announced: int, sent: int) -> None:
-    header = extensions_pb2.Upload(executor=peer.executor, id="mine")
-    header.value.type.CopyFrom(fl.TensorType(np.int8, [announced]).to_proto())
-    header.value.value.raw.dtype = 6
-    header.value.value.raw.dim.append(announced)
-    peer.stream("UploadValue", header_frame(header.SerializeToString()), *data_frames([memoryview(bytes(sent))]))
+    header = extensions_pb2.EvaluateRequest(executor=peer.executor)
+    value = header.creation.add(id="mine").value
+    value.type.CopyFrom(fl.TensorType(np.int8, [announced]).to_proto())
+    value.value.raw.dtype = 6
+    value.value.raw.dim.append(announced)
+    peer.stream("Evaluate", header_frame(header.SerializeToString()), *data_frames([memoryview(bytes(sent))]))
+
+
+def create(peer: Peer, **creation: Any) -> None:
+    request = extensions_pb2.EvaluateRequest(executor=peer.executor, creation=[extensions_pb2.Creation(**creation)])
+    peer.stream("Evaluate", header_frame(request.SerializeToString()))
 
 
 def _open_too_many(peer: Peer) -> None:
@@ -181,7 +187,7 @@ def _create_four_values(peer: Peer) -> None:
 def _create_twice(peer: Peer) -> None:
     typed = extensions_pb2.TypedValue(type=FLOAT.to_proto(), value={"array": number().array})
     for _ in range(2):
-        peer.call("Create", executor=peer.executor, creation=[{"id": "mine", "value": typed}])
+        create(peer, id="mine", value=typed)
 
 
 def _phase_of(peer: Peer, clients: int) -> None:
@@ -198,9 +204,9 @@ def _deep() -> bytes:
 
 
 CREATE_VALUE = f"/{EXECUTOR_GROUP}/CreateValue"
-COMPUTES = "`Compute`, `ComputeNow`, `DownloadValue`"
+COMPUTES = "`Compute`, `Evaluate`"
 RUNS = f"{COMPUTES}, `RunPhase`"
-SELECTION = extensions_pb2.CreateRequest.Selection(index=5)
+SELECTION = extensions_pb2.Creation.Selection(index=5)
 
 # What a client does, in words and in calls. The last call of each is the one that counts.
 SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
@@ -217,24 +223,24 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
     ("`GetExecutor`, `OpenSession`", "more clients than the server takes",
      lambda peer: peer.open(clients=11)),
     ("`GetExecutor`, `OpenSession`", "more sessions than the server keeps", _open_too_many),
-    ("`CreateValue`, `Create`, `UploadValue`", "the value contradicts itself or does not fit its type",
+    ("`CreateValue`, `Evaluate`, `Start`", "the value contradicts itself or does not fit its type",
      lambda peer: peer.create(executor_pb2.Value(array={"dtype": 1, "shape": {"dim": [2]}, "content": b"1234"}))),
     ("`CreateValue`", "the value does not show its type",
      lambda peer: peer.create(executor_pb2.Value(sequence={}))),
-    ("`CreateValue`, `Create`, `UploadValue`", "another number of client values than the session has clients",
+    ("`CreateValue`, `Evaluate`, `Start`", "another number of client values than the session has clients",
      lambda peer: peer.create(RAW.value_at_clients([1.5, 2.5, 3.5]))),
-    ("`CreateValue`, `Create`, `UploadValue`", "one more value, or more bytes, than a session may have",
+    ("`CreateValue`, `Evaluate`, `Start`", "one more value, or more bytes, than a session may have",
      _create_four_values),
-    ("`CreateValue`, `Create`, `RunPhase`", "a malformed computation",
+    ("`CreateValue`, `Evaluate`, `Start`, `RunPhase`", "a malformed computation",
      lambda peer: peer.create(executor_pb2.Value(computation=function(reference={"name": "unbound"})))),
-    ("`CreateValue`, `Create`, `RunPhase`", "a leaf with a carrier that the server does not let in",
+    ("`CreateValue`, `Evaluate`, `Start`, `RunPhase`", "a leaf with a carrier that the server does not let in",
      lambda peer: peer.create(executor_pb2.Value(computation=reference("os", "system")))),
-    ("`Create`, `UploadValue`", "an id that is empty or has more than 100 characters",
-     lambda peer: peer.call("Create", executor=peer.executor, creation=[{"id": "", "selection": SELECTION}])),
-    ("`Create`, `UploadValue`", "an id that is taken: nothing is created", _create_twice),
-    ("`UploadValue`, `RunPhase`", "more or fewer bytes follow than the header has announced",
+    ("`Evaluate`, `Start`", "an id that is empty or has more than 100 characters",
+     lambda peer: create(peer, id="", selection=SELECTION)),
+    ("`Evaluate`, `Start`", "an id that is taken: nothing is created", _create_twice),
+    ("`Evaluate`, `Start`, `Update`, `RunPhase`", "more or fewer bytes follow than the header has announced",
      lambda peer: upload(peer, 100, 99)),
-    ("`UploadValue`, `RunPhase`", "more bytes than the server takes in one value or phase",
+    ("`Evaluate`, `Start`, `Update`, `RunPhase`", "more bytes than the server takes in one value or phase",
      lambda peer: upload(peer, 2000, 2000)),
     ("`RunPhase`", "another number of clients than the session has", lambda peer: _phase_of(peer, 3)),
     ("`RunPhase`", "more clients than the server takes", lambda peer: _phase_of(peer, 11)),
@@ -242,7 +248,7 @@ SITUATIONS: tuple[tuple[str, str, Callable[[Peer], object]], ...] = (
      lambda peer: peer.call("CreateCall", executor=peer.executor, function_ref=peer.create(number()))),
     ("`CreateSelection`", "the source is no struct, or has no such member",
      lambda peer: peer.call("CreateSelection", executor=peer.executor, source_ref=peer.create(number()), index=0)),
-    ("`CreateCall`, `Create`, `RunPhase`", "an intrinsic that is none of the language's",
+    ("`CreateCall`, `Evaluate`, `Start`, `RunPhase`", "an intrinsic that is none of the language's",
      lambda peer: peer.compute(function(intrinsic={"uri": "federated_sing"}), number())),
     (COMPUTES, "the value is a function",
      lambda peer: peer.call(
@@ -273,7 +279,7 @@ AT_THE_DOOR: tuple[tuple[str, str, dict[str, Any], Callable[[Peer], object]], ..
      {"limits": ServerLimits(max_message_bytes=1)}, Peer.open),
     ("any", "the message is compressed, and the server was not started with `--compression`",
      {}, lambda peer: peer.send(WATCH.replace("Watch", "Check"), bytes(1000), grpc.Compression.Gzip)),
-    ("`UploadValue`, `RunPhase`", "the stream does not begin within `--header-seconds`",
+    ("`Evaluate`, `Start`, `Update`, `RunPhase`", "the stream does not begin within `--header-seconds`",
      {"limits": ServerLimits(header_seconds=0.05)}, lambda peer: peer.hold(RUN_PHASE, 1)),
     ("`Watch`, `ServerReflectionInfo`", "more calls watch the server than it takes",
      {"limits": ServerLimits(max_watches=1)}, lambda peer: peer.hold(WATCH, 2)),

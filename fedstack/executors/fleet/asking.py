@@ -11,7 +11,7 @@ import attrs
 from fedstack.errors import FedstackError
 from fedstack.executors.fleet.fleet import FIRST_PAUSE, LONGEST_PAUSE, Fleet
 from fedstack.executors.fleet.worker import Features, State, Worker
-from fedstack.transport.peers.executor_stub import ISOLATE, ExecutorStub
+from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop, start_apart
 
 # How long it may take to find out whether a worker that was away listens now.
@@ -158,7 +158,7 @@ async def _answer_of(worker: Worker) -> Features:
         await asyncio.sleep(FIRST_PAUSE)  # it was started anew, which is not known everywhere yet
     if peer is None:
         return Features()
-    searches = ISOLATE in peer.features and not peer.same_process
+    searches = peer.isolates and not peer.same_process
     return Features(peer.phases, searches=searches, threads=peer.threads or None)
 
 

@@ -96,7 +96,6 @@ class FleetPhases(PhaseEngine):
         await need_event_loop()
         ready = await self._fleet.ready()
         losses = current_scope().losses
-        # Others are of older releases.
         able = [worker for worker in ready if worker.features.searches] if losses else []
         if losses and able and (suspects := losses.suspects(phase)):
             for some in suspects:

@@ -47,11 +47,9 @@ def announced_bytes(packed: Packed) -> int:
 _MEMBERS: Mapping[str, Callable[[Packed], Iterable[Packed]]] = MappingProxyType(
     {
         "struct": lambda packed: packed.struct.member,
-        "sequence": lambda packed: packed.sequence.member,
         "clients": lambda packed: packed.clients.member,
         "same": lambda packed: (packed.same.member,),
         "fields": lambda packed: packed.fields.column,
-        "elements": lambda packed: (packed.elements,),
         "sequences": lambda packed: (packed.sequences.row,),
     }
 )

@@ -37,29 +37,28 @@ class Creations:
     async def create(
         self,
         session: Session,
-        creations: Iterable[messages.CreateRequest.Creation],
-        request_bytes: int,
-        received: "Received[Any] | None" = None,
+        creations: Iterable[messages.Creation],
+        received: Received[Any],
     ) -> None:
         """Creates values, each under its id; one that is taken is left as it is.
 
         Args:
           session: Where to.
           creations: What to create, each after what it needs.
-          request_bytes: The size of the message in which they came.
-          received: Has the bytes of their large arrays; `None` where there can be none.
+          received: The message in which they came, and the bytes of their large arrays.
         """
+        request_bytes = received.size
         at_once = _MOST_AT_ONCE if request_bytes <= LOOP_BYTES else 1
         for index, creation in enumerate(creations):
             if index and not index % at_once:
                 await asyncio.sleep(0)  # others have the loop
             check_new_id(creation.id)
             is_there = session.has(creation.id)
-            if is_there and (received is None or not creation.HasField("value")):
+            if is_there and not creation.HasField("value"):
                 continue
             size = 0
             if creation.HasField("value"):
-                payload, type_spec, size = await self.value(session, creation.value, request_bytes, received)
+                payload, type_spec, size = await self.value(session, creation.value, received)
                 if is_there:
                     continue
                 created = await held_values.create_known(session.executor, payload, type_spec)
@@ -73,11 +72,7 @@ class Creations:
                 session.add(created, size, creation.id)
 
     async def value(
-        self,
-        session: Session,
-        value: messages.TypedValue,
-        request_bytes: int,
-        received: "Received[Any] | None",
+        self, session: Session, value: messages.TypedValue, received: Received[Any]
     ) -> tuple[object, Type, int]:
         """Returns the payload of a value that has come, with the bytes that follow, its type and its size."""
 
@@ -89,7 +84,6 @@ class Creations:
         return await read_value(
             value.value,
             lambda: self._type_of(value),
-            request_bytes,
             received,
             check=check,
             max_bytes=most,
@@ -105,7 +99,7 @@ class Creations:
             )
         return type_spec
 
-    async def _created(self, session: Session, creation: messages.CreateRequest.Creation, size: int) -> Any:
+    async def _created(self, session: Session, creation: messages.Creation, size: int) -> Any:
         executor = session.executor
         kind = creation.WhichOneof("kind")
         if kind == "computation":

@@ -13,7 +13,6 @@ from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.messages.payload_sizes import is_quick
-from fedstack.executors.concurrency.off_loop import read_message
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.executors.remote.phases.phase_messages import read_span
@@ -24,15 +23,15 @@ from fedstack.proto.executor_pb2 import ExecutorId
 from fedstack.service.executor.creations import Creations
 from fedstack.service.executor.executor_group import cardinalities_of
 from fedstack.service.executor.phase_service import run_phase
-from fedstack.service.executor.requests import beats, control, in_turns, unary_sized
+from fedstack.service.executor.requests import beats, control, in_turns
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.starts import Starts
 from fedstack.service.executor.updates import Updates
 from fedstack.service.processes.resident_memory import resident_bytes
-from fedstack.transport.peers.executor_stub import FEATURES, ISOLATE, PROTOCOL, process_digest
-from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, UploadMethod
+from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
+from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, Server, UploadMethod
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
@@ -58,11 +57,6 @@ class ExecutorExtensions:
             "Handshake": control(messages.HandshakeRequest, self.handshake),
             "OpenSession": control(messages.OpenSessionRequest, self.open_session),
             "RenewLease": control(messages.RenewLeaseRequest, self.renew_lease),
-            "Create": unary_sized(messages.CreateRequest, self.create),
-            "Load": DownloadMethod(self.load),
-            "UploadValue": UploadMethod(self.upload_value),
-            "ComputeNow": unary_sized(messages.ComputeNowRequest, self.compute_now),
-            "DownloadValue": DownloadMethod(self.download_value),
             "Evaluate": ExchangeMethod(self.evaluate),
             "Start": ExchangeMethod(self.start),
             "Update": UploadMethod(self.update),
@@ -71,7 +65,12 @@ class ExecutorExtensions:
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
-        """Tells what this server is."""
+        """Says what this server is.
+
+        Raises:
+          ProtocolVersionError: If the client speaks another version of the protocol.
+        """
+        check_protocol(request.protocol, request.version, "the client")
         self._core.check_takes_clients()  # who is told so here does not count on this server
         policy, limits = self._core.policy, self._core.limits
         return messages.HandshakeResponse(
@@ -86,7 +85,7 @@ class ExecutorExtensions:
             max_value_bytes=limits.max_value_bytes,
             heartbeat_seconds=limits.heartbeat_seconds,
             asks_for_token=self.server is not None and self.server.asks_for_token,
-            features=[name for name in FEATURES if name != ISOLATE or sys.executable],
+            isolates=bool(sys.executable),
         )
 
     async def open_session(self, request: messages.OpenSessionRequest) -> messages.OpenSessionResponse:
@@ -94,7 +93,6 @@ class ExecutorExtensions:
         longest = self._core.limits.lease_seconds
         lease = min(request.lease_seconds, longest) if request.lease_seconds > 0 else longest
         session = self._core.open(cardinalities_of(request.cardinalities), lease)
-        session.features = frozenset(request.features).intersection(FEATURES)
         if request.HasField("worker_index"):
             session.worker_index = request.worker_index
         return messages.OpenSessionResponse(executor=ExecutorId(id=session.id), lease_seconds=lease)
@@ -104,53 +102,24 @@ class ExecutorExtensions:
         unknown = [one async for one in in_turns(request.executor) if not self._core.sessions.renew(one.id)]
         return messages.RenewLeaseResponse(unknown=unknown)
 
-    async def create(self, request: messages.CreateRequest, request_bytes: int) -> messages.CreateResponse:
-        """Creates values under chosen ids."""
-        await self._creations.create(self._core.find(request.executor), request.creation, request_bytes)
-        return messages.CreateResponse(differing_module=self._differing(request.creation))
-
-    async def load(self, content: bytes) -> Answers:
-        """Creates values as `create` does, and shows that it is alive while it loads what they bring."""
-        request = await read_message(messages.CreateRequest, content)
-        session = self._core.find(request.executor)
-
-        async def create() -> messages.CreateResponse:
-            with self._core.sessions.hold(session):
-                await session.run(self._creations.create(session, request.creation, len(content)))
-            return messages.CreateResponse(differing_module=self._differing(request.creation))
-
-        work = asyncio.ensure_future(create())
-        async for beat in beats(work, ProgressCounts(), self._core.limits):
-            yield beat
-        yield Parcel(work.result().SerializeToString())
-
-    def _differing(self, creations: Iterable[messages.CreateRequest.Creation]) -> Sequence[str]:
+    def _differing(self, creations: Iterable[messages.Creation]) -> Sequence[str]:
         """Lists the modules of functions that are of another version here."""
         return self._core.admission.differing_modules(
             one.computation for one in creations if one.HasField("computation")
         )
-
-    async def upload_value(self, incoming: Incoming) -> bytes:
-        """Creates a value of any size."""
-        received = await receive(incoming, messages.Upload)
-        upload = received.message
-        creation = messages.CreateRequest.Creation(id=upload.id, value=upload.value)
-        session = self._core.find(upload.executor)
-        await self._core.run(session, self._received(session, [creation], received))
-        return messages.CreateResponse().SerializeToString()
 
     async def update(self, incoming: Incoming) -> bytes:
         """Puts another value in place of one."""
         received = await receive(incoming, messages.UpdateRequest)
         session = self._core.find(received.message.executor)
         await self._core.run(session, self._updates.run(session, received))
-        return messages.CreateResponse().SerializeToString()
+        return messages.UpdateResponse().SerializeToString()
 
     async def _received(
-        self, session: Session, creations: Iterable[messages.CreateRequest.Creation], received: Received[Any]
+        self, session: Session, creations: Iterable[messages.Creation], received: Received[Any]
     ) -> None:
         """Creates values whose bytes follow."""
-        await self._creations.create(session, creations, received.size, received)
+        await self._creations.create(session, creations, received)
         await received.end()
 
     async def evaluate(self, incoming: Incoming) -> Answers:
@@ -159,13 +128,13 @@ class ExecutorExtensions:
         request = received.message
         session = self._core.find(request.executor)
         value_id = request.value_ref.id
-        packer = self._core.packer(session)
+        packer = self._core.packer()
         is_quick_to_create = incoming.is_here and not any(one.HasField("computation") for one in request.creation)
         if is_quick_to_create:
             await self._received(session, request.creation, received)
             known = held_values.known_payload(session.find(value_id)) if value_id else None
             if known is not None and is_quick(*known):
-                yield self._parcel(_download(packer, *known), packer)
+                yield self._parcel(_answer_of(packer, *known), packer)
                 return
         progress = ProgressCounts()
         if is_quick_to_create:
@@ -187,7 +156,7 @@ class ExecutorExtensions:
     ) -> bytes:
         request = received.message
         await self._received(session, request.creation, received)
-        told = messages.Download(differing_module=self._differing(request.creation))
+        told = messages.EvaluateResponse(differing_module=self._differing(request.creation))
         # One message after another is one with the fields of both.
         return told.SerializeToString() + await self._computed(session, request.value_ref.id, packer, progress)
 
@@ -198,7 +167,7 @@ class ExecutorExtensions:
         pull = self._core.pull(session, value_id)
         progress.watch(pull.progress)
         await pull.wait()
-        return await held_values.written(session.find(value_id), pull.result(), functools.partial(_download, packer))
+        return await held_values.written(session.find(value_id), pull.result(), functools.partial(_answer_of, packer))
 
     async def start(self, incoming: Incoming) -> Answers:
         """Creates values of any size, and runs some of them."""
@@ -219,53 +188,6 @@ class ExecutorExtensions:
         async for beat in beats(running, progress, self._core.limits):
             yield beat
         yield Parcel(running.result().SerializeToString())
-
-    async def compute_now(self, request: messages.ComputeNowRequest, request_bytes: int) -> messages.ComputeNowResponse:
-        """Computes a value that is soon there and small."""
-        session = self._core.find(request.executor)
-        await self._creations.create(session, request.creation, request_bytes)
-        value_id = request.value_ref.id
-        value = session.find(value_id)
-        known = held_values.known_payload(value)
-        if known is not None and is_quick(*known):
-            response = self._packed(session, *known)
-            return messages.ComputeNowResponse() if response.ByteSize() > request.max_bytes else response
-        return await self._core.run(session, self._compute_now(session, request))
-
-    async def _compute_now(self, session: Session, request: messages.ComputeNowRequest) -> messages.ComputeNowResponse:
-        value_id = request.value_ref.id
-        pull = self._core.pull(session, value_id)
-        seconds = request.wait_seconds if request.wait_seconds > 0 else 0.0  # NaN is not
-        if not await pull.wait(min(seconds, self._core.limits.heartbeat_seconds)):
-            return messages.ComputeNowResponse()
-        # What takes long to write is none of the small values that this is for.
-        payload, type_spec = pull.result(), session.find(value_id).type_signature
-        response = self._packed(session, payload, type_spec) if is_quick(payload, type_spec) else None
-        if response is None or response.ByteSize() > request.max_bytes:
-            return messages.ComputeNowResponse()
-        session.delivered(value_id)
-        return response
-
-    def _packed(self, session: Session, payload: object, type_spec: Type) -> messages.ComputeNowResponse:
-        """Returns a small value as a response, and an empty one for a value that is large."""
-        packer = self._core.packer(session)
-        response = messages.ComputeNowResponse()
-        packer.pack(response.value, payload, type_spec, "result")
-        return messages.ComputeNowResponse() if packer.segments else response
-
-    async def download_value(self, content: bytes) -> Answers:
-        """Computes a value of any size."""
-        request = await read_message(messages.DownloadRequest, content)
-        session = self._core.find(request.executor)
-        value_id = request.value_ref.id
-        packer = self._core.packer(session)
-
-        progress = ProgressCounts()
-        work = asyncio.ensure_future(self._core.run(session, self._computed(session, value_id, packer, progress)))
-        async for beat in beats(work, progress, self._core.limits):
-            yield beat
-        yield self._parcel(work.result(), packer)
-        session.delivered(value_id)
 
     async def run_phase(self, incoming: Incoming) -> Answers:
         """Runs a client phase."""
@@ -335,8 +257,8 @@ class ExecutorExtensions:
         return response
 
 
-def _download(packer: Packer, payload: object, type_spec: Type) -> bytes:
+def _answer_of(packer: Packer, payload: object, type_spec: Type) -> bytes:
     """Returns the message of an answer; its large arrays are in the packer."""
-    response = messages.Download()
+    response = messages.EvaluateResponse()
     packer.pack(response.value, payload, type_spec, "result")
     return response.SerializeToString()

@@ -42,7 +42,7 @@ class SessionHost(PhaseHost):
         return self._core.limits.chunking.chunk_bytes
 
     def packer(self) -> Packer:
-        return self._core.packer(self._session)
+        return self._core.packer()
 
     def check_new_id(self, value_id: str) -> None:
         check_new_id(value_id)

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import with_columns
-from fedstack.errors import InvalidValueError, ResourceLimitError
+from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.side_by_side import end_all
@@ -82,8 +82,7 @@ async def in_turns(items: Iterable[_T], at_once: int = _AT_ONCE) -> AsyncIterato
 async def read_value(
     packed: Packed,
     type_of: Callable[[], Type],
-    request_bytes: int,
-    received: Received[Any] | None,
+    received: Received[Any],
     *,
     check: Callable[[int], None],
     max_bytes: int,
@@ -94,13 +93,12 @@ async def read_value(
     Args:
       packed: The value.
       type_of: Returns its type; it may take long for a large message.
-      request_bytes: The size of the message in which it came.
-      received: Has the bytes of its large arrays; `None` where there can be none.
+      received: The message in which it came, and the bytes of its large arrays.
       check: Called with each size that is known, before there is memory for it; it raises if that is too much.
       max_bytes: The most bytes that it may announce.
       clients: For how many clients it has to be; `None` for any number.
     """
-    size = packed.ByteSize() if request_bytes <= LOOP_BYTES else await sized(request_bytes, packed.ByteSize)
+    size = await sized(received.size, packed.ByteSize)
     check(size)
 
     def unpack() -> tuple[object, Type, Unpacker]:
@@ -112,8 +110,6 @@ async def read_value(
     payload, type_spec, unpacker = unpack() if weight <= LOOP_BYTES else await sized(weight, unpack)
     if not unpacker.buffers:
         unpacker.finish()
-    elif received is None:
-        raise InvalidValueError("Expected a whole value, found one whose bytes are to follow; use UploadValue")
     else:
         size += sum(map(len, unpacker.buffers))
         check(size)

@@ -38,7 +38,7 @@ class Updates:
           TypeMismatchError: If the other one has another type, or is to be added and is no number.
         """
         request = received.message
-        payload, type_spec, size = await self._creations.value(session, request.value, received.size, received)
+        payload, type_spec, size = await self._creations.value(session, request.value, received)
         await received.end()
         value_id = request.value_ref.id
         async with session.updating:

@@ -21,7 +21,7 @@ from fedstack.errors import (
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
-from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, ListMethodsRequest, MethodDescription
+from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
 from fedstack.service.rpc.signatures import Signature, is_nothing, read_signature
@@ -84,7 +84,7 @@ def prepare(signature: Signature, arguments: Arguments) -> Prepared:
     if arguments.output_specs is not None:
         signature.check_specs(arguments.output_specs)
     request = InvokeRequest(method=signature.name, signature=signature.digest)
-    packer = Packer(elements=True, sequences=True)
+    packer = Packer()
     payload = signature.payload(arguments.args, arguments.kwargs)
     if signature.function.parameter is not None:
         packer.pack(request.argument, payload, signature.function.parameter)
@@ -276,7 +276,7 @@ class MethodCalls:
         while True:
             await self._reach()
             try:
-                response = await self.stub.list(ListMethodsRequest())
+                response = await self.stub.list()
             except (WorkerUnavailableError, DeadlineExceededError):
                 self._is_ready = False
                 continue

@@ -38,7 +38,7 @@ from fedstack.service.limits.limits import ServiceLimits
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
 from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with
-from fedstack.transport.peers.executor_stub import FEATURES
+from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.peers.method_stub import METHODS
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
@@ -107,13 +107,18 @@ class MethodService(Service):
         return {METHODS: {"List": listed, "Invoke": ExchangeMethod(self.invoke)}}
 
     async def list(self, request: methods_pb2.ListMethodsRequest) -> methods_pb2.ListMethodsResponse:
-        """Describes the methods."""
+        """Describes the methods.
+
+        Raises:
+          ProtocolVersionError: If the client speaks another version of the protocol.
+        """
+        check_protocol(request.protocol, request.version, "the client")
         limits = self._core.limits
         response = methods_pb2.ListMethodsResponse(
+            protocol=PROTOCOL,
             version=__version__,
             max_value_bytes=limits.max_value_bytes,
             heartbeat_seconds=limits.heartbeat_seconds,
-            features=FEATURES,
             uptime_seconds=time.monotonic() - self._core.started,
         )
         for method in self._table:
@@ -137,7 +142,7 @@ class MethodService(Service):
             payload = await self._argument(method, received)
             self._core.work_for(current_scope().origin, is_method=True)
             chunking, seconds = self._core.limits.chunking, request.timeout_seconds
-            packer = Packer(chunking.large_bytes, elements=True, sequences=True)
+            packer = Packer(chunking.large_bytes)
             at_hand = self._at_hand if method.is_leaf else None
             progress = ProgressCounts() if method.has_clients else self._no_clients
             given = deque([payload])  # whoever takes it out is the only one to have it
@@ -202,7 +207,6 @@ class MethodService(Service):
         payload, _, _ = await read_value(
             received.message.argument,
             lambda: parameter,
-            received.size,
             received,
             check=lambda size: self._core.admission.check_size(size, ARRAY_SPARE_BYTES),
             max_bytes=self._core.admission.max_bytes,

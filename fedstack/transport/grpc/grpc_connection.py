@@ -76,7 +76,6 @@ class GrpcConnection(WholeConnection):
         loss: Callable[[], FedstackError | None] = lambda: None,
         compression: bool = False,
     ) -> None:
-        super().__init__()
         self._target = target
         self._loss = loss
         self._options: Options = ((COMPRESSION, ANY_COMPRESSION),) if compression else ()

@@ -1,46 +1,27 @@
-"""Asks in one message what is small, where the peer has said that it takes such, and is answered in one."""
+"""Asks in one message what is small, and is answered in one."""
 
 import abc
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 
-from fedstack.errors import RemoteError
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.wire.parcels import Parcel, Piece
-from fedstack.transport.wire.wholes import JOIN, SUFFIX, WHOLE, fits_whole, join_request, read_whole, write_whole
+from fedstack.transport.wire.wholes import JOIN, SUFFIX, fits_whole, join_request, read_whole, write_whole
 
 
 class WholeConnection(Connection):
     """A connection that has a call of one message each way, beside those of streams."""
 
-    def __init__(self) -> None:
-        self._takes_wholes = False
-
-    def learn(self, features: Collection[str]) -> None:
-        self._takes_wholes = WHOLE in features
-
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
-        if not (self._takes_wholes and fits_whole(parcel)):
+        if not fits_whole(parcel):
             return self.exchange(path, parcel)
-        try:
-            answer = await self.unary_soon(path + SUFFIX, write_whole(parcel), timeout, who)
-        except RemoteError as error:
-            if error.code != "UNIMPLEMENTED":
-                raise
-            self.learn(())  # it was started anew, and of an older release, or what stands between does not know it
-            return self.exchange(path, parcel)
-        return self._answer(path, answer)
+        return self._answer(path, await self.unary_soon(path + SUFFIX, write_whole(parcel), timeout, who))
 
     def ask_blocking(
         self, path: str, parcel: Parcel, timeout: float, who: str
     ) -> Parcel | AsyncGenerator[Piece, None] | None:
-        if not (self._takes_wholes and fits_whole(parcel)):
+        if not fits_whole(parcel):
             return None
-        try:
-            answer = self.unary_blocking(path + SUFFIX, write_whole(parcel), timeout, who)
-        except RemoteError as error:
-            if error.code != "UNIMPLEMENTED":
-                raise
-            return None  # and `ask` finds out too
+        answer = self.unary_blocking(path + SUFFIX, write_whole(parcel), timeout, who)
         return None if answer is None else self._answer(path, answer)
 
     def _answer(self, path: str, answer: bytes) -> Parcel | AsyncGenerator[Piece, None]:

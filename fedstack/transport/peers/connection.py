@@ -2,7 +2,7 @@
 
 import abc
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator
 
 from fedstack.errors import FedstackError
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
@@ -54,8 +54,7 @@ class Connection(abc.ABC):
     async def ask(self, path: str, parcel: Parcel, timeout: float, who: str) -> Parcel | AsyncGenerator[Piece, None]:
         """Sends a parcel, and returns the one that comes back; or where it will come from, as `exchange` does.
 
-        What is small and quick is the business of one message each way, where a transport has such a thing and the
-        peer has said so; see `learn`.
+        What is small and quick takes one message each way, where a transport has such a thing.
 
         Args:
           path: The method.
@@ -74,9 +73,6 @@ class Connection(abc.ABC):
           `None` where a transport has no such thing, or nothing has left this process; then `ask` will do.
         """
         return None
-
-    def learn(self, features: Collection[str]) -> None:  # noqa: B027
-        """Is told what the peer can do, as it has said in a handshake. A transport may send in a newer form then."""
 
     @abc.abstractmethod
     async def wait_ready(self, seconds: float) -> None:

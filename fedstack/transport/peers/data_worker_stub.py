@@ -5,11 +5,9 @@ from collections.abc import AsyncGenerator
 
 from fedstack.errors import RemoteError
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest
-from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
-from fedstack.transport.wire.wholes import WHOLE
 
 DATA_WORKER = "fedstack.v1.DataWorker"
 # How often a data worker shows that it is alive.
@@ -17,17 +15,9 @@ HEARTBEAT_SECONDS = 2.0
 
 
 class DataWorkerStub(ServiceStub):
-    """Calls one data worker. Its coroutines run on the transport's loop.
-
-    Args:
-      connection: The way to it. It is closed with this.
-    """
+    """Calls one data worker. Its coroutines run on the transport's loop."""
 
     _PEER = "the data worker"
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection)
-        connection.learn((WHOLE,))  # all of them take such messages
 
     @contextlib.asynccontextmanager
     async def read(self, request: ReadRequest, *, is_large: bool = False) -> AsyncGenerator[Incoming, None]:

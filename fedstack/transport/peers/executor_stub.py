@@ -10,10 +10,8 @@ from google.protobuf.message import Message
 
 from fedstack._version import __version__
 from fedstack.computations.leaves.leaf_runtimes import PROCESS
-from fedstack.errors import (
-    ProtocolVersionError,
-    RemoteError,
-)
+from fedstack.errors import ProtocolVersionError, RemoteError
+from fedstack.foundations.error_text import name_text
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.connection import Connection
@@ -21,21 +19,11 @@ from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
 from fedstack.transport.wire.segments import Segment
-from fedstack.transport.wire.wholes import WHOLE
 
+# Both sides refuse a peer that speaks another version.
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
-# What this release can do beyond the first one with extensions: both sides say so.
-ELEMENTS = "elements"
-SEQUENCES = "sequences"
-LOAD = "load"
-ISOLATE = "isolate"
-EVALUATE = "evaluate"
-START = "start"
-UPDATE = "update"
-REFERENCES = "references"
-FEATURES = (ELEMENTS, SEQUENCES, LOAD, ISOLATE, EVALUATE, START, UPDATE, WHOLE, REFERENCES)
 # Within this time a peer has an answer, or says that there will be one.
 SOON_SECONDS = 1.0
 
@@ -80,7 +68,7 @@ class ExecutorStub(ServiceStub):
         """Returns what the peer is, or `None` if it has the plain executor service only.
 
         Raises:
-          ProtocolVersionError: If the peers have no version of the protocol in common.
+          ProtocolVersionError: If the peer speaks another version of the protocol.
         """
         if not self._extensions:
             return None
@@ -93,14 +81,8 @@ class ExecutorStub(ServiceStub):
         except RemoteError as error:
             if error.code != "UNIMPLEMENTED":
                 raise
-            self.connection.learn(())
             return None
-        if response.protocol != PROTOCOL:
-            raise ProtocolVersionError(
-                f"Expected protocol {PROTOCOL} of fedstack {__version__}, found protocol {response.protocol} of "
-                f"fedstack {response.version} at {self.address}; install the same release on both sides"
-            )
-        self.connection.learn(response.features)
+        check_protocol(response.protocol, response.version, self.address)
         return response
 
     async def get_executor(self, request: plain.GetExecutorRequest) -> plain.GetExecutorResponse:
@@ -167,30 +149,9 @@ class ExecutorStub(ServiceStub):
         """Renews leases."""
         return await self._extended("RenewLease", request, extended.RenewLeaseResponse)
 
-    async def create(self, request: extended.CreateRequest) -> extended.CreateResponse:
-        """Creates values under chosen ids."""
-        return await self._extended("Create", request, extended.CreateResponse)
-
-    def load(self, request: extended.CreateRequest, heartbeat_seconds: float) -> Answer:
-        """Creates values as `create` does, however long it takes the peer to load them."""
-        return self.download(f"/{EXTENSIONS}/Load", request, heartbeat_seconds)
-
-    async def compute_now(self, request: extended.ComputeNowRequest) -> extended.ComputeNowResponse:
-        """Computes a value if that is soon done."""
-        timeout = self._control_seconds + request.wait_seconds
-        return await self._extended("ComputeNow", request, extended.ComputeNowResponse, timeout)
-
     async def get_status(self) -> extended.GetStatusResponse:
         """Returns what the server holds and has done."""
         return await self._extended("GetStatus", extended.GetStatusRequest(), extended.GetStatusResponse)
-
-    async def upload_value(self, request: extended.Upload, segments: Sequence[Segment]) -> None:
-        """Creates a value of any size."""
-        await self.upload(f"/{EXTENSIONS}/UploadValue", request, segments, extended.CreateResponse)
-
-    def download_value(self, request: extended.DownloadRequest, heartbeat_seconds: float) -> Answer:
-        """Computes a value of any size."""
-        return self.download(f"/{EXTENSIONS}/DownloadValue", request, heartbeat_seconds)
 
     def evaluate(
         self, request: extended.EvaluateRequest, segments: Sequence[Segment], heartbeat_seconds: float
@@ -208,7 +169,7 @@ class ExecutorStub(ServiceStub):
 
     async def update(self, request: extended.UpdateRequest, segments: Sequence[Segment]) -> None:
         """Puts another value in place of one."""
-        await self.upload(f"/{EXTENSIONS}/Update", request, segments, extended.CreateResponse)
+        await self.upload(f"/{EXTENSIONS}/Update", request, segments, extended.UpdateResponse)
 
     def run_phase(
         self,
@@ -225,6 +186,24 @@ class ExecutorStub(ServiceStub):
 
     async def _extended(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
         return await self.call(f"/{EXTENSIONS}/{method}", request, response, seconds)
+
+
+def check_protocol(protocol: int, version: str, peer: str) -> None:
+    """Checks what a peer says in its handshake.
+
+    Args:
+      protocol: The version of the protocol that it speaks.
+      version: The version of its software.
+      peer: Its address, or what errors call it.
+
+    Raises:
+      ProtocolVersionError: If it speaks another version of the protocol.
+    """
+    if protocol != PROTOCOL:
+        raise ProtocolVersionError(
+            f"Expected protocol {PROTOCOL} of fedstack {__version__}, found protocol {protocol} of fedstack "
+            f"{name_text(version)} at {peer}; install the same release on both sides"
+        )
 
 
 def process_digest(nonce: bytes) -> bytes:

@@ -2,9 +2,10 @@
 
 from collections.abc import Awaitable, Sequence
 
+from fedstack._version import __version__
 from fedstack.errors import RemoteError
 from fedstack.proto import methods_pb2
-from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer
+from fedstack.transport.peers.executor_stub import PROTOCOL, SOON_SECONDS, Answer, check_protocol
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.segments import Segment
@@ -16,14 +17,18 @@ _INVOKE = f"/{METHODS}/Invoke"
 class MethodStub(ServiceStub):
     """Calls the registered methods of one peer. Its coroutines run on the transport's loop."""
 
-    async def list(
-        self, request: methods_pb2.ListMethodsRequest, seconds: float | None = None
-    ) -> methods_pb2.ListMethodsResponse:
+    async def list(self, *, with_calls: bool = False, seconds: float | None = None) -> methods_pb2.ListMethodsResponse:
         """Describes the methods.
 
+        Args:
+          with_calls: Whether to say how often they were called, and how long that took.
+          seconds: How long it may take.
+
         Raises:
+          ProtocolVersionError: If the peer speaks another version of the protocol.
           RemoteError: If the peer has none, and is likely another server than was meant.
         """
+        request = methods_pb2.ListMethodsRequest(with_calls=with_calls, protocol=PROTOCOL, version=__version__)
         try:
             response = await self.call(f"/{METHODS}/List", request, methods_pb2.ListMethodsResponse, seconds)
         except RemoteError as error:
@@ -34,7 +39,7 @@ class MethodStub(ServiceStub):
                 "or register methods there",
                 code=error.code,
             ) from error
-        self.connection.learn(response.features)
+        check_protocol(response.protocol, response.version, self.address)
         return response
 
     @property

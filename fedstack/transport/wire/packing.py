@@ -24,7 +24,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
-from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, column_of
+from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn
 from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
@@ -35,7 +35,7 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.messages.arrays import dtype_number, write_array
-from fedstack.computations.values.sequences import Batching, check_one_order, check_re_iterable
+from fedstack.computations.values.sequences import Batching, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
 from fedstack.proto.extensions_pb2 import Packed
@@ -57,24 +57,17 @@ class Packer:
 
     Args:
       large_bytes: From which size on arrays travel beside the message.
-      elements: Whether the peer reads sequences as columns of their elements, which take a few arrays in place of a
-        message for each element.
-      sequences: Whether it reads them as rows of all sequences together, which may make batches.
-      references: Whether it reads the elements of references itself.
+      references: Whether the peer reads the elements of references itself.
     """
 
     def __init__(
         self,
         large_bytes: int = LARGE_BYTES,
         *,
-        elements: bool = False,
-        sequences: bool = False,
         references: bool = False,
     ) -> None:
         self.segments: list[Segment] = []
         self._large_bytes = large_bytes
-        self._elements = elements
-        self._sequences = sequences
         self._references = references
 
     @property
@@ -121,21 +114,11 @@ class Packer:
         if self._references and (reference := reference_of(payload)) is not None:
             write_references(proto.references, [reference])
             return
-        if self._sequences:
-            self._one_sequence(proto, as_columns(payload, element, path), element, path)
-            return
-        check_one_order(payload, path)
-        if not self._elements:
-            proto.sequence.SetInParent()
-            for index, item in enumerate(payload):
-                self.pack(proto.sequence.member.add(), item, element, f"{path}[{index}]")
-            return
-        found = column_of(payload, element)
-        if found.batching is None:
-            column = found.column
-        else:
-            column = column_from_payloads(list(found), element)
-        self._column(proto.elements, column, element, path + ANY_ELEMENT)
+        self._one_sequence(proto, as_columns(payload, element, path), element, path)
+
+    def pack_elements(self, proto: Packed, elements: Column, element: Type, path: str = "value") -> None:
+        """Packs a sequence whose elements are those of a column."""
+        self._together(proto, Together(elements, element, [len(elements)], None), path)
 
     def _sequences_at_clients(self, proto: Packed, column: Column, element: Type, path: str) -> None:
         """Packs sequences as their rows, all together where these have one shape, else one by one."""
@@ -163,8 +146,9 @@ class Packer:
     def _one_sequence(self, proto: Packed, sequence: ColumnSequence, element: Type, path: str) -> None:
         found = together([sequence], element)
         if found is None:  # one message for each element
-            found = Together(sequence.column, element, [len(sequence.column)], None)
-        self._together(proto, found, path)
+            self.pack_elements(proto, sequence.column, element, path)
+        else:
+            self._together(proto, found, path)
 
     def _together(self, proto: Packed, found: Together, path: str) -> None:
         message = proto.sequences
@@ -196,7 +180,7 @@ class Packer:
                 self._column(proto.fields.column.add(), column.field(index), field_type, join_path(path, name, index))
         elif isinstance(column, DeferredColumn):
             self.pack_deferred(proto, column, member, path)
-        elif isinstance(member, SequenceType) and self._sequences:
+        elif isinstance(member, SequenceType):
             self._sequences_at_clients(proto, column, member.element, path)
         elif isinstance(column, (RowsColumn, Pieces)):
             arrays = column.arrays if isinstance(column, Pieces) else [column.values]

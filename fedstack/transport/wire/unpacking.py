@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
-from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, first_sizes, row_type
+from fedstack.computations.values.column_sequence import SequenceColumn, first_sizes, row_type
 from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
@@ -88,17 +88,12 @@ class Unpacker:
             return self._column(proto, type_spec.member, path)
         if isinstance(type_spec, FederatedType):
             return self.unpack(proto, type_spec.member, path)
-        if isinstance(type_spec, SequenceType) and kind == "elements":
-            return ColumnSequence(self._elements(proto.elements, type_spec.element, path + ANY_ELEMENT))
         if isinstance(type_spec, SequenceType) and kind == "sequences":
             if len(proto.sequences.rows) != 1:
                 raise InvalidValueError(f"Expected one sequence, found {len(proto.sequences.rows)}; at {path}")
             return self._sequences(proto.sequences, type_spec.element, path).items()[0]
         if isinstance(type_spec, SequenceType) and kind == "references" and len(proto.references.key) == 1:
             return read_references(proto.references, type_spec.element, path).items()[0]
-        if isinstance(type_spec, SequenceType) and kind == "sequence":
-            items = enumerate(proto.sequence.member)
-            return [self.unpack(item, type_spec.element, f"{path}[{index}]") for index, item in items]
         if isinstance(type_spec, FunctionType) and kind == "computation":
             return proto.computation
         mismatch(type_spec, kind or "an empty message", path)

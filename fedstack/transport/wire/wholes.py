@@ -11,8 +11,7 @@ from fedstack.transport.wire.frames import CHUNK_BYTES, length_at, length_of
 from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.segments import joined
 
-# The feature of peers that take them, and how their methods end.
-WHOLE = "whole"
+# How the methods end that take them.
 SUFFIX = "Whole"
 # Where the answers to calls are that go on.
 JOIN = "Join"

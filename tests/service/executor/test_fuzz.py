@@ -79,13 +79,6 @@ class Talk:
             asked = getattr(plain, f"{method}Request").FromString(request.frames[0])
             made = getattr(plain, f"{method}Response").FromString(answer)
             sessions.setdefault(asked.executor.id, {})[made.value_ref.id] = request.makes[0] if request.makes else None
-        elif method in ("Create", "Load", "ComputeNow"):
-            message = extended.ComputeNowRequest if method == "ComputeNow" else extended.CreateRequest
-            asked = message.FromString(request.frames[0])
-            sessions.setdefault(asked.executor.id, {}).update((creation.id, None) for creation in asked.creation)
-        elif method == "UploadValue":
-            upload = extended.Upload.FromString(extended.Frame.FromString(request.frames[0]).header)
-            sessions.setdefault(upload.executor.id, {})[upload.id] = None
         elif method in ("Evaluate", "Start"):
             message = extended.EvaluateRequest if method == "Evaluate" else extended.StartRequest
             asked = message.FromString(extended.Frame.FromString(request.frames[0]).header)
@@ -232,7 +225,7 @@ def test_computations_that_unfold_without_end_are_refused(server):
 
     fuzzer = over_connection(target, attack)
     assert not fuzzer.bugs, "\n".join(fuzzer.bugs[:5])
-    assert (fuzzer.codes["Create", "OK"], fuzzer.codes["Create", "RESOURCE_EXHAUSTED"]) == (2, 2)
+    assert (fuzzer.codes["Evaluate", "OK"], fuzzer.codes["Evaluate", "RESOURCE_EXHAUSTED"]) == (2, 2)
     check_health(service, target, fuzzer)
 
 

@@ -8,7 +8,7 @@ import federated_language as fl
 import numpy as np
 
 import fedstack
-from fedstack.proto.methods_pb2 import ListMethodsRequest, MethodCalls
+from fedstack.proto.methods_pb2 import MethodCalls
 from fedstack.service import rpc
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.io_loop import io_loop
@@ -72,7 +72,7 @@ def calls_of(server: rpc.Server) -> dict[str, MethodCalls]:
     async def ask() -> dict[str, MethodCalls]:
         stub = MethodStub(GrpcConnection(parse_target(server.target)))
         try:
-            response = await stub.list(ListMethodsRequest(with_calls=True))
+            response = await stub.list(with_calls=True)
         finally:
             await stub.close()
         return {method.name: method.calls for method in response.method}

@@ -108,11 +108,6 @@ def typed(draw):
     return type_spec, draw(payloads(type_spec, clients)), clients
 
 
-# How sequences travel to peers of each age.
-OLDEST, OLDER, NEWEST = {}, {"elements": True}, {"elements": True, "sequences": True}
-forms = st.sampled_from([OLDEST, OLDER, NEWEST])
-
-
 def send(
     payload,
     type_spec,
@@ -122,10 +117,9 @@ def send(
     chunk_bytes=5000,
     places=(),
     for_results=False,
-    form=OLDEST,
 ):
     """Packs a payload, sends it over a stream that is cut anywhere, and returns what comes out."""
-    packer, message = Packer(**form), Packed()
+    packer, message = Packer(), Packed()
     packer.pack(message, payload, type_spec)
     unpacker = Unpacker(max_bytes=max_bytes, clients=clients, for_results=for_results)
     received = unpacker.unpack(Packed.FromString(message.SerializeToString()), type_spec)
@@ -183,8 +177,8 @@ def arrays_in(payload):
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans(), forms)
-def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results, form):
+@given(typed(), st.integers(1, 3 * LARGE), st.lists(st.integers(0, 10**6), max_size=5), st.booleans())
+def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk_bytes, places, for_results):
     type_spec, payload, clients = typed
     received = send(
         payload,
@@ -193,17 +187,16 @@ def test_a_payload_of_any_type_arrives_as_it_was_sent_and_read_only(typed, chunk
         chunk_bytes=chunk_bytes,
         places=places,
         for_results=for_results,
-        form=form,
     )
     assert_same(received, payload, type_spec)
     assert not any(array.flags.writeable for array in arrays_in(received))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), forms)
-def test_a_payload_of_any_type_fits_into_one_message(typed, form):
+@given(typed())
+def test_a_payload_of_any_type_fits_into_one_message(typed):
     type_spec, payload, clients = typed
-    packer, message = Packer(large_bytes=PLENTY, **form), Packed()
+    packer, message = Packer(large_bytes=PLENTY), Packed()
     packer.pack(message, payload, type_spec)
     assert not packer.segments
     unpacker = Unpacker(max_bytes=0, clients=clients)
@@ -215,8 +208,8 @@ def at_clients(member):
     return fl.FederatedType(member, fl.CLIENTS)
 
 
-def packed(payload, type_spec, **form):
-    packer, message = Packer(**form), Packed()
+def packed(payload, type_spec):
+    packer, message = Packer(), Packed()
     packer.pack(message, payload, type_spec)
     return packer, message
 
@@ -235,7 +228,7 @@ VECTOR = fl.TensorType(np.float32, [None])
         (ListColumn([np.zeros(LARGE, np.float32)] * 3), VECTOR, "rows"),
         (ListColumn([np.zeros(2, np.float32), np.zeros(3, np.float32)]), VECTOR, "clients"),
         (ListColumn([b"a", b"\0\xff"]), TEXT, "clients"),
-        (ListColumn([[np.int32(1)], []]), fl.SequenceType(INT), "clients"),
+        (ListColumn([[np.int32(1)], []]), fl.SequenceType(INT), "sequences"),
         (StructColumn((ScalarColumn(np.arange(3, dtype=np.int32)),), 3), fl.StructType([INT]), "fields"),
         (StructColumn((), 3), fl.StructType([]), "fields"),
     ],
@@ -450,8 +443,10 @@ def test_a_value_is_read_by_its_own_type_only(sent, wanted):
     fits = other.is_assignable_from(type_spec)
     if fits and isinstance(other, fl.FederatedType) == isinstance(type_spec, fl.FederatedType):
         return
+    if isinstance(type_spec, fl.SequenceType) and other == at_clients(type_spec):
+        return  # one sequence is written as the sequences of one client are
     _, message = packed(payload, type_spec)
-    with pytest.raises(TypeMismatchError, match="Expected .*, found .*; at value"):
+    with pytest.raises((TypeMismatchError, InvalidValueError), match="Expected .*, found .*; at value"):
         Unpacker(max_bytes=PLENTY).unpack(message, other)
 
 
@@ -465,8 +460,8 @@ def test_a_misfit_is_reported_with_its_path():
     nested = fl.StructType([("x", fl.SequenceType(PAIR)), ("y", at_clients(PAIR))])
     payload = ([PAIR_PAYLOAD, PAIR_PAYLOAD], column_from_payloads([PAIR_PAYLOAD] * 2, PAIR))
     _, message = packed(payload, nested)
-    message.struct.member[0].sequence.member[1].struct.member[1].array.dtype = data_type_pb2.DT_INT32
-    with pytest.raises(TypeMismatchError, match=r"at value\.x\[1\]\.b"):
+    message.struct.member[0].sequences.row.fields.column[1].column.dtype = data_type_pb2.DT_INT32
+    with pytest.raises(TypeMismatchError, match=r"at value\.x\[\*\]\.b"):
         Unpacker(max_bytes=PLENTY).unpack(message, nested)
     _, message = packed(payload, nested)
     message.struct.member[1].fields.column[1].column.dtype = data_type_pb2.DT_INT32
@@ -490,7 +485,7 @@ def test_a_misfit_is_reported_with_its_path():
         (np.int32(1), PAIR, "found `int32`; at arg"),
         ((np.int32(1), b"b"), PAIR, "at arg.b"),
         (iter([np.int32(1)]), fl.SequenceType(INT), "found the one-shot iterator `list_iterator`; at arg"),
-        ([np.int32(1), b"b"], fl.SequenceType(INT), r"at arg\[1\]"),
+        ([b"b", np.int32(1)], fl.SequenceType(TEXT), r"at arg\[1\]"),
         ({"a": 1}, at_clients(INT), "found `dict`; at arg"),
         ([b"a", np.int32(1)], at_clients(TEXT), "at arg, client 1"),
         (np.int32(1), fl.FunctionType(None, INT), "found `int32`; at arg"),
@@ -508,10 +503,10 @@ edits = st.lists(
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
-@given(typed(), edits, forms)
-def test_mutated_bytes_are_unpacked_or_refused(typed, edits, form):
+@given(typed(), edits)
+def test_mutated_bytes_are_unpacked_or_refused(typed, edits):
     type_spec, payload, clients = typed
-    packer, message = packed(payload, type_spec, **form)
+    packer, message = packed(payload, type_spec)
     raw = bytearray(message.SerializeToString())
     for what, where, byte in edits:
         start = int(where * len(raw))
@@ -535,33 +530,28 @@ def test_mutated_bytes_are_unpacked_or_refused(typed, edits, form):
 def test_a_sequence_of_structs_takes_a_few_arrays_whatever_its_length():
     pairs = fl.SequenceType(fl.StructType([("x", np.float32), ("y", np.int32)]))
     payload = [(np.float32(i), np.int32(i)) for i in range(100_000)]
-    packer, message = Packer(elements=True), Packed()
+    packer, message = Packer(), Packed()
     packer.pack(message, payload, pairs)
     assert message.ByteSize() < 200
     assert packer.segment_bytes == 800_000
-    assert_same(send(payload, pairs, form=OLDER), payload, pairs)
-
-
-def test_a_peer_of_an_older_release_gets_a_message_for_each_element():
-    message = packed([np.int32(1), np.int32(2)], fl.SequenceType(INT))[1]
-    assert [member.WhichOneof("kind") for member in message.sequence.member] == ["array", "array"]
+    assert_same(send(payload, pairs), payload, pairs)
 
 
 @pytest.mark.parametrize("kind", ["same", "fields"])
 def test_the_number_of_elements_that_take_no_bytes_is_bounded(kind):
     message = Packed()
     member = INT if kind == "same" else fl.StructType([])
-    getattr(message.elements, kind).clients = 100_001
+    message.sequences.rows.append(100_001)
+    getattr(message.sequences.row, kind).clients = 100_001
     if kind == "same":
-        message.elements.same.member.CopyFrom(packed(np.int32(1), INT)[1])
+        message.sequences.row.same.member.CopyFrom(packed(np.int32(1), INT)[1])
     with pytest.raises(ResourceLimitError, match="at most 100000 elements without content, found 100001"):
         Unpacker(max_bytes=PLENTY).unpack(message, fl.SequenceType(member))
 
 
-@pytest.mark.parametrize("form", [OLDEST, OLDER, NEWEST])
-def test_elements_are_not_counted_as_clients(form):
+def test_elements_are_not_counted_as_clients():
     sequences = fl.FederatedType(fl.SequenceType(INT), fl.CLIENTS)
     payload = [[np.int32(i) for i in range(size)] for size in (5, 0)]
-    assert_same(send(payload, sequences, clients=2, form=form), payload, sequences)
+    assert_same(send(payload, sequences, clients=2), payload, sequences)
     with pytest.raises(CardinalityError):
-        send(payload, sequences, clients=5, form=form)
+        send(payload, sequences, clients=5)

@@ -41,9 +41,7 @@ def references(keys, name="here:1"):
 
 def packed(values, type_spec=NUMBERS, *, reads=True) -> Packed:
     found = Packed()
-    Packer(elements=True, sequences=True, references=reads).pack(
-        found, normalize_argument(values, type_spec), fl.to_type(type_spec)
-    )
+    Packer(references=reads).pack(found, normalize_argument(values, type_spec), fl.to_type(type_spec))
     return found
 
 
@@ -73,7 +71,7 @@ def test_references_to_several_sources_arrive_in_order() -> None:
 def test_a_part_of_a_column_is_sent_alone() -> None:
     column = normalize_argument(references([b"a", b"bb", b"ccc"]), at_clients(NUMBERS)).slice(1, 3)
     message = Packed()
-    Packer(sequences=True, references=True).pack(message, column, at_clients(NUMBERS))
+    Packer(references=True).pack(message, column, at_clients(NUMBERS))
     assert list(message.references.key) == [b"bb", b"ccc"]
 
 

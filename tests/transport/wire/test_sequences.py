@@ -9,7 +9,7 @@ from example_counts import examples
 from federated_language.proto import array_pb2, data_type_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_packing import NEWEST, OLDER, OLDEST, PLENTY, at_clients, packed, send
+from test_packing import PLENTY, at_clients, packed, send
 
 import fedstack
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn
@@ -41,10 +41,10 @@ def passes(sequence, count=2):
     return [[plain(element) for element in sequence.in_pass(number)] for number in range(count)]
 
 
-def arrived(values, sequence, form=NEWEST):
+def arrived(values, sequence):
     """Returns the sequences of clients, and what arrives of them."""
     column = normalize_argument(values, at_clients(sequence))
-    found = send(column, at_clients(sequence), clients=len(values), form=form)
+    found = send(column, at_clients(sequence), clients=len(values))
     return column.items(), found.items()
 
 
@@ -81,15 +81,13 @@ def clients(draw):
 
 
 @settings(deadline=None, max_examples=examples(300))
-@given(clients(), st.sampled_from([OLDEST, OLDER, NEWEST]))
-def test_sequences_of_clients_arrive_as_they_were_whatever_they_are_made_of(drawn, form):
+@given(clients())
+def test_sequences_of_clients_arrive_as_they_were_whatever_they_are_made_of(drawn):
     sequence, values = drawn
-    if form is not NEWEST and any(getattr(value, "reshuffles", False) for value in values):
-        return
-    sent, found = arrived(values, sequence, form)
+    sent, found = arrived(values, sequence)
     for one, other in zip(sent, found, strict=True):
         assert [plain(element) for element in one] == [plain(element) for element in other]
-        if form is NEWEST and isinstance(one, ColumnSequence):
+        if isinstance(one, ColumnSequence):
             assert passes(one) == passes(other)
 
 
@@ -107,7 +105,7 @@ def test_the_arrays_of_batches_are_sent_from_where_they_lie_and_received_in_one_
     many = LARGE_BYTES // 8
     values = [xy(many, 7), xy(many, 9)]
     column = normalize_argument(values, at_clients(BATCHES))
-    packer, message = packed(column, at_clients(BATCHES), **NEWEST)
+    packer, message = packed(column, at_clients(BATCHES))
     assert message.ByteSize() < 200
     for segment, name in zip(packer.segments, ("x", "y"), strict=True):
         assert isinstance(segment, Rows)
@@ -115,7 +113,7 @@ def test_the_arrays_of_batches_are_sent_from_where_they_lie_and_received_in_one_
             np.shares_memory(np.frombuffer(view, np.uint8), value.arrays[name])
             for view, value in zip(segment.views(), values, strict=True)
         )
-    found = send(column, at_clients(BATCHES), form=NEWEST)
+    found = send(column, at_clients(BATCHES))
     assert isinstance(found, SequenceColumn)
     first, second = found.items()
     assert np.shares_memory(next(iter(first))[0], found.rows.field(0).values)
@@ -128,14 +126,14 @@ def test_batches_of_other_dtypes_are_cast_once_and_travel_as_arrays():
     for batches, sequence in [(fedstack.batches(arrays, 2), BATCHES), (fedstack.batches(words, 2), WORDS)]:
         sent, found = arrived([batches], sequence)
         assert passes(sent[0]) == passes(found[0])
-        message = packed(normalize_argument([batches], at_clients(sequence)), at_clients(sequence), **NEWEST)[1]
+        message = packed(normalize_argument([batches], at_clients(sequence)), at_clients(sequence))[1]
         assert len(message.sequences.batching) == 1
 
 
 def test_arrays_that_differ_at_the_end_of_a_sequence_only_travel_as_batches():
     values = [list(xy(10, 4)), list(xy(9, 3)), []]  # the last one has no batches at all
     column = normalize_argument(values, at_clients(BATCHES))
-    message = packed(column, at_clients(BATCHES), **NEWEST)[1]
+    message = packed(column, at_clients(BATCHES))[1]
     assert list(message.sequences.rows) == [10, 9, 0]
     assert [batching.size for batching in message.sequences.batching] == [4, 3, 1]
     sent, found = arrived(values, BATCHES)
@@ -160,7 +158,7 @@ def test_the_last_array_has_the_shape_that_the_type_says():
 def test_a_sequence_of_scalars_takes_a_few_bytes_more_than_they_do():
     values = [[float(i) for i in range(1000)] for _ in range(100)]
     column = normalize_argument(values, at_clients(FLOATS))
-    packer, message = packed(column, at_clients(FLOATS), **NEWEST)
+    packer, message = packed(column, at_clients(FLOATS))
     assert message.ByteSize() < 500
     assert packer.segment_bytes == 400_000
 
@@ -170,18 +168,9 @@ def test_sequences_in_structs_take_a_few_bytes_more_wherever_they_are_placed(pla
     struct = fl.to_type([("pairs", PAIRS), ("batches", BATCHES), ("n", np.int32)])
     type_spec = struct if placement is None else fl.FederatedType(struct, placement, True)
     value = {"pairs": [(1.0, 2)] * 1000, "batches": xy(4000), "n": 1}
-    packer, message = packed(normalize_argument(value, type_spec), type_spec, **NEWEST)
+    packer, message = packed(normalize_argument(value, type_spec), type_spec)
     numbers = 1000 * (4 + 8) + 4000 * (4 + 2 * 4)
     assert message.ByteSize() + packer.segment_bytes < numbers + 500
-
-
-@pytest.mark.parametrize("form", [OLDEST, OLDER])
-def test_reshuffled_batches_are_refused_for_peers_that_know_only_elements(form):
-    column = normalize_argument([xy(5, shuffle_seed=1)], at_clients(BATCHES))
-    with pytest.raises(InvalidValueError, match=r"a new one in each pass; .* give reshuffle=False to fedstack.batches"):
-        packed(column, at_clients(BATCHES), **form)
-    sent, found = arrived([xy(5, shuffle_seed=1, reshuffle=False)], BATCHES, form)
-    assert [plain(e) for e in sent[0]] == [plain(e) for e in found[0]]
 
 
 def rows_of(count, **fields):
@@ -254,7 +243,7 @@ def test_rows_of_batches_are_arrays():
 def test_clients_without_elements_keep_those_with_batches_together():
     values = [[], xy(5), fedstack.batches({"x": np.zeros((0, 7)), "y": np.zeros(0)}, 2), xy(0)]
     column = normalize_argument(values, at_clients(BATCHES))
-    message = packed(column, at_clients(BATCHES), **NEWEST)[1]
+    message = packed(column, at_clients(BATCHES))[1]
     assert list(message.sequences.rows) == [0, 5, 0, 0]
     sent, found = arrived(values, BATCHES)
     assert list(map(passes, sent)) == list(map(passes, found))

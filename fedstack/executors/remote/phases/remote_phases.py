@@ -183,7 +183,7 @@ async def _written(
     copies: PhaseCopies | None,
 ) -> tuple[messages.PhaseRequest, Packer]:
     """Writes a phase for the peer of a session; on a thread if values have to be fetched for that."""
-    packer = packer_for(peer, session.stub)
+    packer = packer_for(session.stub)
     carriers = session.carriers
     portable, sends_code = carriers.portable, carriers.sends_code
 

@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
-from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
-from fedstack.computations.types.type_structure import least_bytes
 from fedstack.errors import RemoteError, WorkerUnavailableError
-from fedstack.executors.remote.sessions.pending_creations import Creation, Pending, PendingCreations, pending
+from fedstack.executors.remote.sessions.pending_creations import Pending, PendingCreations, pending
 from fedstack.executors.remote.sessions.remote_sessions import (
     CarrierRules,
     Computation,
@@ -20,18 +18,12 @@ from fedstack.executors.remote.sessions.remote_sessions import (
     RemoteSession,
     elements_of,
 )
-from fedstack.executors.remote.sessions.remote_transfers import (
-    download,
-    evaluate,
-    load,
-    pack_value,
-    read_response,
-    start,
-)
+from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value, start
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
-from fedstack.transport.peers.executor_stub import EVALUATE, FEATURES, LOAD, START, ExecutorStub
+from fedstack.proto.extensions_pb2 import Creation
+from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import never_arrived
 from fedstack.transport.wire.segments import Segment, joined
@@ -42,11 +34,6 @@ _T = TypeVar("_T")
 _SMALL_BYTES = WHOLE_BYTES
 _MAX_PENDING = 1000
 _MAX_PENDING_BYTES = 4 << 20
-# The same for peers that take no large arrays along with what needs them.
-_SMALL_MESSAGE_BYTES = 64 << 10
-_MAX_PENDING_MESSAGE_BYTES = 1 << 20
-_QUICK_SECONDS = 1.0
-_QUICK_BYTES = 1 << 18
 _LEASE_SECONDS = 60.0
 
 
@@ -68,9 +55,7 @@ async def open_session(
     if peer is None:
         response = await stub.get_executor(plain.GetExecutorRequest(cardinalities=counts))
         return PlainSession(stub, response.executor)
-    request = extended.OpenSessionRequest(
-        cardinalities=counts, lease_seconds=_LEASE_SECONDS, features=FEATURES, worker_index=worker_index
-    )
+    request = extended.OpenSessionRequest(cardinalities=counts, lease_seconds=_LEASE_SECONDS, worker_index=worker_index)
     opened = await stub.open_session(request)
     return ExtendedSession(stub, opened.executor, opened.lease_seconds, peer)
 
@@ -88,9 +73,7 @@ class ExtendedSession(RemoteSession):
         takes_code = PickledPython.DESCRIPTOR.full_name in peer.leaf_runtimes
         super().__init__(stub, executor, CarrierRules(peer.same_process, takes_code), lease_seconds)
         self._peer = peer
-        self._evaluates = EVALUATE in peer.features
-        most_bytes = _MAX_PENDING_BYTES if self._evaluates else _MAX_PENDING_MESSAGE_BYTES
-        self._pending = PendingCreations(_MAX_PENDING, most_bytes)
+        self._pending = PendingCreations(_MAX_PENDING, _MAX_PENDING_BYTES)
         self._ids = map("{:x}".format, itertools.count(1))
         self._retry = RetryPolicy(attempts=3, first_pause=0.05, longest_pause=0.5)
 
@@ -101,19 +84,14 @@ class ExtendedSession(RemoteSession):
     def put(self, payload: object, type_spec: Type) -> Made:
         typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
         creation = Creation(id=next(self._ids), value=typed)
-        size = creation.ByteSize() + sum(map(len, segments))
-        if size <= (_SMALL_BYTES if self._evaluates else _SMALL_MESSAGE_BYTES) and (self._evaluates or not segments):
+        if creation.ByteSize() + sum(map(len, segments)) <= _SMALL_BYTES:
             return self._keep_back(creation, data=joined(segments))
         return self._upload(creation, segments)
 
     async def _upload(self, creation: Creation, segments: Sequence[Segment]) -> str:
-        header = extended.Upload(executor=self.executor, id=creation.id, value=creation.value)
+        request = extended.EvaluateRequest(executor=self.executor, creation=[creation])
         with self._forgotten_on_failure(creation.id):
-            if self._evaluates:
-                request = extended.EvaluateRequest(executor=self.executor, creation=[creation])
-                await self._repeated(lambda: evaluate(self.stub, self._peer, request, segments))
-            else:
-                await self._repeated(lambda: self.stub.upload_value(header, segments))
+            await self._repeated(lambda: evaluate(self.stub, self._peer, request, segments))
         return creation.id
 
     async def put_computation(self, computation: Computation) -> str:
@@ -130,11 +108,11 @@ class ExtendedSession(RemoteSession):
         return self._keep_back(creation, (function,) if argument is None else (function, argument))
 
     def struct(self, members: Named) -> Made:
-        struct = extended.CreateRequest.Struct(element=elements_of(members))
+        struct = Creation.Struct(element=elements_of(members))
         return self._keep_back(Creation(id=next(self._ids), struct=struct), [value for _, value in members])
 
     def selection(self, source: str, index: int) -> Made:
-        selection = extended.CreateRequest.Selection(source_ref=plain.ValueRef(id=source), index=index)
+        selection = Creation.Selection(source_ref=plain.ValueRef(id=source), index=index)
         return self._keep_back(Creation(id=next(self._ids), selection=selection), [source])
 
     def _keep_back(self, creation: Creation, needs: Sequence[str] = (), data: bytes = b"") -> Made:
@@ -161,7 +139,7 @@ class ExtendedSession(RemoteSession):
 
     async def _send(self, creations: Sequence[Pending]) -> None:
         """Sends creations in a call of their own."""
-        await self._answered(creations, self._repeated(lambda: self._create(creations)))
+        await self._answered(creations, self._repeated(lambda: self._evaluate(creations)))
 
     async def _answered(self, creations: Sequence[Pending], call: Awaitable[_T]) -> _T:
         """Awaits a call that brings creations, and notes at its end whether they have come to the peer."""
@@ -172,18 +150,6 @@ class ExtendedSession(RemoteSession):
             return result
         finally:
             self._pending.arrived(creations, created)
-
-    async def _create(self, creations: Sequence[Pending]) -> None:
-        if self._evaluates:
-            await self._evaluate(creations)
-            return
-        messages = [creation.message for creation in creations]
-        request = extended.CreateRequest(executor=self.executor, creation=messages)
-        if LOAD in self._peer.features and any(message.HasField("computation") for message in messages):
-            response = await load(self.stub, self._peer, request)
-        else:
-            response = await self.stub.create(request)
-        warn_of_differing(response.differing_module, self.stub.address)
 
     async def _evaluate(self, creations: Sequence[Pending], value: str = "", type_spec: Type | None = None) -> object:
         """Creates what is missing, and returns a value if one is named."""
@@ -217,30 +183,9 @@ class ExtendedSession(RemoteSession):
 
     async def compute(self, value: str, type_spec: Type) -> object:
         creations = self._pending.needed_for([value])
-        if self._evaluates:
-            return await self._answered(creations, self._evaluate(creations, value, type_spec))
-        if least_bytes(type_spec) <= _QUICK_BYTES:
-            response = await self._compute_now(value, creations)
-            if response.HasField("value"):
-                return read_response(response, type_spec)
-        elif creations:
-            await self._send(creations)
-        return await download(self.stub, self._peer, self.executor, plain.ValueRef(id=value), type_spec)
-
-    async def _compute_now(self, value: str, creations: Sequence[Pending]) -> extended.ComputeNowResponse:
-        """Creates what is missing and asks for a value: the answer is empty if that is large or takes long."""
-        request = extended.ComputeNowRequest(
-            executor=self.executor,
-            value_ref=plain.ValueRef(id=value),
-            wait_seconds=_QUICK_SECONDS,
-            max_bytes=_QUICK_BYTES,
-            creation=[creation.message for creation in creations],
-        )
-        return await self._answered(creations, self.stub.compute_now(request))
+        return await self._answered(creations, self._evaluate(creations, value, type_spec))
 
     async def start(self, values: Mapping[str, Type], waiting: int = 0) -> Mapping[str, Exception | None]:
-        if START not in self._peer.features:
-            return await super().start(values, waiting)
         creations = self._pending.needed_for(values)
         # What has run and is forgotten goes along: of a chain of large values the peer has a few, and not a second's.
         with self._released() as released:
@@ -269,8 +214,6 @@ class ExtendedSession(RemoteSession):
             raise
 
     async def stop(self, values: Sequence[str]) -> None:
-        if START not in self._peer.features:
-            return await super().stop(values)
         there, _ = self._pending.drop(values)
         refs = [plain.ValueRef(id=value) for value in there]
         await start(self.stub, self._peer, extended.StartRequest(executor=self.executor, cancel_ref=refs))

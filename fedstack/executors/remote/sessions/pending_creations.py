@@ -11,9 +11,7 @@ from collections.abc import Iterable
 import attrs
 
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.proto.extensions_pb2 import CreateRequest
-
-Creation = CreateRequest.Creation
+from fedstack.proto.extensions_pb2 import Creation
 
 
 @attrs.frozen(eq=False)

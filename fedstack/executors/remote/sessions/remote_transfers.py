@@ -11,9 +11,8 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
-from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
-from fedstack.transport.peers.executor_stub import ELEMENTS, REFERENCES, SEQUENCES, Answer, ExecutorStub
+from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
@@ -25,15 +24,9 @@ _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 
-def packer_for(peer: extended.HandshakeResponse, stub: ExecutorStub) -> Packer:
+def packer_for(stub: ExecutorStub) -> Packer:
     """Returns what packs one message for one of fedstack's own services."""
-    features = peer.features
-    return Packer(
-        stub.chunking.large_bytes,
-        elements=ELEMENTS in features,
-        sequences=SEQUENCES in features,
-        references=REFERENCES in features,
-    )
+    return Packer(stub.chunking.large_bytes, references=True)
 
 
 def pack_value(
@@ -44,7 +37,7 @@ def pack_value(
     Raises:
       ResourceLimitError: If it has more bytes than the peer takes.
     """
-    packer = packer_for(peer, stub)
+    packer = packer_for(stub)
     typed = extended.TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
@@ -61,26 +54,6 @@ def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub
         )
 
 
-def read_response(response: extended.ComputeNowResponse, type_spec: Type) -> object:
-    """Returns the payload of a value that came in one message."""
-    unpacker = Unpacker(max_bytes=0)
-    payload = unpacker.unpack(response.value, type_spec, "result")
-    unpacker.finish()
-    return payload
-
-
-async def load(
-    stub: ExecutorStub, peer: extended.HandshakeResponse, request: extended.CreateRequest
-) -> extended.CreateResponse:
-    """Creates values that may take long to load."""
-    return await receive(
-        stub.load(request, peer.heartbeat_seconds),
-        extended.CreateResponse,
-        lambda response: response,
-        Unpacker(max_bytes=0),
-    )
-
-
 async def evaluate(
     stub: ExecutorStub,
     peer: extended.HandshakeResponse,
@@ -91,12 +64,12 @@ async def evaluate(
     """Creates values of any size; returns the payload of the one that the request names, of the given type."""
     unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
 
-    def read(header: extended.Download) -> object:
+    def read(header: extended.EvaluateResponse) -> object:
         warn_of_differing(header.differing_module, stub.address)
         return None if type_spec is None else unpacker.unpack(header.value, type_spec, "result")
 
     answer = await stub.evaluate(request, segments, peer.heartbeat_seconds)
-    return await receive(answer, extended.Download, read, unpacker)
+    return await receive(answer, extended.EvaluateResponse, read, unpacker)
 
 
 async def start(
@@ -118,23 +91,6 @@ def _error_of(outcome: extended.StartResponse.Outcome, address: str) -> Exceptio
         return None
     status = outcome.error
     return error_from_status(status.code, status.message, status.SerializeToString(), address)
-
-
-async def download(
-    stub: ExecutorStub,
-    peer: extended.HandshakeResponse,
-    executor: plain.ExecutorId,
-    ref: plain.ValueRef,
-    type_spec: Type,
-) -> object:
-    """Returns the payload of a value of any size, from a stream."""
-    request = extended.DownloadRequest(executor=executor, value_ref=ref)
-    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
-
-    def read(header: extended.Download) -> object:
-        return unpacker.unpack(header.value, type_spec, "result")
-
-    return await receive(stub.download_value(request, peer.heartbeat_seconds), extended.Download, read, unpacker)
 
 
 async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M], _T], unpacker: Unpacker) -> _T:

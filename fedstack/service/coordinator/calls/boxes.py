@@ -48,7 +48,7 @@ def box(value: object, name: str) -> Box:
             f"Expected a result of {name!r} with a type of the language (numbers up to 64 bits, strings, NumPy arrays, "
             f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}; {_advice_on(part)}"
         ) from error
-    packer, typed = Packer(elements=True, sequences=True), TypedValue()
+    packer, typed = Packer(), TypedValue()
     typed.type.CopyFrom(type_spec.to_proto())
     packer.pack(typed.value, payload, type_spec)
     header, numbers = typed.SerializeToString(), b""

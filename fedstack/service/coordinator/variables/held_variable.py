@@ -14,7 +14,7 @@ from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_v
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.executor_stub import UPDATE, ExecutorStub
+from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.wire.addresses import Target
 from fedstack.transport.wire.connection_errors import OF_WORKER
@@ -83,10 +83,10 @@ class VariableServer:
                     f"the variables, and see that the coordinator still runs ({error})"
                 ) from error
             peer = await self.stub.handshake()
-            if peer is None or UPDATE not in peer.features:
+            if peer is None:
                 raise CarrierError(
-                    f"Expected a server that holds variables, found {self.stub.address}, which cannot; install this "
-                    "release there"
+                    f"Expected a server that holds variables, found {self.stub.address}, which has "
+                    "only an executor service; name a fedstack server"
                 )
             self.peer = peer
         return self.peer

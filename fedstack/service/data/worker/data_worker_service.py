@@ -11,8 +11,7 @@ import attrs
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import WorkScope, current_scope
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.language import SequenceType, Type
-from fedstack.computations.values.column_sequence import ColumnSequence
+from fedstack.computations.types.language import Type
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import read_message
@@ -179,10 +178,10 @@ class DataWorkerService(Service):
             size = bytes_of(column)
             if size > self._rules.max_value_bytes:
                 raise exceeded(self._rules, "max_value_bytes", f"an element of about {size}")
-            packer = Packer(chunking.large_bytes, elements=True)
+            packer = Packer(chunking.large_bytes)
             response = ReadResponse(rows=len(column), is_last=is_last, client_rows=client_rows, block=number)
             client_rows = ()
-            packer.pack(response.elements, ColumnSequence(column), SequenceType(element), "elements")
+            packer.pack_elements(response.elements, column, element, "elements")
             yield Block(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
 
     async def find(self, request: ReadRequest) -> Range:

@@ -116,12 +116,12 @@ def _write_elements(packed: Packed, column: Column, member: Type) -> None:
             _write_elements(field, column.field(index), field_type)
     elif kind == "references":
         packed.Clear()
-        Packer(MOST_BYTES, elements=True, sequences=True).pack(packed, column, FederatedType(member, CLIENTS))
+        Packer(MOST_BYTES).pack(packed, column, FederatedType(member, CLIENTS))
     elif kind == "clients" and isinstance(member, SequenceType):
         for one, sequence in zip(packed.clients.member, column.items()):
             if one.WhichOneof("kind") == "references":
                 one.Clear()
-                Packer(MOST_BYTES, elements=True, sequences=True).pack(one, sequence, member)
+                Packer(MOST_BYTES).pack(one, sequence, member)
 
 
 class _Search:

@@ -31,7 +31,6 @@ from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
 from fedstack.service.limits.limits import ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.peers.executor_stub import ELEMENTS, SEQUENCES
 from fedstack.transport.wire.packing import Packer
 
 _T = TypeVar("_T")
@@ -198,10 +197,9 @@ class ServiceCore:
         self.running.watch(pull.progress, session.id)
         return pull
 
-    def packer(self, session: Session) -> Packer:
-        """Returns what packs one message for the client of a session."""
-        features = session.features
-        return Packer(self.limits.chunking.large_bytes, elements=ELEMENTS in features, sequences=SEQUENCES in features)
+    def packer(self) -> Packer:
+        """Returns what packs one message for a client."""
+        return Packer(self.limits.chunking.large_bytes)
 
     async def run(self, session: Session, work: Coroutine[Any, Any, _T]) -> _T:
         """Runs work for a session: under its lease, under this service's policy, until the session ends."""

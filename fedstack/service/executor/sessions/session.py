@@ -77,7 +77,6 @@ class Session:
       clients: Its number of clients; of one that takes phases of any number, that of the last phase.
       takes_any_number: Whether its phases have the numbers of clients that they like: it was opened without one.
       bytes: How much its client has put into it.
-      features: What its client can do beyond the first release with extensions.
       worker_index: Which of its client's workers this is; `None` where these have no numbers.
       kept: What functions of its client keep between calls.
       started: What its client has started.
@@ -99,7 +98,6 @@ class Session:
         self.clients = clients
         self.takes_any_number = takes_any_number
         self.bytes = 0
-        self.features: frozenset[str] = frozenset()
         self.worker_index: int | None = None
         self.kept: MutableMapping[str, Any] = _Kept(lambda: self.check_room(0))
         self.caller = current_scope().caller

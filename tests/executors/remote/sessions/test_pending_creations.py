@@ -16,7 +16,6 @@ import fedstack
 from fedstack.errors import LeafError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote.sessions import extended_session
 from fedstack.executors.remote.sessions.pending_creations import Creation, PendingCreations
-from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
 
 WALL = 20.0
@@ -194,18 +193,6 @@ async def test_value_and_call_and_compute_are_one_call_to_the_peer(executor, con
     assert connection.methods == ["OpenSession", "Evaluate", "Evaluate"]
     _, compute = connection.of("Evaluate")
     assert [creation.WhichOneof("kind") for creation in compute.request.creation] == ["value", "call"]
-
-
-async def test_a_peer_of_an_older_release_gets_functions_with_its_other_creations(executor, connection, monkeypatch):
-    async def handshake(stub):
-        peer = await current(stub)
-        peer.ClearField("features")
-        return peer
-
-    current = ExecutorStub.handshake
-    monkeypatch.setattr(ExecutorStub, "handshake", handshake)
-    assert await (await sum_of(executor, 1, 2)).compute() == 3
-    assert connection.methods == ["OpenSession", "Create", "ComputeNow"]
 
 
 async def test_structs_and_selections_are_kept_back_too(executor, connection):

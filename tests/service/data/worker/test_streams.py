@@ -268,8 +268,9 @@ def test_a_worker_that_sends_something_else_than_it_says_is_found_out(
     async def answer(incoming: Incoming):
         await incoming.header()
         response = ReadResponse(block=0, rows=2, is_last=True)
-        response.elements.elements.rows.dim.extend(dims)
-        response.elements.elements.rows.dtype = dtype
+        response.elements.sequences.rows.append(2)
+        response.elements.sequences.row.rows.dim.extend(dims)
+        response.elements.sequences.row.rows.dtype = dtype
         yield Parcel(response.SerializeToString(), [memoryview(bytes(sent))])
 
     reading = reader_of(answer).open(ReadRequest(), fl.TensorType(np.float64, [20_000]))
@@ -292,9 +293,10 @@ def test_a_worker_that_contradicts_itself_is_found_out(block: int, rows: int) ->
     async def answer(incoming: Incoming):
         await incoming.header()
         response = ReadResponse(block=block, rows=rows, is_last=True)
-        response.elements.elements.column.int64_list.value.append(7)
-        response.elements.elements.column.shape.dim.append(1)
-        response.elements.elements.column.dtype = 9
+        response.elements.sequences.rows.append(1)
+        response.elements.sequences.row.column.int64_list.value.append(7)
+        response.elements.sequences.row.column.shape.dim.append(1)
+        response.elements.sequences.row.column.dtype = 9
         yield Parcel(response.SerializeToString())
 
     reading = reader_of(answer).open(ReadRequest(), NUMBERS.element_type)

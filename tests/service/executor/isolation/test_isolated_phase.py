@@ -30,6 +30,7 @@ from fedstack.service.executor.isolation.isolation import Death
 from fedstack.service.executor.phase_service import SessionHost
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.limits import ServiceLimits
+from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 
@@ -187,14 +188,14 @@ def test_inputs_that_are_kept_are_refused(starts: Callable[..., Children]) -> No
 
 
 def test_clients_are_told_that_a_server_searches() -> None:
-    async def features() -> Sequence[str]:
+    async def isolates() -> bool:
         core = ServiceCore(fedstack.local_executor_factory(), ServiceLimits(), CarrierPolicy())
         try:
-            return (await ExecutorExtensions(core).handshake(HandshakeRequest(protocol=1))).features
+            return (await ExecutorExtensions(core).handshake(HandshakeRequest(protocol=PROTOCOL))).isolates
         finally:
             await core.close()
 
-    assert "isolate" in asyncio.run(features())
+    assert asyncio.run(isolates())
 
 
 @pytest.mark.slow

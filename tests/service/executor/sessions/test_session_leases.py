@@ -14,7 +14,7 @@ from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, UploadMethod
+from fedstack.transport.peers.methods import ExchangeMethod, UploadMethod
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 LEASE_SECONDS = 50.0
@@ -26,11 +26,6 @@ REQUESTS: dict[str, type[Any]] = {
     "Compute": plain.ComputeRequest,
     "Dispose": plain.DisposeRequest,
     "RenewLease": extended.RenewLeaseRequest,
-    "Create": extended.CreateRequest,
-    "Load": extended.CreateRequest,
-    "UploadValue": extended.Upload,
-    "ComputeNow": extended.ComputeNowRequest,
-    "DownloadValue": extended.DownloadRequest,
     "Evaluate": extended.EvaluateRequest,
     "Start": extended.StartRequest,
     "Update": extended.UpdateRequest,
@@ -67,8 +62,6 @@ async def call(service: ExecutorService, method: str, request: Message) -> bytes
     content = request.SerializeToString()
     if isinstance(kind, UploadMethod):
         return await connection.upload(path, Parcel(content), None)
-    if isinstance(kind, DownloadMethod):
-        return await Incoming(connection.download(path, content), on_heartbeat=lambda beat: None).header()
     if isinstance(kind, ExchangeMethod):
         return await Incoming(connection.exchange(path, Parcel(content)), on_heartbeat=lambda beat: None).header()
     return await connection.unary(path, content, None)

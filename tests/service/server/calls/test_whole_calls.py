@@ -19,7 +19,6 @@ from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel, incoming_of
-from fedstack.transport.wire.wholes import WHOLE
 
 WALL = 30.0
 NAME = "fedstack.test.Wholes"
@@ -80,7 +79,7 @@ def limits():
 
 @pytest.fixture
 def way(limits):
-    """A service, its server and a connection that knows of wholes."""
+    """A service, its server and a connection."""
 
     async def new_service():
         return Echo()
@@ -90,9 +89,7 @@ def way(limits):
     with ServerThread(server) as thread:
 
         async def dial():
-            connection = GrpcConnection(parse_target(thread.target))
-            connection.learn({WHOLE})
-            return connection
+            return GrpcConnection(parse_target(thread.target))
 
         connection = run(dial())
         yield service, server, connection
@@ -134,28 +131,6 @@ def test_what_is_quick_and_small_is_one_message_each_way(way, size):
     assert run(asked(connection, b"quick", size)) == (b"quick", [], True)
     assert service.ended.is_set()
     await_counted(server, "OK", 1)
-
-
-def test_a_peer_that_has_not_said_that_it_takes_wholes_gets_streams(way):
-    _, _, connection = way
-
-    async def work():
-        connection.learn(())
-        return await asked(connection, b"quick")
-
-    assert run(work()) == (b"quick", [], False)
-
-
-def test_a_peer_that_does_not_know_wholes_any_more_gets_streams(way):
-    _, _, connection = way
-
-    async def work():
-        answer = await connection.ask(f"/{NAME}/Gone", Parcel(b"quick 0"), WALL, "the peer")
-        assert not isinstance(answer, Parcel)
-        await answer.aclose()
-        return await asked(connection, b"quick")
-
-    assert run(work()) == (b"quick", [], False)
 
 
 def test_a_large_parcel_goes_in_a_stream_and_a_large_answer_comes_in_one(way):
@@ -210,12 +185,10 @@ def test_a_peer_that_says_nothing_is_found_out_in_time(way):
     run(service.ended.wait())
 
 
-@pytest.mark.parametrize("features", [{WHOLE}, ()])
-def test_silence_is_said_of_the_peer_as_the_stub_calls_it(way, features):
+def test_silence_is_said_of_the_peer_as_the_stub_calls_it(way):
     service, _, connection = way
 
     async def work():
-        connection.learn(features)
         async with ServiceStub(connection).exchange(f"/{NAME}/Hang", Empty(), [], 0.1) as incoming:
             await incoming.header()
 

@@ -1,0 +1,71 @@
+"""Peers that speak another version of the protocol are refused by both numbers, on either side."""
+
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.message import Message
+
+import fedstack
+from fedstack.errors import ProtocolVersionError
+from fedstack.proto import extensions_pb2, methods_pb2
+from fedstack.service import rpc
+from fedstack.service.executor.executor_service import ExecutorService
+from fedstack.service.rpc.method_service import MethodService
+from fedstack.service.server.grpc_server import GrpcServer
+from fedstack.service.server.server_thread import ServerThread
+from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers.executor_stub import EXTENSIONS, PROTOCOL
+from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.method_stub import METHODS
+from fedstack.transport.peers.service_stub import ServiceStub
+from fedstack.transport.wire.addresses import parse_target
+
+WALL = 30.0
+ANOTHER = PROTOCOL + 6
+
+
+@pytest.fixture
+def target() -> Iterator[str]:
+    services = [ExecutorService(fedstack.local_executor_factory()), MethodService()]
+    with ServerThread(GrpcServer(services)) as server:
+        yield server.target
+
+
+async def call(target: str, path: str, request: Message, response: type[Message]) -> Message:
+    stub = ServiceStub(GrpcConnection(parse_target(target)))
+    try:
+        return await stub.call(path, request, response)
+    finally:
+        await stub.close()
+
+
+HANDSHAKES = [
+    (f"/{EXTENSIONS}/Handshake", extensions_pb2.HandshakeRequest, extensions_pb2.HandshakeResponse),
+    (f"/{METHODS}/List", methods_pb2.ListMethodsRequest, methods_pb2.ListMethodsResponse),
+]
+
+
+@pytest.mark.parametrize(("path", "request_type", "response_type"), HANDSHAKES, ids=["handshake", "list"])
+@pytest.mark.parametrize("protocol", [0, ANOTHER])
+def test_a_server_refuses_a_client_of_another_version(target, path, request_type, response_type, protocol) -> None:
+    request = request_type(protocol=protocol, version="9.9")
+    with pytest.raises(
+        ProtocolVersionError, match=f"Expected protocol {PROTOCOL} .*found protocol {protocol} of .*9.9"
+    ):
+        io_loop.run_sync(call(target, path, request, response_type), WALL)
+    response = io_loop.run_sync(call(target, path, request_type(protocol=PROTOCOL), response_type), WALL)
+    assert response.protocol == PROTOCOL
+
+
+class OtherMethods(MethodService):
+    """Says that it speaks another version of the protocol."""
+
+    async def list(self, request: methods_pb2.ListMethodsRequest) -> methods_pb2.ListMethodsResponse:
+        return methods_pb2.ListMethodsResponse(protocol=ANOTHER, version="9.9")
+
+
+def test_a_client_refuses_methods_of_a_server_of_another_version() -> None:
+    found = f"Expected protocol {PROTOCOL} .*found protocol {ANOTHER} of .*9.9"
+    with ServerThread(GrpcServer([OtherMethods()])) as server:
+        with pytest.raises(ProtocolVersionError, match=found):
+            rpc.Client.create("grpc", server.target, timeout_in_ms=int(1000 * WALL))
