@@ -48,5 +48,28 @@ def wait(folder: str) -> None:
         held_up(folder, numbers(4))
 
 
+def start() -> None:
+    """Calls where nobody has initialised Ray, and again when the thread that did so has had the time to end."""
+    starters: list[threading.Thread] = []
+    init = ray.init
+
+    def noted() -> None:
+        starters.append(threading.current_thread())
+        init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+    def call() -> None:
+        with fedstack.use_context(context):
+            print(checked(numbers(5)), flush=True)
+
+    ray.init = noted
+    with fedstack.create_sync_ray_execution_context(num_workers=1) as context:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        starters[0].join(3.0)  # threads that only wait for work end after one second
+        print(starters[0].is_alive(), flush=True)  # Linux ends what a thread has started together with it
+        call()
+
+
 if __name__ == "__main__":
-    {"shut_down": shut_down, "wait": wait}[sys.argv[1]](*sys.argv[2:])
+    {"shut_down": shut_down, "start": start, "wait": wait}[sys.argv[1]](*sys.argv[2:])

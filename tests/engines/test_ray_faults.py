@@ -272,7 +272,7 @@ def test_progress_is_heard_while_clients_run(tmp_path) -> None:
 
 
 def driver(cluster, *arguments: str) -> subprocess.Popen:
-    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address if cluster else "local"}
     script = str(Path(__file__).parent / "ray_driver.py")
     return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -293,3 +293,10 @@ def test_ray_is_initialised_where_nobody_has_and_after_it_is_shut_down_by_its_us
     assert during == between
     assert between.startswith("Ray has been shut down since this context began to use it")
     assert between.endswith("the context has new workers there False")
+
+
+@pytest.mark.slow
+def test_a_ray_that_a_context_has_started_lives_on_when_the_threads_of_its_first_call_have_ended() -> None:
+    with driver(None, "start") as process:
+        assert process.stdout.read().split() == ["10", "True", "10"]
+    assert process.returncode == 0

@@ -10,6 +10,7 @@ from fedstack.computations.leaves.python.function_pickles import Reduced, regist
 from fedstack.computations.values.number_checks import check_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.after_fork import renew_after_fork
 
 try:
@@ -89,6 +90,13 @@ class _Starting:
 
 
 starting = _Starting()
+# A Ray that is started here ends with the thread that started it, so this one stays.
+_starters = LeafThreads(1, idle_seconds=threading.TIMEOUT_MAX, work_ends=True)
+
+
+def start() -> None:
+    """Starts a Ray that lives as long as this process, or connects to the one that `RAY_ADDRESS` names."""
+    _starters.submit(ray.init).result()
 
 
 def session() -> object:

@@ -12,7 +12,16 @@ from collections.abc import Generator, Mapping, Sequence
 import attrs
 
 from fedstack.backends.ray_cluster.ray_actor import Greeting, RayWorker
-from fedstack.backends.ray_cluster.ray_api import Handle, Ref, exceptions, ray, session, starting, wait_until_gone
+from fedstack.backends.ray_cluster.ray_api import (
+    Handle,
+    Ref,
+    exceptions,
+    ray,
+    session,
+    start,
+    starting,
+    wait_until_gone,
+)
 from fedstack.backends.ray_cluster.ray_room import Room
 from fedstack.errors import NoWorkersError
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -159,7 +168,7 @@ class RayWorkers:
             if not ray.is_initialized():
                 if self._session is not None:
                     raise _shut_down(is_final=True)
-                ray.init()
+                start()
             if session() is not self._session:  # it has been shut down since, and the actors with it
                 self._session = session()
                 self._places, self._wanted, self._told_missing = [], self._num_workers, 0
