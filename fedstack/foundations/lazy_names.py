@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 
 
-def lazy_names(package: str, modules: Mapping[str, str], subpackages: Collection[str] = ()) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package.
+def lazy_names(
+    package: str, modules: Mapping[str, str], subpackages: Collection[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Returns the `__getattr__` and the `__dir__` of a package.
 
     Args:
       package: Its name.
@@ -23,4 +25,8 @@ def lazy_names(package: str, modules: Mapping[str, str], subpackages: Collection
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get
+    def names() -> list[str]:
+        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*own, *modules, *subpackages})
+
+    return get, names

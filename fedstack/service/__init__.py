@@ -54,4 +54,4 @@ _MODULES = {
     "wait_for_addresses": "service.cluster.addresses_file",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, ["coordinator", "data", "rpc"])
+__getattr__, __dir__ = lazy_names(__name__, _MODULES, ["coordinator", "data", "rpc"])

@@ -63,8 +63,4 @@ _MODULES = {
     "stack_rows": "testing.conformance",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import fedstack.service.data
+import fedstack.service.rpc
 import fedstack.testing
 
 
@@ -19,6 +20,16 @@ def test_a_name_is_what_its_module_has() -> None:
 def test_a_name_that_a_package_does_not_have_is_an_attribute_error_with_its_name() -> None:
     with pytest.raises(AttributeError, match="module 'fedstack.testing' has no attribute 'check_stacks'"):
         _ = fedstack.testing.check_stacks
+
+
+@pytest.mark.parametrize(
+    "package",
+    [fedstack.service, fedstack.service.data, fedstack.service.rpc, fedstack.testing],
+    ids=lambda one: one.__name__,
+)
+def test_the_names_of_a_package_are_listed_before_they_are_asked_for_and_nothing_else_is(package) -> None:
+    subpackages = {"coordinator", "data", "rpc"} if package is fedstack.service else set()
+    assert {name for name in dir(package) if not name.startswith("__")} == {*package.__all__, *subpackages}
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:

@@ -43,4 +43,4 @@ _MODULES = {
     "register_dataset": "service.data.consumer.distribute",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -24,4 +24,4 @@ _MODULES = {
     "StatusOrResult": "service.rpc.status_or_result",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
