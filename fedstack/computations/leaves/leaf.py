@@ -20,7 +20,6 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.federated_values import column_from_values, normalize_argument
 from fedstack.computations.values.snapshots import snapshot_of
-from fedstack.computations.values.tensor_values import normalize_result
 from fedstack.computations.values.values import quick_reader
 from fedstack.errors import FedstackError, TypeMismatchError
 
@@ -84,7 +83,7 @@ class Leaf(BoundOperation):
     def _checked(self, value: object, client: int | None) -> object:
         place = self._place + ("" if client is None else f"[client {client}]")
         try:
-            return normalize_argument(value, self.result, place, normalize_result)
+            return normalize_argument(value, self.result, place)
         except FedstackError as error:
             raise self._misfit(error) from error.__cause__
 
@@ -123,7 +122,6 @@ class Leaf(BoundOperation):
                 values,
                 self.result,
                 lambda i: f"{self._place}[client {first_client + i}]",
-                normalize_result,
             )
         except FedstackError as error:
             raise self._misfit(error) from error.__cause__

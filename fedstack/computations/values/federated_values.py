@@ -33,7 +33,6 @@ from fedstack.computations.values.deferred_column import Where, deferred, refusa
 from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
 from fedstack.computations.values.tensor_values import (
-    ReadTensor,
     all_read_only,
     describe,
     is_data_frame,
@@ -48,35 +47,32 @@ from fedstack.foundations.error_text import counted
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
-def normalize_argument(
-    value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor
-) -> Payload:
+def normalize_argument(value: object, type_spec: Type, path: str = "arg") -> Payload:
     """Returns the payload of a value of any type, federated ones included. Lists become sequences of columns.
 
     Args:
       value: See `normalize`.
       type_spec: The type to fit.
       path: Where the value stands, for messages.
-      read: The rule for its tensors.
 
     Raises:
       TypeMismatchError: If the value does not fit; the message has the path, and the client where there is one.
     """
     if isinstance(type_spec, TensorType):  # first, here and elsewhere: what is small is made of these
-        return read(value, type_spec, path)
+        return normalize_tensor(value, type_spec, path)
     if isinstance(type_spec, FederatedType):
         if is_client_valued(type_spec):
-            return _normalize_clients(value, type_spec, path, read)
-        return normalize_argument(value, type_spec.member, path, read)
+            return _normalize_clients(value, type_spec, path)
+        return normalize_argument(value, type_spec.member, path)
     if isinstance(type_spec, StructType):
         members = split_struct(value, type_spec, path)
         return tuple(
-            normalize_argument(member, member_type, join_path(path, name, index), read)
+            normalize_argument(member, member_type, join_path(path, name, index))
             for index, (member, (name, member_type)) in enumerate(zip(members, fields_of(type_spec)))
         )
     if isinstance(type_spec, SequenceType):
-        return _sequence(value, type_spec, path, read)
-    return normalize(value, type_spec, path, read)
+        return _sequence(value, type_spec, path)
+    return normalize(value, type_spec, path)
 
 
 def count_clients(payload: Payload, type_spec: Type, path: str = "arg") -> int | None:
@@ -130,16 +126,14 @@ def _counts(payload: object, type_spec: Type, path: str) -> Iterable[tuple[str, 
             yield from _counts(member, member_type, join_path(path, name, index))
 
 
-def _normalize_clients(value: object, type_spec: FederatedType, path: str, read: ReadTensor) -> Column:
+def _normalize_clients(value: object, type_spec: FederatedType, path: str) -> Column:
     if isinstance(value, Column):
         return value
     if not _is_list(value) or hasattr(value, "_asdict"):
         wanted = f"a list or tuple with one value per client, for {type_spec}"
         found, advice = refusal(type(value)) or (describe(value), _client_hint(value, type_spec.member))
         mismatch(wanted, found, path, advice)
-    return column_from_values(
-        value, type_spec.member, lambda client: f"{path}[client {client}]", read, may_be_elsewhere=True
-    )
+    return column_from_values(value, type_spec.member, lambda client: f"{path}[client {client}]", may_be_elsewhere=True)
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
@@ -163,7 +157,6 @@ def column_from_values(
     values: Sequence[object],
     member: Type,
     where: Where,
-    read: ReadTensor = normalize_tensor,
     *,
     may_be_elsewhere: bool = False,
 ) -> Column:
@@ -173,7 +166,6 @@ def column_from_values(
       values: One value per client, in client order.
       member: The type that each must fit.
       where: Gives the path of the value at an index, for messages.
-      read: The rule for their tensors.
       may_be_elsewhere: Whether they may be elsewhere, or members of them: a column of those is read when it is used.
 
     Raises:
@@ -184,20 +176,18 @@ def column_from_values(
         return found
     if isinstance(member, TensorType):
         if is_string(member):
-            return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)])
+            return ListColumn([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)])
         if is_scalar(member):
-            return _scalar_column(values, kinds, member, where, read)
-        return _array_column(values, kinds, member, where, read)
+            return _scalar_column(values, kinds, member, where)
+        return _array_column(values, kinds, member, where)
     if isinstance(member, StructType):
-        return _struct_column(values, kinds, member, where, read, may_be_elsewhere)
+        return _struct_column(values, kinds, member, where, may_be_elsewhere)
     if isinstance(member, SequenceType):
-        return _sequence_column(values, kinds, member, where, read)
-    return ListColumn([normalize(value, member, where(i), read) for i, value in enumerate(values)])
+        return _sequence_column(values, kinds, member, where)
+    return ListColumn([normalize(value, member, where(i)) for i, value in enumerate(values)])
 
 
-def _scalar_column(
-    values: Sequence[object], kinds: set[type[object]], member: TensorType, where: Where, read: ReadTensor
-) -> Column:
+def _scalar_column(values: Sequence[object], kinds: set[type[object]], member: TensorType, where: Where) -> Column:
     dtype = member.dtype
     if kinds == {dtype.type}:
         return ScalarColumn(np.array(values, dtype))
@@ -213,19 +203,17 @@ def _scalar_column(
             return ScalarColumn(np.array(values, dtype))
     elif kinds == {bool} and dtype.kind == "b":
         return ScalarColumn(np.array(values, dtype))
-    return column_from_payloads([read(value, member, where(i)) for i, value in enumerate(values)], member)
+    return column_from_payloads([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)], member)
 
 
-def _array_column(
-    values: Sequence[object], kinds: set[type[object]], member: TensorType, where: Where, read: ReadTensor
-) -> Column:
+def _array_column(values: Sequence[object], kinds: set[type[object]], member: TensorType, where: Where) -> Column:
     dtype, shape = member.dtype, member.shape
     if kinds == {np.ndarray}:
         arrays = cast("Sequence[np.ndarray]", values)
         # The quick way is the common one: arrays of exactly this dtype, and of a shape that fits.
         if set(map(_dtype_of, arrays)) == {dtype} and all(shape_fits(s, shape) for s in set(map(_shape_of, arrays))):
             return ListColumn(all_read_only(arrays), list_is_own=True)
-    return ListColumn([read(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
+    return ListColumn([normalize_tensor(value, member, where(i)) for i, value in enumerate(values)], list_is_own=True)
 
 
 def _struct_column(
@@ -233,7 +221,6 @@ def _struct_column(
     kinds: set[type[object]],
     member: StructType,
     where: Where,
-    read: ReadTensor,
     may_be_elsewhere: bool,
 ) -> Column:
     fields = fields_of(member)
@@ -244,7 +231,7 @@ def _struct_column(
 
     def field_column(index: int, name: str | None, field_type: Type) -> Column:
         place: Where = lambda i: join_path(where(i), name, index)  # noqa: E731
-        return column_from_values(columns[index], field_type, place, read, may_be_elsewhere=may_be_elsewhere)
+        return column_from_values(columns[index], field_type, place, may_be_elsewhere=may_be_elsewhere)
 
     return StructColumn(tuple(field_column(i, name, t) for i, (name, t) in enumerate(fields)), len(values))
 
@@ -278,12 +265,10 @@ def _split_alike(
     return None
 
 
-def _sequence_column(
-    values: Sequence[object], kinds: set[type[object]], member: SequenceType, where: Where, read: ReadTensor
-) -> Column:
+def _sequence_column(values: Sequence[object], kinds: set[type[object]], member: SequenceType, where: Where) -> Column:
     """Normalises all elements of all clients in one pass where every sequence is a list, else one by one."""
     if not kinds <= {list}:
-        return ListColumn([_sequence(value, member, where(i), read) for i, value in enumerate(values)])
+        return ListColumn([_sequence(value, member, where(i)) for i, value in enumerate(values)])
     lists = cast("Sequence[list[object]]", values)
     bounds = np.cumsum([0, *map(len, lists)])
 
@@ -292,21 +277,21 @@ def _sequence_column(
         return f"{where(client)}[{position - int(bounds[client])}]"
 
     elements = itertools.chain.from_iterable(lists)
-    return SequenceColumn(_packed(elements, member.element, where_element, read), bounds)
+    return SequenceColumn(_packed(elements, member.element, where_element), bounds)
 
 
-def _sequence(value: object, sequence: SequenceType, path: str, read: ReadTensor) -> Payload:
+def _sequence(value: object, sequence: SequenceType, path: str) -> Payload:
     if type(value) is list or type(value) is tuple:
         elements = cast("Sequence[object]", value)
-        return ColumnSequence(_packed(elements, sequence.element, lambda i: f"{path}[{i}]", read))
-    return normalize_sequence(value, sequence, path, read)
+        return ColumnSequence(_packed(elements, sequence.element, lambda i: f"{path}[{i}]"))
+    return normalize_sequence(value, sequence, path)
 
 
-def _packed(elements: Iterable[object], element: Type, where: Where, read: ReadTensor) -> Column:
+def _packed(elements: Iterable[object], element: Type, where: Where) -> Column:
     def pack(some: Sequence[object], first: int) -> Column:
         if isinstance(element, TensorType) and (rows := rows_of(some)) is not None:
             if rows.values.dtype == element.dtype and shape_fits(rows.shape[1:], element.shape):
                 return rows
-        return column_from_values(some, element, lambda i: where(first + i), read)
+        return column_from_values(some, element, lambda i: where(first + i))
 
     return packed_elements(elements, element, pack)

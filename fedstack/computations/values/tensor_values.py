@@ -100,20 +100,6 @@ def normalize_tensor(value: object, tensor: TensorType, path: str) -> object:
     return array[()] if array.ndim == 0 else read_only(array)
 
 
-def normalize_result(value: object, tensor: TensorType, path: str) -> object:
-    """Returns the payload of a tensor in what a function returned, as `normalize_tensor` does.
-
-    Scalars of NumPy's widest types count as Python's numbers, of which these are subclasses: a ratio to a count is a
-    float64, whatever it is a ratio of, and so is the mean of integers.
-    """
-    kind = kind_of_dtype(tensor.dtype)
-    if is_scalar(tensor) and (
-        (type(value) is np.float64 and kind == "f") or (type(value) is np.complex128 and kind == "c")
-    ):
-        value = cast(np.generic, value).item()
-    return normalize_tensor(value, tensor, path)
-
-
 def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
     check_nothing_missing(value, path)
     try:

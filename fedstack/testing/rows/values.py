@@ -130,16 +130,16 @@ async def python_numbers_are_rounded_to_their_dtype(runner: Runner) -> None:
 
 
 @promise_of_both(intrinsics=["federated_map"])
-async def wide_scalars_of_leaves_are_rounded_like_pythons(runner: Runner) -> None:
-    """A leaf may return a float64 or complex128 scalar of NumPy's, as ratios are, where less precision is declared."""
+async def results_of_leaves_fit_as_arguments_do(runner: Runner) -> None:
+    """A leaf returns Python's numbers where they fit; NumPy's are never narrowed, scalars included."""
     narrow = StructType([("f", np.float32), ("h", np.float16), ("b", BFLOAT16), ("c", np.complex64)])
     ratios = StructType([("mean", narrow), ("list", SequenceType(np.float32))])
 
     @python_computation([np.float64, np.int32], ratios)
     def ratio(x: Any, n: Any) -> Any:
-        quotient = x / n
-        mean = {"f": quotient, "h": quotient, "b": quotient, "c": np.complex128(quotient)}
-        return {"mean": mean, "list": [quotient, quotient]}
+        quotient = float(x / n)
+        mean = {"f": quotient, "h": quotient, "b": quotient, "c": complex(quotient)}
+        return {"mean": mean, "list": [quotient, np.float32(x) / 3]}
 
     third = 1 / 3
     mean = {"f": np.float32(third), "h": np.float16(third), "b": BFLOAT16(third), "c": np.complex64(third)}
@@ -149,22 +149,18 @@ async def wide_scalars_of_leaves_are_rounded_like_pythons(runner: Runner) -> Non
     mapped = computation(lambda x: intrinsic("federated_map", ratio, x), at_clients(pair))
     expect_same(await runner.run(mapped, [(1.0, 3)] * 3), [expected] * 3)
 
-    @python_computation([np.float64], (np.float32, [2]))
-    def wide_array(x: Any) -> Any:
-        return np.full(2, x)
+    def returning(value: object, declared: Any) -> Any:
+        return python_computation([], declared)(lambda: value)
 
-    @python_computation([np.float64], np.float32)
-    def wide_scalar(x: Any) -> Any:
-        return x
-
-    @python_computation([np.float64], np.int32)
-    def no_integer(x: Any) -> Any:
-        return x
-
-    await expect_error(runner.run(wide_array, 1.0), TypeError, "float32[2]", "float64[2]")
-    await expect_error(runner.run(wide_scalar, 1e300), TypeError, "float32", "1e+300")
-    await expect_error(runner.run(no_integer, 1.0), TypeError, "int32", "float64")
-    await expect_error(runner.run(identity(np.float32), np.float64(0.5)), TypeError, "float32", "float64")
+    for declared, value, expected, found in [
+        (TensorType(np.float32, [2]), np.full(2, 1.0), "float32[2]", "float64[2]"),
+        (np.float32, np.float64(0.5), "float32", "float64 0.5"),
+        (np.complex64, np.complex128(0.5), "complex64", "complex128"),
+        (SequenceType(np.float32), [np.float64(0.5)], "float32", "float64 0.5"),
+        (np.int32, np.float64(1.0), "int32", "float64 1.0"),
+        (np.float32, 1e300, "float32", "1e+300"),
+    ]:
+        await expect_error(runner.run(returning(value, declared)), TypeError, expected, found)
 
 
 @promise_of_both(intrinsics=["federated_map", "federated_sum"])
