@@ -142,10 +142,13 @@ async def kind_of(target: "Target", stub: "ExecutorStub") -> str:
     Raises:
       RemoteError: If it has none of these.
     """
-    from fedstack.proto.executor_pb2 import DisposeExecutorRequest, GetExecutorRequest
+    from fedstack.computations.types.language import CLIENTS, computation_pb2
+    from fedstack.proto.executor_pb2 import Cardinality, DisposeExecutorRequest, GetExecutorRequest
 
+    # TensorFlow Federated's knows no executor without a number of clients.
+    no_clients = Cardinality(placement=computation_pb2.Placement(uri=CLIENTS.uri), cardinality=0)
     try:
-        response = await stub.get_executor(GetExecutorRequest())
+        response = await stub.get_executor(GetExecutorRequest(cardinalities=[no_clients]))
     except RemoteError as error:
         if error.code != "UNIMPLEMENTED":
             raise

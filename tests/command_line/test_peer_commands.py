@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
+from typing import cast
 
 import federated_language as fl
 import numpy as np
@@ -47,9 +48,11 @@ from fedstack.service.server.stall_meter import StallCounts
 from fedstack.testing.meeting import until_set
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
-from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
+from fedstack.transport.peers.methods import Method, UnaryMethod
 from fedstack.transport.wire.addresses import parse_target
+from fedstack.transport.wire.status import Code, StatusError
 
 pytestmark = pytest.mark.slow
 
@@ -279,11 +282,28 @@ def test_a_grpc_server_of_another_kind_is_told_apart(command: str, capsys: pytes
         assert expected in capsys.readouterr().err
 
 
+class ServiceOfTFF(ExecutorService):
+    """A plain executor service that has no executor for a request without cardinalities."""
+
+    @property
+    def methods(self) -> Mapping[str, Mapping[str, Method]]:
+        found = super().methods[EXECUTOR_GROUP]
+        get = cast(UnaryMethod, found["GetExecutor"])
+
+        async def get_executor(request: bytes) -> bytes:
+            if not request:
+                raise StatusError(Code.NOT_FOUND, "Cardinality not found")
+            return await get.handle(request)
+
+        return {EXECUTOR_GROUP: {**found, "GetExecutor": UnaryMethod(get_executor)}}
+
+
 @pytest.mark.parametrize("command", ["check", "status"])
+@pytest.mark.parametrize("make", [ExecutorService, ServiceOfTFF])
 def test_a_plain_executor_service_is_called_that_and_can_be_used(
-    command: str, capsys: pytest.CaptureFixture[str]
+    make: type[ExecutorService], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service = ExecutorService(fedstack.local_executor_factory(), extensions=False)
+    service = make(fedstack.local_executor_factory(), extensions=False)
     with ServerThread(GrpcServer([service])) as thread:
         assert main([command, thread.target]) == 0
         assert "a plain executor service, which can be used value by value" in capsys.readouterr().out
