@@ -17,7 +17,7 @@ from fedstack.computations.types.language import Executor, Type, computation_pb2
 from fedstack.computations.types.type_structure import contains_federated
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidComputationError, UnsupportedIntrinsicError
-from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, run_whole
+from fedstack.executors.base.schedule_run import ScheduleRun, ScheduleValues, no_clients, run_whole
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
 from fedstack.executors.folds.sinks import Sink
 from fedstack.foundations.error_text import name_text
@@ -178,10 +178,10 @@ class ProgramEngine(Engine):
             )
 
     def begin(self, function: Function, *, in_parts: bool = False) -> FunctionRun:
-        return ScheduleRun(function, self, 0, in_parts=in_parts)
+        return ScheduleRun(function, self, None, in_parts=in_parts)
 
     async def run(self, function: Function, argument: object) -> object:
-        return await run_whole(function, self, 0, argument)
+        return await run_whole(function, self, None, argument)
 
     async def run_server_task(self, task: ServerTask, inputs: Sequence[object]) -> object:
         """Runs server work and returns the payload of its result."""
@@ -190,11 +190,11 @@ class ProgramEngine(Engine):
 
     async def run_phase_task(self, task: PhaseTask, run: ScheduleValues) -> Sequence[object]:
         """Raises: there are no clients here."""
-        raise UnsupportedIntrinsicError(f"Expected unplaced work in {self!r}, found work at clients")
+        raise no_clients("work at clients")
 
     async def run_select_task(self, task: SelectTask, run: ScheduleValues) -> object:
         """Raises: there are no clients here."""
-        raise UnsupportedIntrinsicError(f"Expected unplaced work in {self!r}, found {task.uri}")
+        raise no_clients(task.uri)
 
 
 class PassingEngine(ProgramEngine):

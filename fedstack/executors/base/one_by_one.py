@@ -21,6 +21,7 @@ from fedstack.computations.plan.program import (
 )
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Executor, FunctionType, RetryableError, Type, computation_pb2
+from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import normalize_argument
@@ -40,7 +41,12 @@ _T = TypeVar("_T")
 class _ForeignLeaf(BoundOperation):
     """A computation embedded in a foreign executor; a thread calls it and waits while the loop drives the verbs."""
 
-    def __init__(self, executor: Executor, computation: computation_pb2.Computation) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        computation: computation_pb2.Computation,
+        loop: Callable[[], asyncio.AbstractEventLoop | None],
+    ) -> None:
         declared = declared_type(computation)
         self.name = computation.WhichOneof("computation") or "computation"
         self.parameter = declared.parameter if isinstance(declared, FunctionType) else None
@@ -48,12 +54,13 @@ class _ForeignLeaf(BoundOperation):
         self._type = declared
         self._executor = executor
         self._computation = computation
+        self._loop = loop
 
     def call(self, argument: object, client: int | None = None) -> object:
         # Here, on a thread: it may be a stream, whose elements other calls of this executor make.
         given = None if self.parameter is None else to_elements(argument, self.parameter)
         try:
-            result = _wait(self._call(given))
+            result = _wait(self._call(given), current_scope().loop or self._loop())
         except FedstackError as error:
             if client is None or isinstance(error, RetryableError):
                 raise
@@ -71,12 +78,18 @@ class _ForeignLeaf(BoundOperation):
         return await (await self._executor.create_call(function, given)).compute()
 
 
-def _wait(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    loop = current_scope().loop
-    if loop is None:
+def _wait(coroutine: Coroutine[Any, Any, _T], loop: asyncio.AbstractEventLoop | None) -> _T:
+    if loop is None or loop is _running_loop():
         coroutine.close()
         raise InvalidComputationError("Expected work of another executor on a thread of ours, found it elsewhere")
     return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class ForeignEngine(ProgramEngine):
@@ -90,6 +103,8 @@ class ForeignEngine(ProgramEngine):
         self._target = target
         self._threads = LeafThreads()
         self._linking = Linking("one by one")
+        # Where the verbs are driven: other engines run what is linked here on threads of their own (folds, streams).
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def drives_inline(self) -> bool:
@@ -99,16 +114,18 @@ class ForeignEngine(ProgramEngine):
         return uri.startswith("generic_")
 
     def link(self, program: Program) -> Program:
+        self._loop = _running_loop() or self._loop
         return program.with_operations(self._linking, self._operation)
 
     def _operation(self, operation: Operation) -> Operation:
         if isinstance(operation, (LeafSource, DataSource)):
-            return _ForeignLeaf(self._target, operation.computation)
+            return _ForeignLeaf(self._target, operation.computation, lambda: self._loop)
         if isinstance(operation, IntrinsicSource):
             found = arithmetic_for(operation)
             if found is None:
+                above = "SequenceExecutor" if operation.uri.startswith("sequence_") else "FederatingExecutor"
                 raise UnsupportedIntrinsicError(
-                    f"Expected leaf computations for {self._target!r}, found {operation.uri}"
+                    f"Expected leaf computations for {self._target!r}, found {operation.uri}; put a {above} above it"
                 )
             return found
         return operation.linked(self.link) if isinstance(operation, CompositeOperation) else operation
@@ -124,6 +141,9 @@ class ForeignEngine(ProgramEngine):
         await need_event_loop()
         with attrs.evolve(current_scope(), loop=asyncio.get_running_loop()).entered():
             return await self._threads.run(work, cancel)
+
+    async def finish(self, work: Callable[[], _T], type_spec: Type) -> _T:
+        return await self._on_thread(work) if contains_sequence(type_spec) else work()
 
     def close(self) -> None:
         """Lets the threads end. Idempotent."""

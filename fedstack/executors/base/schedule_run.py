@@ -11,6 +11,7 @@ from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import contains_federated, fields_of, is_client_valued
 from fedstack.computations.values.columns import Column, ConstantColumn, zip_columns
 from fedstack.computations.values.shared_column import SharedColumn
+from fedstack.errors import UnsupportedIntrinsicError
 from fedstack.executors.concurrency.lazy_task import LazyTask, owned_by
 from fedstack.executors.concurrency.leaf_threads import runs_inline
 from fedstack.executors.concurrency.side_by_side import gather
@@ -41,10 +42,10 @@ class ScheduleValues:
 
     Args:
       tasks: The schedule.
-      clients: The number of clients; 0 where there are no placements.
+      clients: The number of clients; `None` where there are no placements.
     """
 
-    def __init__(self, tasks: Schedule, clients: int) -> None:
+    def __init__(self, tasks: Schedule, clients: int | None) -> None:
         self.schedule = tasks
         self.clients = clients
         self.values: list[object] = [None] * tasks.slots
@@ -54,7 +55,7 @@ class ScheduleValues:
 
     def read(self, expression: Expression) -> object:
         """Evaluates an expression whose slots are filled; a struct with a column in it becomes a column of structs."""
-        return _read_placed(expression, self.values, self.clients)
+        return _read_placed(expression, self.values)
 
     def read_column(self, expression: Expression) -> Column:
         """Evaluates an input of a phase; what several phases read is one and the same object for all of them."""
@@ -85,11 +86,11 @@ class ScheduleRun(ScheduleValues):
     Args:
       function: The function.
       runner: Runs the tasks.
-      clients: The number of clients; 0 where there are no placements.
+      clients: The number of clients; `None` where there are no placements.
       in_parts: Whether members of the result are pulled one by one.
     """
 
-    def __init__(self, function: Function, runner: TaskRunner, clients: int, *, in_parts: bool = False) -> None:
+    def __init__(self, function: Function, runner: TaskRunner, clients: int | None, *, in_parts: bool = False) -> None:
         super().__init__(schedule(function, fuse=not in_parts), clients)
         self._result = function.result
         self._runner = runner
@@ -164,7 +165,7 @@ class ScheduleRun(ScheduleValues):
         await self.run_task(task, self._runner)
 
 
-async def run_whole(function: Function, runner: TaskRunner, clients: int, argument: object) -> object:
+async def run_whole(function: Function, runner: TaskRunner, clients: int | None, argument: object) -> object:
     """Runs a function and returns the payload of its whole result."""
     task = only_task(function)
     if task is not None:
@@ -201,21 +202,31 @@ def slots_of(expression: Expression) -> list[int]:
     return slots_of(expression.source)
 
 
-def _read_placed(expression: Expression, values: Sequence[object], clients: int) -> object:
+def _read_placed(expression: Expression, values: Sequence[object]) -> object:
     if isinstance(expression, Slot):
         return values[expression.index]
     if isinstance(expression, Join):
-        return tuple(_read_placed(part, values, clients) for part in expression.parts)
+        return tuple(_read_placed(part, values) for part in expression.parts)
     if isinstance(expression.source, Join):
-        return _read_placed(expression.source.parts[expression.position], values, clients)
-    source = _read_placed(expression.source, values, clients)
+        return _read_placed(expression.source.parts[expression.position], values)
+    source = _read_placed(expression.source, values)
     return cast("tuple[object, ...]", source)[expression.position]
 
 
-def as_column(payload: object, clients: int) -> Column:
+def no_clients(found: str) -> UnsupportedIntrinsicError:
+    """Returns the error for work that needs clients, where there are no placements."""
+    return UnsupportedIntrinsicError(
+        f"Expected unplaced work in a stack without clients, found {found}; put a FederatingExecutor, which has some, "
+        "into the stack, or use local_executor_factory"
+    )
+
+
+def as_column(payload: object, clients: int | None) -> Column:
     """Returns a value at clients as a column; a struct of columns and payloads, as a zip leaves it, is zipped."""
     if isinstance(payload, Column):
         return payload
+    if clients is None:
+        raise no_clients("a value that every client has")
     if _has_column(payload):
         return zip_columns([as_column(member, clients) for member in cast("tuple[object, ...]", payload)], clients)
     return ConstantColumn(payload, clients)
@@ -227,7 +238,7 @@ def _has_column(payload: object) -> bool:
     return isinstance(payload, Column)
 
 
-def whole_columns(payload: object, symbol: Symbol, clients: int) -> object:
+def whole_columns(payload: object, symbol: Symbol, clients: int | None) -> object:
     """Returns a result in which every value that differs by client is one column.
 
     A zip leaves structs of columns, and what is the same for all clients is just its payload.
@@ -238,7 +249,7 @@ def whole_columns(payload: object, symbol: Symbol, clients: int) -> object:
     return _whole_columns_of(payload, symbol.type, clients)
 
 
-def _whole_columns_of(payload: object, type_spec: Type, clients: int) -> object:
+def _whole_columns_of(payload: object, type_spec: Type, clients: int | None) -> object:
     if is_client_valued(type_spec):
         return as_column(payload, clients)
     if isinstance(type_spec, StructType) and contains_federated(type_spec):

@@ -7,7 +7,12 @@ from typing import Any, TypeVar
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
-from fedstack.errors import CarrierError, DeadlineExceededError, StaleSessionError, WorkerUnavailableError
+from fedstack.errors import (
+    DeadlineExceededError,
+    InvalidValueError,
+    StaleSessionError,
+    WorkerUnavailableError,
+)
 from fedstack.executors.base.fold_arguments import FoldArguments, inputs_are_here, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -61,7 +66,8 @@ class RemotePhases(PhaseRunner):
           clients: The indices of the clients, counted over the whole federation.
 
         Raises:
-          CarrierError: If a leaf function cannot travel, or the peer runs no phases.
+          CarrierError: If a leaf function cannot travel.
+          InvalidValueError: If the peer runs no phases.
           WorkerUnavailableError: If the peer has gone away.
         """
         return await self._in_session(lambda session: _run(session, phase, inputs, arguments, clients))
@@ -109,7 +115,10 @@ async def _run(
 ) -> PhaseResult:
     peer = session.peer
     if peer is None:
-        raise CarrierError(f"Expected a peer that runs client phases, found {session.stub.address}, which does not")
+        raise InvalidValueError(
+            f"Expected a worker that runs client phases, found {session.stub.address}, which is a plain executor "
+            "service; compose FederatingExecutors, each over one: FederatingExecutor(RemoteExecutor(…), num_clients)"
+        )
     with told_phase(phase.program, clients, session.stub.address) as note:
         return await _run_told(session, phase, inputs, arguments, clients, peer, note)
 
