@@ -18,6 +18,8 @@ from fedstack.executors import (
     ReferenceResolvingExecutor,
     SequenceExecutor,
 )
+from fedstack.testing.in_memory_connection import InMemoryConnection
+from fedstack.transport.peers.executor_stub import ExecutorStub
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
@@ -129,3 +131,28 @@ def test_a_plain_service_is_no_child_of_a_composing_executor_by_itself() -> None
 
     with over(make), pytest.raises(InvalidValueError, match=r"plain executor service; .*FederatingExecutor\(Remote"):
         aggregated([1.0, 2.0])
+
+
+@fl.federated_computation(fl.SequenceType(np.float32))
+def added(sequence):
+    return fl.sequence_reduce(sequence, np.float32(0), add)
+
+
+@fl.federated_computation(fl.SequenceType(np.float32))
+def summed(sequence):
+    return fl.sequence_sum(fl.sequence_map(double, sequence))
+
+
+@pytest.mark.parametrize(("computation", "expected"), [(added, 6.0), (summed, 12.0)])
+def test_a_context_over_plain_services_that_know_no_sequence_intrinsics_runs_them_itself(computation, expected) -> None:
+    def make(sizes: Any) -> Any:
+        return ReferenceResolvingExecutor(FederatingExecutor(LeafExecutor(), sizes.get(fl.CLIENTS, 0)))
+
+    service = remote_stacks.new_service(ResourceManagingExecutorFactory(make))
+    stubs = [ExecutorStub(InMemoryConnection(service), **remote_stacks.PLAIN) for _ in range(2)]
+    each = fl.federated_computation(
+        lambda values: fl.federated_sum(fl.federated_map(computation, values)),
+        fl.FederatedType(fl.SequenceType(np.float32), fl.CLIENTS),
+    )
+    with SyncExecutionContext(fedstack.remote_executor_factory(stubs)):
+        assert each([[1.0, 2.0], [], [3.0]]) == expected

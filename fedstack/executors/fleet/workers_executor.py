@@ -1,44 +1,34 @@
 """Defines the executor that runs client phases on whatever workers are ready."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
 
 import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.computations.plan.made_once import made_once
-from fedstack.computations.plan.program_ir import program_to_ir
-from fedstack.computations.plan.render import call_intrinsic, function_of, reference
-from fedstack.computations.plan.tasks import Fold, Phase
+from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, StructType, computation_pb2
-from fedstack.computations.values.columns import Column
-from fedstack.computations.values.shared_column import unshared
-from fedstack.errors import CarrierError, DeadlineExceededError, LeafError, WorkerUnavailableError
+from fedstack.computations.types.language import CLIENTS, Executor
+from fedstack.errors import DeadlineExceededError, LeafError, WorkerUnavailableError
 from fedstack.executors.base.engines import ProgramEngine
-from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments, slice_inputs
+from fedstack.executors.base.fold_arguments import FoldArguments, slice_inputs
 from fedstack.executors.base.lazy_values import LazyRecorder
 from fedstack.executors.base.one_by_one import with_programs
 from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import ComposedPhases, composed, even_counts
-from fedstack.executors.concurrency.phase_events import told_phase
-from fedstack.executors.concurrency.phase_report import PhaseReport
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.fleet.plain_phases import PlainPhases
 from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.fleet.worker_sessions import WorkerSessions
-from fedstack.executors.folds.fold_states import FoldState
-from fedstack.executors.folds.phase_sink import PhaseResult, PhaseSink
+from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.lost_ranges import Suspects
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.foundations.error_text import counted
-from fedstack.transport.wire.frames import Heartbeat
 from fedstack.transport.wire.status import RemoteTraceback
 
 _logger = logging.getLogger(__name__)
-NewState = Callable[[Fold, FoldArgument, int], Awaitable[FoldState]]
 
 
 @attrs.define(eq=False)
@@ -157,12 +147,12 @@ class FleetPhases(PhaseEngine):
         return self._spread
 
     def _slice(self, worker: Worker, count: int) -> "_WorkerSlice":
-        def make_remote() -> RemoteExecutor:
+        def make_plain() -> PlainPhases:
             remote = self._make_remote(worker)
             remote.set_cardinalities({CLIENTS: count})
-            return remote
+            return PlainPhases(remote, self.server, worker.address, count)
 
-        return _WorkerSlice(worker, self._sessions, make_remote, self.new_state)
+        return _WorkerSlice(worker, self._sessions, make_plain)
 
     def close(self) -> None:
         """Closes what is open at workers for these phases only. Idempotent."""
@@ -221,14 +211,12 @@ class _WorkerSlice(PhaseRunner):
         self,
         worker: Worker,
         sessions: WorkerSessions,
-        make_remote: Callable[[], RemoteExecutor],
-        new_state: NewState,
+        make_plain: Callable[[], PlainPhases],
     ) -> None:
         self._worker = worker
         self._sessions = sessions
-        self._make_remote = make_remote
-        self._remote: RemoteExecutor | None = None
-        self._new_state = new_state
+        self._make_plain = make_plain
+        self._plain: PlainPhases | None = None
 
     async def run_phase(
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
@@ -239,55 +227,18 @@ class _WorkerSlice(PhaseRunner):
             if self._worker.features.phases and await phases.open():
                 is_served = True
                 return await phases.run_phase(phase, inputs, arguments, clients)
-            remote = self._remote = self._remote or self._make_remote()
-            await remote.open()  # what fails from here on fails at work
+            plain = self._plain = self._plain or self._make_plain()
+            await plain.open()  # what fails from here on fails at work
             is_served = True
-            return await self._value_by_value(remote, phase, inputs, arguments, clients)
+            return await plain.run_phase(phase, inputs, arguments, clients)
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             if is_served and isinstance(error.__cause__, RemoteTraceback):
                 raise  # the worker says so itself, of something behind it: it is there
             raise self._sessions.lost(self._worker, error) from error
 
-    async def _value_by_value(
-        self, remote: RemoteExecutor, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range
-    ) -> PhaseResult:
-        """Maps the clients' program at a peer that knows the plain verbs only, and folds what comes back here."""
-        function = await remote.create_value(_mapping(phase))
-        argument = None
-        if phase.input_types:
-            types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
-            argument = await remote.create_known(tuple(unshared(inputs)), types)
-        mapped = await remote.create_call(function, argument)
-        told = told_phase(phase.program, clients, self._worker.address)
-        with told, PhaseReport(current_scope().progress, len(clients)) as report:
-            report.heard(Heartbeat(running=len(clients)))  # such a peer does not tell more
-            column = cast(Column, await mapped.pull())
-        try:
-            states = [await self._new_state(fold, arg, clients.start) for fold, arg in zip(phase.folds, arguments)]
-        except CarrierError as error:
-            address = self._worker.address
-            place = f"in this process, which folds what clients at the plain executor service {address} yield"
-            raise with_place(error, place) from error.__cause__
-        sink = PhaseSink(phase, states)
-        sink.feed(clients.start, [column.field(index) for index in range(len(phase.result_types))])
-        return PhaseResult([state.partials() for state in states], sink.columns())
-
     def close(self) -> None:
-        if self._remote is not None:
-            self._remote.close()
+        if self._plain is not None:
+            self._plain.close()
 
     def __repr__(self) -> str:
         return f"<_WorkerSlice at {self._worker.address}>"
-
-
-@made_once
-def _mapping(phase: Phase) -> computation_pb2.Computation:
-    """Returns the function of the inputs at all clients that maps the program over them; made once per phase."""
-    program = program_to_ir(phase.program, phase.input_types, phase.result_types)
-    result = FederatedType(StructType(list(phase.result_types)), CLIENTS)
-    if phase.input_types:
-        types = StructType([FederatedType(member, CLIENTS) for member in phase.input_types])
-        zipped_type = FederatedType(StructType(list(phase.input_types)), CLIENTS)
-        zipped = call_intrinsic("federated_zip_at_clients", [reference("inputs", types)], zipped_type)
-        return function_of("inputs", types, call_intrinsic("federated_map", [program, zipped], result))
-    return function_of("", None, call_intrinsic("federated_eval_at_clients", [program], result))
