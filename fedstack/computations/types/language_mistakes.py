@@ -11,6 +11,7 @@ import traceback
 from pathlib import PurePath
 from typing import NamedTuple
 
+from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
 from fedstack.errors import FedstackError
 
 
@@ -55,6 +56,10 @@ MISTAKES = tuple(
         ),
         "has no attribute 'default_all_equal'|^Unsupported placement |missing .* argument: 'placement'": (
             "give the placement itself, fl.CLIENTS or fl.SERVER"
+        ),
+        r"^Operator (iter|len|getitem)\(\) is only .*@CLIENTS": (
+            "what is at the clients is no list here: map a function over the value of each client, "
+            "fl.federated_map(function, value), or aggregate it, with fl.federated_sum for example"
         ),
         r"'Value'|of type Value which|do not support boolean|^Operator \w+\(\) is only|of non-structural type": (
             "a federated value has no data before the computation runs: do the work in a function that is decorated "
@@ -111,6 +116,12 @@ MISTAKES = tuple(
 )
 
 
+# Results are what NumPy has, in containers.
+_RESULT_AWAITED = re.compile(
+    r"^object (numpy\.\w+|dict|OrderedDict|list|tuple|bytes) can't be used in 'await' expression"
+)
+
+
 def advice_on(error: BaseException) -> str | None:
     """Returns what to do about an error, or `None` unless the language raised it for a mistake that is known here."""
     if isinstance(error, FedstackError) or not _is_of_language(error):
@@ -128,9 +139,24 @@ def _is_of_language(error: BaseException) -> bool:
     return any("federated_language" in PurePath(frame.f_code.co_filename).parts for frame, _ in frames)
 
 
+def _advice_on_awaiting(error: BaseException) -> str | None:
+    """Returns what to do where a result is awaited that is there, or a coroutine is used as if it were the result."""
+    if not isinstance(error, (TypeError, AttributeError)):
+        return None
+    text, context = str(error), get_context_stack().current
+    if isinstance(context, SyncContext) and _RESULT_AWAITED.search(text):
+        return (
+            "a synchronous context returns the results of computations: leave out `await`, or use an asynchronous one, "
+            "fedstack.set_async_local_execution_context()"
+        )
+    if isinstance(context, AsyncContext) and "'coroutine'" in text:
+        return "an asynchronous context returns coroutines: write `await` before the call of the computation"
+    return None
+
+
 def fix_of(error: BaseException) -> str | None:
     """Returns the advice on an error as a sentence, or `None`."""
-    advice = advice_on(error)
+    advice = advice_on(error) or _advice_on_awaiting(error)
     return None if advice is None else f"To fix it: {advice}."
 
 

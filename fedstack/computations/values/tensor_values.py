@@ -105,7 +105,13 @@ def _converted(value: object, tensor: TensorType, path: str) -> np.ndarray:
     try:
         return np.asarray(value)
     except Exception as error:
-        shown = f"{type(value).__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
+        kind = type(value)
+        if kind.__module__.partition(".")[0] == "jax" and kind.__name__.endswith("Tracer"):
+            raise TypeMismatchError(
+                f"Expected {tensor}, found a {kind.__name__} of JAX; at {path}; call jax.jit, jax.grad and jax.vmap "
+                "inside of the function that is decorated, not on the computation"
+            ) from None
+        shown = f"{kind.__name__}, whose conversion to an array raised {type(error).__name__}: {error}"
         raise TypeMismatchError(f"Expected {tensor}, found {shown}; at {path}") from error
 
 

@@ -1,5 +1,6 @@
 """Mistakes in federated computations, found by the language and explained by us."""
 
+import asyncio
 import re
 import sys
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 
 import fedstack
 from fedstack.computations.types.language_mistakes import MISTAKES, advice_on, fix_of, note_fix
-from fedstack.errors import LeafError
+from fedstack.errors import LeafError, TypeMismatchError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "mistakes.md"
 VALUE = np.float32
@@ -53,6 +54,7 @@ BOTH = fl.federated_computation(lambda x, y: (x, y), AT_SERVER, AT_CLIENTS)
 ONE = fl.federated_computation(lambda x: x, AT_CLIENTS)
 NONE = fl.federated_computation(lambda: fl.federated_value(1.0, fl.SERVER))
 DATA = "has no data before the computation runs"
+NO_LIST = "is no list here"
 MADE = {
     "a broadcast is forgotten": (of_both(lambda x, y: fl.federated_map(add, (x, y))), "fl.federated_broadcast"),
     "a zip lacks a broadcast": (of_both(lambda x, y: fl.federated_zip((x, y))), "fl.federated_broadcast"),
@@ -82,9 +84,9 @@ MADE = {
     "a value is converted": (of(AT_CLIENTS, lambda x: float(x)), DATA),
     "a value is a condition": (of(AT_CLIENTS, lambda x: x if x else half), DATA),
     "a value is compared": (of(AT_CLIENTS, lambda x: x if x > 0 else half), DATA),
-    "a value is iterated": (of(AT_CLIENTS, lambda x: sum(x)), DATA),
-    "a value is measured": (of(AT_CLIENTS, lambda x: x[: len(x)]), DATA),
-    "a value is indexed": (of(AT_CLIENTS, lambda x: x[0]), DATA),
+    "a value is iterated": (of(AT_CLIENTS, lambda x: sum(x)), NO_LIST),
+    "a value is measured": (of(AT_CLIENTS, lambda x: x[: len(x)]), NO_LIST),
+    "a value is indexed": (of(AT_CLIENTS, lambda x: x[0]), NO_LIST),
     "a value is asked for its shape": (of(AT_CLIENTS, lambda x: x.shape), DATA),
     "a type is in a list": (of([AT_CLIENTS], lambda x: fl.federated_map(half, x)), "without the list"),
     "a function has more parameters": (of(AT_CLIENTS, lambda x: fl.federated_map(add, x)), "over a tuple"),
@@ -113,6 +115,7 @@ MADE = {
     "the one argument has a name": (lambda: ONE(x=[1.0]), "for each parameter"),
     "there is no parameter": (lambda: NONE(1.0), "for each parameter"),
     "a type is missing": (lambda: fl.federated_computation(lambda x, y: x, AT_CLIENTS), "one type per parameter"),
+    "clients are looped over": (of(AT_CLIENTS, lambda x: [half(y) for y in x]), NO_LIST),
     "nothing is returned": (of(AT_CLIENTS, lambda x: None), "return a value"),
     "a type is one of Python": (lambda: fl.FederatedType(float, fl.CLIENTS), "np.float32"),
     "a type is a name": (of("float32", lambda x: x), "np.float32"),
@@ -175,6 +178,34 @@ def divide():
 )
 def test_there_is_no_advice_on_other_errors(build):
     assert advice_on(error_of(build)) is None
+
+
+async def awaited(value):
+    return await value
+
+
+@pytest.mark.parametrize("result", [half, lambda x: {"a": half(x)}, lambda x: [half(x)]])
+def test_awaiting_what_a_synchronous_context_returned_is_explained(result):
+    with fedstack.create_sync_local_execution_context():
+        found = result(1.0)
+        assert "leave out `await`" in fix_of(error_of(lambda: asyncio.run(awaited(found))))
+
+
+@pytest.mark.parametrize("use", [lambda found: found + 1, lambda found: found.model, lambda found: found["model"]])
+def test_using_a_coroutine_of_an_asynchronous_context_as_its_result_is_explained(use):
+    with fedstack.create_async_local_execution_context():
+        found = half(1.0)
+        assert "write `await` before" in fix_of(error_of(lambda: use(found)))
+    found.close()
+    assert fix_of(error_of(lambda: use(found))) is None
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
+def test_a_transformation_of_jax_on_a_computation_is_refused_with_its_place(transform, fedstack_context):
+    jax = pytest.importorskip("jax")
+    error = error_of(lambda: getattr(jax, transform)(half)(np.ones(1 if transform == "vmap" else (), np.float32)))
+    assert isinstance(error, TypeMismatchError)
+    assert "Tracer of JAX; at arg; call jax.jit, jax.grad and jax.vmap inside of the function" in str(error)
 
 
 class UnreadableError(Exception):
