@@ -103,7 +103,7 @@ class ComputationSource(_message.Message):
     def __init__(self, computation: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., splits: _Optional[int] = ...) -> None: ...
 
 class DatasetStep(_message.Message):
-    __slots__ = ("map", "filter", "batch", "shuffle", "take", "skip", "repeat", "enumerate", "prefetch")
+    __slots__ = ("map", "filter", "batch", "shuffle", "take", "skip", "repeat", "enumerate", "prefetch", "padded_batch", "window", "interleave", "unbatch", "shard", "cache")
     class Batch(_message.Message):
         __slots__ = ("size", "drop_remainder")
         SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,52 @@ class DatasetStep(_message.Message):
         COUNT_FIELD_NUMBER: _ClassVar[int]
         count: int
         def __init__(self, count: _Optional[int] = ...) -> None: ...
+    class Padding(_message.Message):
+        __slots__ = ("size", "value")
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        size: _containers.RepeatedScalarFieldContainer[int]
+        value: _array_pb2.Array
+        def __init__(self, size: _Optional[_Iterable[int]] = ..., value: _Optional[_Union[_array_pb2.Array, _Mapping]] = ...) -> None: ...
+    class PaddedBatch(_message.Message):
+        __slots__ = ("size", "drop_remainder", "padding")
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        DROP_REMAINDER_FIELD_NUMBER: _ClassVar[int]
+        PADDING_FIELD_NUMBER: _ClassVar[int]
+        size: int
+        drop_remainder: bool
+        padding: _containers.RepeatedCompositeFieldContainer[DatasetStep.Padding]
+        def __init__(self, size: _Optional[int] = ..., drop_remainder: bool = ..., padding: _Optional[_Iterable[_Union[DatasetStep.Padding, _Mapping]]] = ...) -> None: ...
+    class Window(_message.Message):
+        __slots__ = ("size", "shift", "stride", "drop_remainder")
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        SHIFT_FIELD_NUMBER: _ClassVar[int]
+        STRIDE_FIELD_NUMBER: _ClassVar[int]
+        DROP_REMAINDER_FIELD_NUMBER: _ClassVar[int]
+        size: int
+        shift: int
+        stride: int
+        drop_remainder: bool
+        def __init__(self, size: _Optional[int] = ..., shift: _Optional[int] = ..., stride: _Optional[int] = ..., drop_remainder: bool = ...) -> None: ...
+    class Interleave(_message.Message):
+        __slots__ = ("function", "cycle_length", "block_length")
+        FUNCTION_FIELD_NUMBER: _ClassVar[int]
+        CYCLE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+        BLOCK_LENGTH_FIELD_NUMBER: _ClassVar[int]
+        function: _computation_pb2.Computation
+        cycle_length: int
+        block_length: int
+        def __init__(self, function: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., cycle_length: _Optional[int] = ..., block_length: _Optional[int] = ...) -> None: ...
+    class Shard(_message.Message):
+        __slots__ = ("shards", "index")
+        SHARDS_FIELD_NUMBER: _ClassVar[int]
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        shards: int
+        index: int
+        def __init__(self, shards: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    class Nothing(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     MAP_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +178,12 @@ class DatasetStep(_message.Message):
     REPEAT_FIELD_NUMBER: _ClassVar[int]
     ENUMERATE_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    PADDED_BATCH_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    INTERLEAVE_FIELD_NUMBER: _ClassVar[int]
+    UNBATCH_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     map: _computation_pb2.Computation
     filter: _computation_pb2.Computation
     batch: DatasetStep.Batch
@@ -141,4 +193,10 @@ class DatasetStep(_message.Message):
     repeat: DatasetStep.Repeat
     enumerate: int
     prefetch: int
-    def __init__(self, map: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., filter: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., batch: _Optional[_Union[DatasetStep.Batch, _Mapping]] = ..., shuffle: _Optional[_Union[DatasetStep.Shuffle, _Mapping]] = ..., take: _Optional[int] = ..., skip: _Optional[int] = ..., repeat: _Optional[_Union[DatasetStep.Repeat, _Mapping]] = ..., enumerate: _Optional[int] = ..., prefetch: _Optional[int] = ...) -> None: ...
+    padded_batch: DatasetStep.PaddedBatch
+    window: DatasetStep.Window
+    interleave: DatasetStep.Interleave
+    unbatch: DatasetStep.Nothing
+    shard: DatasetStep.Shard
+    cache: DatasetStep.Nothing
+    def __init__(self, map: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., filter: _Optional[_Union[_computation_pb2.Computation, _Mapping]] = ..., batch: _Optional[_Union[DatasetStep.Batch, _Mapping]] = ..., shuffle: _Optional[_Union[DatasetStep.Shuffle, _Mapping]] = ..., take: _Optional[int] = ..., skip: _Optional[int] = ..., repeat: _Optional[_Union[DatasetStep.Repeat, _Mapping]] = ..., enumerate: _Optional[int] = ..., prefetch: _Optional[int] = ..., padded_batch: _Optional[_Union[DatasetStep.PaddedBatch, _Mapping]] = ..., window: _Optional[_Union[DatasetStep.Window, _Mapping]] = ..., interleave: _Optional[_Union[DatasetStep.Interleave, _Mapping]] = ..., unbatch: _Optional[_Union[DatasetStep.Nothing, _Mapping]] = ..., shard: _Optional[_Union[DatasetStep.Shard, _Mapping]] = ..., cache: _Optional[_Union[DatasetStep.Nothing, _Mapping]] = ...) -> None: ...

@@ -41,6 +41,16 @@ def is_even(x: Any) -> Any:
     return x % 2 == 0
 
 
+@fedstack.python_computation([np.int64], fl.SequenceType(np.int64))
+def up_to(x: Any) -> Any:
+    return list(range(x % 5))
+
+
+@fedstack.python_computation([np.int64], fl.TensorType(np.int64, [None]))
+def row_of(x: Any) -> Any:
+    return np.full(x % 5, x)
+
+
 def shown(dataset: Dataset) -> list[str]:
     """Returns the elements, up to the error if there is one: batches of different sizes make no batch."""
     found: list[str] = []
@@ -63,7 +73,7 @@ def again(dataset: Dataset) -> Dataset:
 
 
 NUMBER = double.type_signature.result
-SMALL = st.integers(0, 9)
+SMALL, SIZE = st.integers(0, 9), st.integers(1, 4)
 ARRAYS = st.one_of(
     st.lists(st.integers(-5, 5), max_size=9).map(lambda rows: np.array(rows, np.int64)),
     st.lists(st.text(max_size=3), max_size=5).map(lambda rows: np.array(rows, object)),
@@ -83,6 +93,22 @@ STEPS: st.SearchStrategy[Callable[[Dataset], Dataset]] = st.one_of(
     st.builds(lambda n: lambda d: d.repeat(n), st.integers(0, 2)),
     st.builds(lambda n: lambda d: d.enumerate(n), SMALL),
     st.builds(lambda n: lambda d: d.prefetch(n + 1), SMALL),
+    st.builds(
+        lambda n, size, shift, drop: lambda d: d.window(size, shift, n + 1, drop), SMALL, SIZE, SIZE, st.booleans()
+    ),
+    st.builds(lambda n, i: lambda d: d.shard(n + i, i), SIZE, SMALL),
+    st.builds(lambda n, drop: lambda d: d.padded_batch(n, drop_remainder=drop), SIZE, st.booleans()),
+    st.just(lambda d: d.cache().repeat(2)),
+    st.just(lambda d: d.batch(2).unbatch()),
+    st.builds(
+        lambda cycle, block: (
+            lambda d: (
+                d.interleave(up_to, cycle, block).map(row_of).padded_batch(3, [9], 7) if d.element_type == NUMBER else d
+            )
+        ),
+        SIZE,
+        SIZE,
+    ),
     st.just(lambda d: d.zip(Dataset.range(4), d)),
     st.just(lambda d: d.concatenate(d.take(2))),
     st.just(lambda d: d.repeat().take(5)),
@@ -150,6 +176,19 @@ def test_what_differs_has_another_digest() -> None:
         Dataset.range(5).repeat(0),
         Dataset.range(5).map(double),
         Dataset.range(5).zip(),
+        Dataset.range(5).window(2),
+        Dataset.range(5).window(2, 1),
+        Dataset.range(5).window(2, 1, 2),
+        Dataset.range(5).padded_batch(2),
+        Dataset.range(5).map(row_of).padded_batch(2),
+        Dataset.range(5).map(row_of).padded_batch(2, [9]),
+        Dataset.range(5).map(row_of).padded_batch(2, [9], 1),
+        Dataset.range(5).interleave(up_to, 2),
+        Dataset.range(5).interleave(up_to, 2, 2),
+        Dataset.range(5).flat_map(up_to),
+        Dataset.range(5).shard(2, 0),
+        Dataset.range(5).shard(2, 1),
+        Dataset.range(5).cache(),
     ]
     assert len(set(map(of, datasets))) == len(datasets)
     assert of(Dataset.from_arrays(rows.copy())) == of(Dataset.from_arrays(rows))
@@ -205,6 +244,11 @@ def spoilt(proto: DatasetDefinition, spoil: Callable[[DatasetDefinition], object
         spoilt(RANGE, lambda p: p.element.CopyFrom(DatasetDefinition().element)),
         spoilt(RANGE, lambda p: p.step.add()),
         spoilt(RANGE, lambda p: p.step.add().batch.SetInParent()),
+        spoilt(RANGE, lambda p: p.step.add().window.SetInParent()),
+        spoilt(RANGE, lambda p: p.step.add().shard.SetInParent()),
+        spoilt(RANGE, lambda p: p.step.add().unbatch.SetInParent()),
+        spoilt(RANGE, lambda p: p.step.add().interleave.SetInParent()),
+        spoilt(RANGE, lambda p: p.step.append(DatasetStep(padded_batch=DatasetStep.PaddedBatch(size=2)))),
         spoilt(RANGE, lambda p: p.step.append(DatasetStep(take=2**64 - 1))),
         spoilt(RANGE, lambda p: p.step.add().map.SetInParent()),
         spoilt(

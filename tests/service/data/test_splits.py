@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import federated_language as fl
 import numpy as np
 import pytest
 
@@ -23,6 +24,11 @@ def is_even(x: Any) -> Any:
     return x % 2 == 0
 
 
+@fedstack.python_computation([np.int64], fl.SequenceType(np.int64))
+def up_to(x: Any) -> Any:
+    return list(range(x % 5))
+
+
 def read(dataset: Dataset, first: int, last: int, start: int = 0) -> list[Any]:
     blocks: list[Column] = list(dataset.read(first, last, start))
     assert all(len(block) for block in blocks)
@@ -39,6 +45,11 @@ DATASETS = [
     Dataset.range(30).shuffle(7, 1).batch(3).take(5).enumerate(),
     Dataset.from_generator(lambda split: range(split, split + 5), np.int64, 3),
     Dataset.range(5).zip(Dataset.range(100)),
+    Dataset.range(LARGE).flat_map(up_to),
+    Dataset.range(LARGE).window(7, 3, 2),
+    Dataset.range(LARGE).shard(7, 3),
+    Dataset.from_arrays(np.arange(LARGE).reshape(-1, 4)).unbatch(),
+    Dataset.range(LARGE).padded_batch(7).cache(only_for_repetitions=True),
 ]
 
 

@@ -205,10 +205,10 @@ def _distributed(known: KnownDataset, terms: Terms, connections: Connections) ->
     source = DistributedSource(known, terms, connections)
     dataset = DistributedDataset(source)
     if source.element.is_equivalent_to(known.split_element) and not source.is_whole:
-        element = known.split_element
-        for step in known.after:
+        element, after = known.split_element, tuple(step.apart() for step in known.after)
+        for step in after:
             element = step.element(element)
-        dataset = DistributedDataset(source, known.after, element)
+        dataset = DistributedDataset(source, after, element)
     return dataset
 
 

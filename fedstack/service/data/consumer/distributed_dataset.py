@@ -21,8 +21,7 @@ from fedstack.service.data.consumer.pass_plan import Guarantee, PassPlan
 from fedstack.service.data.consumer.sharding import ShardingPolicy
 from fedstack.service.data.datasets.blocks import Blocks, without_first
 from fedstack.service.data.datasets.dataset import Dataset
-from fedstack.service.data.datasets.element_iterator import ElementIterator
-from fedstack.service.data.datasets.element_types import Shown
+from fedstack.service.data.datasets.element_types import ElementIterator, Shown
 from fedstack.service.data.datasets.sources import Source
 from fedstack.service.data.datasets.steps import Step, Upstream
 from fedstack.service.data.worker.readers import AHEAD

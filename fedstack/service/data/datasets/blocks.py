@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string
+from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
     Column,
     ConstantColumn,
@@ -199,6 +200,13 @@ def only_first(blocks: Blocks, number: int) -> Blocks:
         block = block.slice(0, number) if number < len(block) else block
         number -= len(block)
         yield block
+
+
+def sequence_blocks(sequence: Iterable[Payload], element: Type, start: int = 0) -> Blocks:
+    """Yields the elements of a sequence that a function has returned, from a number of them on."""
+    if isinstance(sequence, ColumnSequence) and sequence.batching is None:
+        return pieces(sequence.column, rows_at_once(element), start)
+    return packed(itertools.islice(sequence, start, None), element)
 
 
 def packed(elements: Iterable[Payload], element: Type) -> Blocks:

@@ -4,9 +4,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
-from fedstack.computations.values.sequences import MAX_SEED
 from fedstack.computations.values.tensor_values import describe
-from fedstack.data.argument_checks import checked_flag, checked_integer, checked_positive, checked_seed
+from fedstack.data.argument_checks import checked_integer, checked_positive
 from fedstack.data.client_data import frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets import files
@@ -22,7 +21,6 @@ from fedstack.service.data.datasets.blocks import column_over
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.element_types import checked_element, laid_out, type_of
-from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
@@ -31,25 +29,12 @@ from fedstack.service.data.datasets.sources import (
     RangeSource,
     ZippedSource,
 )
-from fedstack.service.data.datasets.steps import (
-    BatchStep,
-    EnumerateStep,
-    FilterStep,
-    MapStep,
-    PrefetchStep,
-    RepeatStep,
-    ShuffleStep,
-    SkipStep,
-    Step,
-    TakeStep,
-)
+from fedstack.service.data.datasets.step_methods import INT64_NUMBERS, SteppedPipeline
 
 _T = TypeVar("_T")
-_INT64 = range(-(2**63), 2**63)
-_MOST = 2**63 - 1
 
 
-class Dataset(Pipeline):
+class Dataset(SteppedPipeline):
     """Elements of one type, in one order: the same ones each time that somebody iterates.
 
     A dataset is a *source* and the *steps* that are done to its elements. It is made by `Dataset.range`, `from_arrays`,
@@ -62,80 +47,6 @@ class Dataset(Pipeline):
     Attributes:
       element_type: The type of an element.
     """
-
-    def _with(self, step: Step) -> "Dataset":
-        return type(self)(self._source, (*self._steps, step), step.element(self._element))
-
-    def map(self, computation: object) -> "Dataset":
-        """Applies a computation to each element. It may run for elements ahead of those that are asked for.
-
-        Raises:
-          InvalidComputationError: If it is no computation without placements.
-          TypeMismatchError: If it does not take the elements.
-        """
-        return self._with(MapStep(ElementFunction(computation, "map")))
-
-    def filter(self, computation: object) -> "Dataset":
-        """Keeps the elements for which a computation returns true.
-
-        Raises:
-          InvalidComputationError: If it is no computation that returns `bool`.
-          TypeMismatchError: If it does not take the elements.
-        """
-        return self._with(FilterStep(ElementFunction(computation, "filter")))
-
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> "Dataset":
-        """Puts consecutive elements together, each array with a new first dimension.
-
-        Args:
-          batch_size: How many make a batch.
-          drop_remainder: Whether a last batch of fewer elements is left out.
-        """
-        flag = checked_flag("drop_remainder", drop_remainder)
-        return self._with(BatchStep(min(checked_positive("batch_size", batch_size), _MOST), flag))
-
-    def shuffle(self, buffer_size: int, seed: int | None = None) -> "Dataset":
-        """Shuffles the elements: they are drawn from a buffer, half of which is filled up again when it is drawn.
-
-        Each repetition of a `repeat` after it has another order; all follow from the seed.
-
-        Args:
-          buffer_size: How many elements the buffer has. If the dataset has no more, every order is as likely.
-          seed: A non-negative integer; there has to be one.
-
-        Raises:
-          InvalidValueError: If a number is out of its range, or there is no seed.
-        """
-        if seed is None:
-            raise InvalidValueError(
-                f"Expected a seed, found none; at shuffle; give one, as in shuffle({buffer_size!r}, seed=1), so that "
-                "each pass has the same order"
-            )
-        size = min(checked_positive("buffer_size", buffer_size), _MOST)
-        return self._with(ShuffleStep(size, checked_seed("seed", seed, MAX_SEED)))
-
-    def take(self, count: int) -> "Dataset":
-        """Keeps the first elements."""
-        return self._with(TakeStep(checked_seed("count", count, _MOST)))
-
-    def skip(self, count: int) -> "Dataset":
-        """Leaves out the first elements."""
-        return self._with(SkipStep(checked_seed("count", count, _MOST)))
-
-    def repeat(self, count: int | None = None) -> "Dataset":
-        """Goes over the elements several times, without end if `count` is left out."""
-        return self._with(RepeatStep(None if count is None else checked_seed("count", count, _MOST)))
-
-    def enumerate(self, start: int = 0) -> "Dataset":
-        """Makes pairs of an int64 number and an element."""
-        first = checked_integer("start", start)
-        if first not in _INT64:
-            raise InvalidValueError(f"Expected an int64 number, found {first}; at the start of enumerate")
-        return self._with(EnumerateStep(first))
-
-    def prefetch(self, buffer_size: int) -> "Dataset":
-        """Makes about so many elements ahead, on a thread; at least a block of them, and at most 256 blocks."""
-        return self._with(PrefetchStep(min(checked_positive("buffer_size", buffer_size), _MOST)))
 
     def zip(self, *others: "Dataset") -> "Dataset":
         """Makes tuples of an element of this and of each other dataset, as many as the shortest has elements."""
@@ -173,7 +84,7 @@ class Dataset(Pipeline):
         """Returns the int64 numbers of Python's `range` for these arguments."""
         first, last = (0, start) if stop is None else (start, stop)
         checked = [checked_integer(n, value) for n, value in (("start", first), ("stop", last), ("step", step))]
-        if not checked[2] or not all(number in _INT64 for number in checked):
+        if not checked[2] or not all(number in INT64_NUMBERS for number in checked):
             raise InvalidValueError(
                 f"Expected int64 numbers and a step other than 0, found {checked}; at Dataset.range"
             )

@@ -22,6 +22,7 @@ from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.element_types import checked_element
 from fedstack.service.data.datasets.pipeline import Pipeline
+from fedstack.service.data.datasets.rearranging_steps import CacheStep, InterleaveStep, ShardStep, UnbatchStep
 from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
@@ -33,6 +34,7 @@ from fedstack.service.data.datasets.sources import (
     ZippedSource,
     registered_generator,
 )
+from fedstack.service.data.datasets.window_steps import PaddedBatchStep, Padding, WindowStep
 
 _THE_DATASET = "the definition of a dataset"
 
@@ -226,6 +228,26 @@ _WRITTEN_STEPS: dict[type[steps.Step], Callable[[Any, Destination], DatasetStep]
     steps.SkipStep: lambda step, _: DatasetStep(skip=step.number),
     steps.EnumerateStep: lambda step, _: DatasetStep(enumerate=step.start),
     steps.PrefetchStep: lambda step, _: DatasetStep(prefetch=step.number),
+    PaddedBatchStep: lambda step, _: DatasetStep(
+        padded_batch=DatasetStep.PaddedBatch(
+            size=step.number, drop_remainder=step.drop_remainder, padding=map(_written_padding, step.paddings)
+        )
+    ),
+    WindowStep: lambda step, _: DatasetStep(
+        window=DatasetStep.Window(
+            size=step.number, shift=step.shift, stride=step.stride, drop_remainder=step.drop_remainder
+        )
+    ),
+    InterleaveStep: lambda step, there: DatasetStep(
+        interleave=DatasetStep.Interleave(
+            function=portable(step.function.computation, there),
+            cycle_length=step.cycle_length,
+            block_length=step.block_length,
+        )
+    ),
+    UnbatchStep: lambda step, _: DatasetStep(unbatch=DatasetStep.Nothing()),
+    ShardStep: lambda step, _: DatasetStep(shard=DatasetStep.Shard(shards=step.number, index=step.index)),
+    CacheStep: lambda step, _: DatasetStep(cache=DatasetStep.Nothing()),
 }
 _STEPS: dict[str, Callable[[Dataset, DatasetStep], Dataset]] = {
     "map": lambda dataset, step: dataset.map(_admitted(step.map)),
@@ -237,7 +259,37 @@ _STEPS: dict[str, Callable[[Dataset, DatasetStep], Dataset]] = {
     "skip": lambda dataset, step: dataset.skip(step.skip),
     "enumerate": lambda dataset, step: dataset.enumerate(step.enumerate),
     "prefetch": lambda dataset, step: dataset.prefetch(step.prefetch),
+    "padded_batch": lambda dataset, step: _padded_batch(dataset, step.padded_batch),
+    "window": lambda dataset, step: dataset.window(
+        step.window.size, step.window.shift, step.window.stride, step.window.drop_remainder
+    ),
+    "interleave": lambda dataset, step: dataset.interleave(
+        _admitted(step.interleave.function), step.interleave.cycle_length, step.interleave.block_length
+    ),
+    "unbatch": lambda dataset, step: dataset.unbatch(),
+    "shard": lambda dataset, step: dataset.shard(step.shard.shards, step.shard.index),
+    "cache": lambda dataset, step: dataset.cache(only_for_repetitions=True),
 }
+
+
+def _written_padding(padding: Padding) -> DatasetStep.Padding:
+    proto = DatasetStep.Padding(size=[-1 if size is None else size for size in padding.sizes])
+    value = padding.value
+    write_array(proto.value, value, np.dtype(np.str_) if isinstance(value, bytes) else value.dtype, ())
+    return proto
+
+
+def _padded_batch(dataset: Dataset, step: DatasetStep.PaddedBatch) -> Dataset:
+    element = dataset.element_type
+    tensors = [tensor for _, tensor in tensor_leaves(element)]
+    if len(step.padding) != len(tensors):
+        raise InvalidComputationError(f"Expected {len(tensors)} paddings, found {len(step.padding)}; at {_THE_DATASET}")
+    shapes = unflatten(iter([list(padding.size) for padding in step.padding]), element)
+    values = [
+        array_from_proto(padding.value, np.dtype(np.str_) if is_string(tensor) else tensor.dtype, (), path=_THE_DATASET)
+        for padding, tensor in zip(step.padding, tensors)
+    ]
+    return dataset.padded_batch(step.size, shapes, unflatten(iter(values), element), step.drop_remainder)
 
 
 def _admitted(computation: computation_pb2.Computation) -> computation_pb2.Computation:

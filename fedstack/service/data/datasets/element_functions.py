@@ -1,5 +1,6 @@
 """Applies computations to the elements of datasets, a block at a time."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from fedstack.computations.leaves.leaf_runtimes import leaf_name
@@ -8,9 +9,16 @@ from fedstack.computations.plan.interpreter import ProgramRunner, run_columns
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.plan.program import Program, closed_program
 from fedstack.computations.types.error_places import with_place
-from fedstack.computations.types.language import ConcreteComputation, FunctionType, Type, computation_pb2
+from fedstack.computations.types.language import (
+    ConcreteComputation,
+    FunctionType,
+    StructType,
+    Type,
+    computation_pb2,
+)
 from fedstack.computations.types.type_structure import contains_federated, contains_function, type_from_proto
-from fedstack.computations.values.columns import Column, column_from_payloads
+from fedstack.computations.values.column_sequence import lists_of
+from fedstack.computations.values.columns import Column, Payload, column_from_payloads
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
@@ -110,6 +118,26 @@ class ElementFunction:
             except FedstackError as error:
                 raise with_place(error, place(first + index)) from error.__cause__
             yield piece.slice(index, index + 1), column_from_payloads(made, self.type.result)
+
+    def check_reduces(self, element: Type) -> Type:
+        """Checks that it takes a state and an element of a type, and returns a state; returns the type of the state.
+
+        Raises:
+          TypeMismatchError: If not.
+        """
+        state = self.type.result
+        self.check_takes(StructType([state, element]), "reduce")
+        return state
+
+    def reduced(self, state: Payload, blocks: Blocks) -> Payload:
+        """Returns what it makes of a state and each element in turn."""
+        run = ProgramRunner(self.program).run
+        for index, payload in enumerate(itertools.chain.from_iterable(lists_of(blocks))):
+            try:
+                (state,) = run([(state, payload)], None)
+            except FedstackError as error:
+                raise with_place(error, f"at element {index} of reduce({self!r})") from error.__cause__
+        return state
 
     def check_takes(self, element: Type, where: str) -> None:
         """Checks that elements of a type fit its parameter.

@@ -12,8 +12,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import Blocks, without_first
-from fedstack.service.data.datasets.element_iterator import ElementIterator, Lists
-from fedstack.service.data.datasets.element_types import checked_element, shower
+from fedstack.service.data.datasets.element_types import ElementIterator, Lists, checked_element, shower
 from fedstack.service.data.datasets.sources import Elements, Source
 from fedstack.service.data.datasets.steps import Asks, Step, Upstream
 

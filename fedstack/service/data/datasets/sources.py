@@ -11,7 +11,7 @@ import numpy as np
 from fedstack.computations.plan.interpreter import run_once
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
-from fedstack.computations.values.column_sequence import ColumnSequence, HasBlocks
+from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column, Payload, ScalarColumn
 from fedstack.computations.values.sequences import FromGenerator
 from fedstack.computations.values.values import SequenceView
@@ -23,6 +23,7 @@ from fedstack.service.data.datasets.blocks import (
     packed,
     pieces,
     rows_at_once,
+    sequence_blocks,
     side_by_side,
     without_first,
 )
@@ -246,10 +247,7 @@ class ComputationSource(Source):
         inputs = [] if self.splits is None else [np.int32(split)]
         try:
             (sequence,) = run_once(self.function.program, inputs)
-            if isinstance(sequence, ColumnSequence) and sequence.batching is None:
-                yield from pieces(sequence.column, rows_at_once(self.element), start)
-            else:
-                yield from packed(itertools.islice(cast("Iterable[Payload]", sequence), start, None), self.element)
+            yield from sequence_blocks(cast("Iterable[Payload]", sequence), self.element, start)
         except FedstackError as error:
             raise with_place(error, f"in split {split}") from error.__cause__
 

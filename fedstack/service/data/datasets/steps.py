@@ -2,9 +2,9 @@
 
 | asks for | means the same | steps |
 | --- | --- | --- |
-| nothing | on each split by itself | `MapStep`, `FilterStep`, `PrefetchStep` |
-| all elements | on all elements together, in any order | `BatchStep`, `ShuffleStep`, `RepeatStep` |
-| their order | on all elements in the order of the source | `TakeStep`, `SkipStep`, `EnumerateStep` |
+| nothing | on each split by itself | map, filter, prefetch, interleave, unbatch |
+| all elements | on all elements together, in any order | batch, padded_batch, shuffle, repeat, cache |
+| their order | on all elements in the order of the source | take, skip, enumerate, window, shard |
 
 What has to run after splits come together again, and what keeps a dataset from being split, follows from that.
 """
@@ -66,7 +66,7 @@ class Upstream:
 
     def through(self, step: "Step", element: Type) -> "Upstream":
         """Returns what starts a step after it, on elements of a type."""
-        start = functools.partial(step.run, self, element)
+        start = functools.partial(step.for_iteration().run, self, element)
         return Upstream(start, self.split, *((self.number, self.counts_from) if step.keeps_count else (0, self.split)))
 
     def place(self, where: str) -> Callable[[int], str]:
@@ -112,6 +112,14 @@ class Step(abc.ABC):
         `None` if it is not known, or would make others of the rest when it begins there.
         """
         return None
+
+    def for_iteration(self) -> "Step":
+        """Returns what runs in one iteration; another one than this if it keeps something as long as that lasts."""
+        return self
+
+    def apart(self) -> "Step":
+        """Returns a step that does the same, and shares nothing that this keeps between iterations."""
+        return self
 
     @abc.abstractmethod
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
@@ -208,7 +216,7 @@ class BatchStep(Step):
     asks = Asks.ALL
 
     def element(self, before: Type) -> Type:
-        return _batch_type(before, self.number if self.drop_remainder else None)
+        return batch_type(before, self.number if self.drop_remainder else None)
 
     def size(self, before: float | None) -> float | None:
         if before is None or before == math.inf:
@@ -246,9 +254,10 @@ class BatchStep(Step):
         return f"batch({self.number}{', drop_remainder=True' * self.drop_remainder})"
 
 
-def _batch_type(element: Type, rows: int | None) -> Type:
+def batch_type(element: Type, rows: int | None) -> Type:
+    """Returns the type of so many elements that are put together; `None` for any number."""
     if isinstance(element, StructType):
-        members = [(name, _batch_type(t, rows)) for name, t in fields_of(element)]
+        members = [(name, batch_type(t, rows)) for name, t in fields_of(element)]
         return StructType([t if name is None else (name, t) for name, t in members])
     tensor = cast(TensorType, element)
     return TensorType(tensor.dtype, None if tensor.shape is None else (rows, *tensor.shape))

@@ -262,6 +262,30 @@ def test_a_dataset_is_registered_with_the_arguments_in_the_order_of_the_original
         distribute(DYNAMIC, service, "job", 0, 2)  # type: ignore[call-arg, misc]
 
 
+@fedstack.python_computation([np.int64], fl.SequenceType(np.int64))
+def up_to(x: Any) -> Any:
+    return list(range(x % 5))
+
+
+def test_further_steps_mean_what_they_mean_locally(service: DispatchServer) -> None:
+    local = Dataset.range(100)
+    for dataset in (
+        local.interleave(up_to, 4, 2),
+        local.window(6, 4),
+        local.shard(3, 1).padded_batch(5),
+        local.batch(4).unbatch().cache().repeat(2),
+    ):
+        elements = [repr(element) for element in dataset]
+        assert sorted(map(repr, dataset.apply(distribute(DYNAMIC, service)))) == sorted(elements)
+        everywhere = dataset.apply(distribute(OFF, service))
+        assert Counter(map(repr, everywhere)) == Counter({one: 2 * n for one, n in Counter(elements).items()})
+    cached = local.cache()
+    distributed = cached.apply(distribute(DYNAMIC, service))
+    assert sorted(distributed) == list(range(100))
+    assert list(distributed) == list(distributed)  # in the order of the first pass
+    assert list(cached) == list(range(100))
+
+
 def test_an_id_stands_for_one_dataset(service: DispatchServer) -> None:
     register_dataset(service, Dataset.range(5), dataset_id="numbers")
     with pytest.raises(InvalidValueError, match="'numbers'.*other content; choose another dataset_id"):

@@ -1,0 +1,234 @@
+"""Steps that yield what elements are made of, leave some out, or keep them: interleave, unbatch, shard, cache."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import attrs
+import numpy as np
+
+from fedstack.computations.types.language import SequenceType, StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, tensor_leaves
+from fedstack.computations.values.column_sequence import SequenceColumn, first_sizes, row_type
+from fedstack.computations.values.columns import (
+    Column,
+    ListColumn,
+    Payload,
+    RowsColumn,
+    ScalarColumn,
+    StructColumn,
+    concatenate,
+)
+from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
+from fedstack.service.data.datasets.blocks import Blocks, packed, picked, pieces, rows_at_once, sequence_blocks
+from fedstack.service.data.datasets.element_functions import ElementFunction
+from fedstack.service.data.datasets.steps import Asks, Step, Upstream
+
+
+@attrs.frozen
+class InterleaveStep(Step):
+    """Makes a sequence of each element, and yields the elements of several of them by turns.
+
+    On each split by itself it makes the same elements in another order, unless the sequences follow one another.
+    """
+
+    function: ElementFunction
+    cycle_length: int = 1
+    block_length: int = 1
+
+    @property
+    def _name(self) -> str:
+        return "flat_map" if self.cycle_length == 1 else "interleave"
+
+    def element(self, before: Type) -> Type:
+        self.function.check_takes(before, self._name)
+        result = self.function.type.result
+        if not isinstance(result, SequenceType):
+            raise InvalidComputationError(
+                f"Expected a function that returns a sequence, found {self.function!r} of type {self.function.type}; "
+                f"at {self._name}; declare its result as a SequenceType"
+            )
+        return result.element
+
+    def size(self, before: float | None) -> float | None:
+        return 0 if before == 0 else None
+
+    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
+        made = (column for _, column in self.function.applied(upstream(epoch), upstream.place(repr(self))))
+        inner = cast(SequenceType, self.function.type.result).element
+        if self.cycle_length == 1:
+            return itertools.chain.from_iterable(_flat(column, inner) for column in made)
+        sequences = itertools.chain.from_iterable(column.items() for column in made)
+        return packed(_by_turns(cast("Iterator[Iterable[Payload]]", sequences), self), inner)
+
+    def __repr__(self) -> str:
+        turns = "" if self.cycle_length == 1 else f", {self.cycle_length}, {self.block_length}"
+        return f"{self._name}({self.function!r}{turns})"
+
+
+def _flat(sequences: Column, element: Type) -> Blocks:
+    if isinstance(sequences, SequenceColumn) and sequences.batchings is None:
+        first, last = int(sequences.bounds[0]), int(sequences.bounds[-1])
+        return pieces(sequences.rows.slice(first, last), rows_at_once(element))
+    items = cast("Sequence[Iterable[Payload]]", sequences.items())
+    return itertools.chain.from_iterable(sequence_blocks(some, element) for some in items)
+
+
+def _by_turns(sequences: Iterator[Iterable[Payload]], step: InterleaveStep) -> Iterator[Payload]:
+    """Yields some elements of each of several sequences by turns.
+
+    A place whose sequence has ended has nothing in that turn, and the next sequence in the one after it.
+    """
+    places: list[Iterator[Payload] | None] = []
+    is_over, turn = False, 0
+    while places or not is_over:
+        if turn == step.cycle_length or (is_over and turn >= len(places)):
+            turn = 0
+            continue
+        if turn == len(places):
+            places.append(None)
+        if places[turn] is None:
+            found = None if is_over else next(sequences, None)
+            if found is None:
+                is_over = True
+                del places[turn]
+                continue
+            places[turn] = iter(found)
+        left = step.block_length
+        for one in itertools.islice(cast("Iterator[Payload]", places[turn]), left):
+            left -= 1
+            yield one
+        if left:
+            places[turn] = None
+        turn += 1
+
+
+@attrs.frozen
+class UnbatchStep(Step):
+    """Takes elements apart along the first dimension of their arrays."""
+
+    def element(self, before: Type) -> Type:
+        found = row_type(before)
+        shapes = [tensor.shape for _, tensor in tensor_leaves(before)]
+        if found is None or None in shapes or len(first_sizes(before)) > 1 or not shapes:
+            raise TypeMismatchError(
+                f"Expected elements of arrays with the same first dimension, found {before}; at unbatch"
+            )
+        return found
+
+    def size(self, before: float | None) -> float | None:
+        return 0 if before == 0 else None
+
+    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
+        made = self.element(element)
+        for block in upstream(epoch):
+            lengths = _lengths(block, element)
+            if any(found != lengths[0] for found in lengths[1:]):
+                raise InvalidValueError(
+                    "Expected arrays with the same first dimension in each element, found others; at unbatch"
+                )
+            yield from pieces(_rows_of(block, element), rows_at_once(made))
+
+    def __repr__(self) -> str:
+        return "unbatch()"
+
+
+def _lengths(column: Column, element: Type) -> list[list[int]]:
+    """Returns the first dimensions of the arrays in a block: for each tensor that of each element."""
+    if isinstance(element, StructType):
+        fields = [_lengths(column.field(place), t) for place, (_, t) in enumerate(fields_of(element))]
+        return list(itertools.chain.from_iterable(fields))
+    if isinstance(column, RowsColumn):
+        return [[column.shape[1]] * len(column)]
+    return [[len(item) for item in cast("Sequence[Sequence[object]]", column.items())]]
+
+
+def _rows_of(column: Column, element: Type) -> Column:
+    """Returns the rows of all arrays in a block, one after the other."""
+    if isinstance(element, StructType):
+        fields = [_rows_of(column.field(place), t) for place, (_, t) in enumerate(fields_of(element))]
+        return StructColumn(tuple(fields), len(fields[0]))
+    tensor = cast(TensorType, element)
+    row = cast(TensorType, row_type(tensor))
+    kind = ScalarColumn if is_scalar(row) else RowsColumn
+    if isinstance(column, RowsColumn):
+        values = column.values
+        return kind(values.reshape(values.shape[0] * values.shape[1], *values.shape[2:]))
+    items = cast("Sequence[np.ndarray]", column.items())
+    if is_string(tensor):
+        return ListColumn([one for item in items for one in item], list_is_own=True)
+    return concatenate([kind(item) for item in items], row)
+
+
+@attrs.frozen
+class ShardStep(Step):
+    """Keeps every so many-th element."""
+
+    number: int
+    index: int
+    asks = Asks.ORDER
+
+    def size(self, before: float | None) -> float | None:
+        if before is None or before == math.inf:
+            return before
+        return len(range(self.index, int(before), self.number))
+
+    def taken(self, made: int) -> int:
+        return made * self.number
+
+    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
+        left = self.index  # how many come before the next one that is kept
+        for block in upstream(epoch):
+            if left >= len(block):
+                left -= len(block)
+                continue
+            rows = np.arange(left, len(block), self.number, dtype=np.intp)
+            left = (left - len(block)) % self.number
+            yield block if len(rows) == len(block) else picked(block, rows)
+
+    def __repr__(self) -> str:
+        return f"shard({self.number}, {self.index})"
+
+
+class Kept:
+    """What a cache has kept of a dataset: all its elements, or nothing yet."""
+
+    def __init__(self) -> None:
+        self.blocks: tuple[Column, ...] | None = None
+
+    def __reduce__(self) -> tuple[type["Kept"], tuple[()]]:
+        return Kept, ()  # other processes keep their own
+
+
+@attrs.frozen
+class CacheStep(Step):
+    """Keeps the elements in memory when all of them have come, and yields those from then on.
+
+    Attributes:
+      kept: Where, for all iterations over a dataset; `None` to keep them for the repetitions of one iteration.
+    """
+
+    kept: Kept | None = attrs.field(default=None, eq=False)
+    asks = Asks.ALL
+    keeps_count = True
+
+    def for_iteration(self) -> "CacheStep":
+        return self if self.kept is not None else self.apart()
+
+    def apart(self) -> "CacheStep":
+        return CacheStep(Kept())
+
+    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
+        assert self.kept is not None, "an iteration has begun"
+        if self.kept.blocks is not None:
+            yield from self.kept.blocks
+            return
+        found: list[Column] = []
+        for block in upstream(0):  # the same elements, whichever repetition is the first
+            found.append(block)
+            yield block
+        self.kept.blocks = tuple(found)
+
+    def __repr__(self) -> str:
+        return "cache()"
