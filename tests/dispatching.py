@@ -52,9 +52,9 @@ class Peer:
         request = messages.DescribeDatasetRequest(dataset_id=dataset_id, digest=digest)
         return self.ask(lambda stub: stub.describe(request))
 
-    def definition(self, digest: bytes, incarnation: bytes = b"") -> bytes:
+    def definition(self, digest: bytes, commit: messages.Commit | None = None) -> bytes:
         async def read(stub: DispatcherStub) -> bytes:
-            request = messages.DescribeDatasetRequest(digest=digest, incarnation=incarnation)
+            request = messages.DescribeDatasetRequest(digest=digest, commit=commit)
             async with stub.define(request) as incoming:
                 found = messages.DatasetDescription.FromString(await incoming.header())
                 content = bytearray(found.definition_bytes)
@@ -105,6 +105,7 @@ class Consumer:
         self.opened = peer.ask(lambda stub: stub.open_pass(request))
         self.name = name
         self.number = self.opened.next_number
+        self.commit = self.opened.commit
         self.version = 0
         self.last: messages.TakeRequest | None = None
 
@@ -116,7 +117,7 @@ class Consumer:
         wait_seconds: float = 0.0,
     ) -> messages.TakeResponse:
         self.last = messages.TakeRequest(
-            incarnation=self.opened.incarnation,
+            commit=self.commit,
             pass_id=self.opened.pass_id,
             consumer=self.name,
             number=self.number,
@@ -134,6 +135,7 @@ class Consumer:
         assert last is not None
         answer = self.peer.ask(lambda stub: stub.take(last))
         self.version = answer.workers_version
+        self.commit = answer.commit
         return answer
 
     def take_all(self) -> list[messages.SplitRange]:
@@ -150,7 +152,7 @@ class Consumer:
 
     def release(self, **fields: Any) -> None:
         request = messages.ReleasePassRequest(
-            incarnation=self.opened.incarnation, pass_id=self.opened.pass_id, consumer=self.name, **fields
+            commit=self.commit, pass_id=self.opened.pass_id, consumer=self.name, **fields
         )
         self.peer.ask(lambda stub: stub.release(request))
 

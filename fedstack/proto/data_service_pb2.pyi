@@ -9,8 +9,18 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Commit(_message.Message):
+    __slots__ = ("number", "branch", "seal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    branch: bytes
+    seal: bytes
+    def __init__(self, number: _Optional[int] = ..., branch: _Optional[bytes] = ..., seal: _Optional[bytes] = ...) -> None: ...
+
 class DatasetDescription(_message.Message):
-    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "definition_bytes", "incarnation")
+    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "definition_bytes", "commit")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -21,7 +31,7 @@ class DatasetDescription(_message.Message):
     IS_ENDLESS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_BYTES_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
     element: _computation_pb2.Type
@@ -32,8 +42,8 @@ class DatasetDescription(_message.Message):
     is_endless: bool
     client_column: str
     definition_bytes: int
-    incarnation: bytes
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., definition_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    commit: Commit
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., definition_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset",)
@@ -42,19 +52,19 @@ class RegisterDatasetRequest(_message.Message):
     def __init__(self, dataset: _Optional[_Union[DatasetDescription, _Mapping]] = ...) -> None: ...
 
 class DescribeDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "digest", "may_lack", "incarnation")
+    __slots__ = ("dataset_id", "digest", "may_lack", "commit")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     MAY_LACK_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
     may_lack: bool
-    incarnation: bytes
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    commit: Commit
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class OpenPassRequest(_message.Message):
-    __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "incarnation", "opening")
+    __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "commit", "opening")
     class Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[OpenPassRequest.Policy]
@@ -81,7 +91,7 @@ class OpenPassRequest(_message.Message):
     TARGET_WORKERS_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     job_name: str
@@ -91,25 +101,25 @@ class OpenPassRequest(_message.Message):
     target_workers: str
     consumer: bytes
     resumes: bool
-    incarnation: bytes
+    commit: Commit
     opening: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., policy: _Optional[_Union[OpenPassRequest.Policy, str]] = ..., guarantee: _Optional[_Union[OpenPassRequest.Guarantee, str]] = ..., target_workers: _Optional[str] = ..., consumer: _Optional[bytes] = ..., resumes: bool = ..., incarnation: _Optional[bytes] = ..., opening: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., policy: _Optional[_Union[OpenPassRequest.Policy, str]] = ..., guarantee: _Optional[_Union[OpenPassRequest.Guarantee, str]] = ..., target_workers: _Optional[str] = ..., consumer: _Optional[bytes] = ..., resumes: bool = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., opening: _Optional[bytes] = ...) -> None: ...
 
 class OpenPassResponse(_message.Message):
-    __slots__ = ("incarnation", "pass_id", "lease_seconds", "taken", "next_number", "is_over")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("commit", "pass_id", "lease_seconds", "taken", "next_number", "is_over")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
-    incarnation: bytes
+    commit: Commit
     pass_id: bytes
     lease_seconds: float
     taken: _containers.RepeatedCompositeFieldContainer[SplitRange]
     next_number: int
     is_over: bool
-    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., taken: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., next_number: _Optional[int] = ..., is_over: bool = ...) -> None: ...
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., taken: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., next_number: _Optional[int] = ..., is_over: bool = ...) -> None: ...
 
 class SplitRange(_message.Message):
     __slots__ = ("id", "first", "last", "whole", "worker", "is_finished")
@@ -128,8 +138,8 @@ class SplitRange(_message.Message):
     def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., whole: bool = ..., worker: _Optional[bytes] = ..., is_finished: bool = ...) -> None: ...
 
 class TakeRequest(_message.Message):
-    __slots__ = ("incarnation", "pass_id", "consumer", "number", "want", "wait_seconds", "finished", "given_back", "workers_version")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("commit", "pass_id", "consumer", "number", "want", "wait_seconds", "finished", "given_back", "workers_version")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -138,7 +148,7 @@ class TakeRequest(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    incarnation: bytes
+    commit: Commit
     pass_id: bytes
     consumer: bytes
     number: int
@@ -147,19 +157,21 @@ class TakeRequest(_message.Message):
     finished: _containers.RepeatedScalarFieldContainer[int]
     given_back: _containers.RepeatedScalarFieldContainer[int]
     workers_version: int
-    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., number: _Optional[int] = ..., want: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., workers_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., number: _Optional[int] = ..., want: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., workers_version: _Optional[int] = ...) -> None: ...
 
 class TakeResponse(_message.Message):
-    __slots__ = ("range", "is_exhausted", "worker", "workers_version")
+    __slots__ = ("range", "is_exhausted", "worker", "workers_version", "commit")
     RANGE_FIELD_NUMBER: _ClassVar[int]
     IS_EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     range: _containers.RepeatedCompositeFieldContainer[SplitRange]
     is_exhausted: bool
     worker: _containers.RepeatedCompositeFieldContainer[DataWorkerAddress]
     workers_version: int
-    def __init__(self, range: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., is_exhausted: bool = ..., worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ..., workers_version: _Optional[int] = ...) -> None: ...
+    commit: Commit
+    def __init__(self, range: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., is_exhausted: bool = ..., worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ..., workers_version: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class DataWorkerAddress(_message.Message):
     __slots__ = ("worker", "address")
@@ -170,44 +182,48 @@ class DataWorkerAddress(_message.Message):
     def __init__(self, worker: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ReleasePassRequest(_message.Message):
-    __slots__ = ("incarnation", "pass_id", "consumer", "finished", "given_back", "may_resume")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("commit", "pass_id", "consumer", "finished", "given_back", "may_resume")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     MAY_RESUME_FIELD_NUMBER: _ClassVar[int]
-    incarnation: bytes
+    commit: Commit
     pass_id: bytes
     consumer: bytes
     finished: _containers.RepeatedScalarFieldContainer[int]
     given_back: _containers.RepeatedScalarFieldContainer[int]
     may_resume: bool
-    def __init__(self, incarnation: _Optional[bytes] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., may_resume: bool = ...) -> None: ...
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., may_resume: bool = ...) -> None: ...
 
 class ReleasePassResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("commit",)
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    commit: Commit
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("worker", "leaves", "token")
+    __slots__ = ("worker", "leaves", "token", "commit")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     worker: DataWorkerAddress
     leaves: bool
     token: str
-    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ..., token: _Optional[str] = ...) -> None: ...
+    commit: Commit
+    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ..., token: _Optional[str] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("incarnation", "interval_seconds", "lease_seconds")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("commit", "interval_seconds", "lease_seconds")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    incarnation: bytes
+    commit: Commit
     interval_seconds: float
     lease_seconds: float
-    def __init__(self, incarnation: _Optional[bytes] = ..., interval_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., interval_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ()
@@ -220,22 +236,22 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes", "incarnation")
+    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes", "commit")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     NUM_SPLITS_FIELD_NUMBER: _ClassVar[int]
     FIRST_ELEMENT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     splits: SplitRange
     client: _containers.RepeatedScalarFieldContainer[bytes]
     num_splits: int
     first_element: int
     block_bytes: int
-    incarnation: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    commit: Commit
+    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("rows", "elements", "is_last", "client_rows", "block")
@@ -266,7 +282,7 @@ class ListClientsResponse(_message.Message):
     def __init__(self, client: _Optional[_Iterable[bytes]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PassCursor(_message.Message):
-    __slots__ = ("incarnation", "digest", "job_name", "repetition", "consumer", "finished", "begun")
+    __slots__ = ("commit", "digest", "job_name", "repetition", "consumer", "finished", "begun")
     class Begun(_message.Message):
         __slots__ = ("range", "rows")
         RANGE_FIELD_NUMBER: _ClassVar[int]
@@ -274,18 +290,18 @@ class PassCursor(_message.Message):
         range: int
         rows: int
         def __init__(self, range: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     REPETITION_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
-    incarnation: bytes
+    commit: Commit
     digest: bytes
     job_name: str
     repetition: int
     consumer: bytes
     finished: _containers.RepeatedScalarFieldContainer[int]
     begun: _containers.RepeatedCompositeFieldContainer[PassCursor.Begun]
-    def __init__(self, incarnation: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., begun: _Optional[_Iterable[_Union[PassCursor.Begun, _Mapping]]] = ...) -> None: ...
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., begun: _Optional[_Iterable[_Union[PassCursor.Begun, _Mapping]]] = ...) -> None: ...

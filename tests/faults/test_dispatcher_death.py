@@ -33,7 +33,7 @@ class Taking:
             number, finished = self.consumer.number, list[int]()
             while True:
                 request = messages.TakeRequest(
-                    incarnation=self.consumer.opened.incarnation,
+                    commit=self.consumer.opened.commit,
                     pass_id=self.consumer.opened.pass_id,
                     consumer=self.consumer.name,
                     number=number,
@@ -89,6 +89,6 @@ def test_a_dispatcher_without_a_journal_says_so_when_it_was_started_again() -> N
         consumer = Consumer(peer, peer.register())
         with again(first, "--data-dispatcher"):
             assert consumer.last is None
-            request = messages.TakeRequest(incarnation=consumer.opened.incarnation, pass_id=consumer.opened.pass_id)
+            request = messages.TakeRequest(commit=consumer.opened.commit, pass_id=consumer.opened.pass_id)
             with pytest.raises(StaleSessionError, match="had no journal"):
                 peer.ask(lambda stub: stub.persistently(lambda: stub.take(request), 30.0, lambda loss: None))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from fedstack.errors import JournalError
-from fedstack.service.data.dispatcher.journal import FILE, Journal, Tables
+from fedstack.service.data.dispatcher.journal import FILE, LAST, Journal, Tables
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 
 # What a disk writes as a whole.
@@ -71,7 +71,8 @@ class SimulatedDisk:
           after: What the process has written since, any part of which may be there.
         """
         self.failures += 1
-        chance, found = self._network.chance, dict(after)
+        # The commit is noted when it is over.
+        chance, found = self._network.chance, {**after, LAST: before.get(LAST, b"")}
         # The log is synced before anything moves from there into the tables.
         torn = _WAL if before.get(FILE, b"") == after.get(FILE, b"") else FILE
         share = chance.choice((0.0, chance.random(), 1.0))
@@ -93,7 +94,7 @@ class SimulatedJournal(Journal):
     """
 
     def __init__(self, folder: Path, disk: SimulatedDisk) -> None:
-        self._files = [folder / name for name in (FILE, _WAL, f"{FILE}-journal")]
+        self._files = [folder / name for name in (FILE, _WAL, f"{FILE}-journal", LAST)]
         self._disk = disk
         self._is_cut = self._is_open = False
         super().__init__(folder)

@@ -58,7 +58,7 @@ def test_a_calm_service_sends_everything_once_without_an_error() -> None:
 
 @pytest.mark.slow
 def test_rough_services_see_faults_of_all_kinds() -> None:
-    told = "".join(rough_passes(seed).trace for seed in range(16))
+    told = "".join(rough_passes(seed).trace for seed in range(20))
     for kind in (
         "the power fails",
         "the disk is full",

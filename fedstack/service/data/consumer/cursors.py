@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, TypeMismatchError
-from fedstack.proto.data_service_pb2 import PassCursor
+from fedstack.proto.data_service_pb2 import Commit, PassCursor
 from fedstack.service.data.consumer.deliveries import Position
 
 _CHECK_BYTES = 4
@@ -18,7 +18,7 @@ class Cursor:
     """A place in a pass.
 
     Attributes:
-      incarnation: Stands for what the dispatcher knew.
+      commit: The latest commit of the dispatcher that the consumer had heard of.
       digest: That of the dataset.
       job_name: The job; empty for a pass of one consumer.
       repetition: Which pass of the job.
@@ -26,7 +26,7 @@ class Cursor:
       position: The place.
     """
 
-    incarnation: bytes
+    commit: Commit
     digest: bytes
     job_name: str
     repetition: int
@@ -36,7 +36,7 @@ class Cursor:
     def to_bytes(self) -> bytes:
         """Returns what `read_cursor` reads."""
         content = PassCursor(
-            incarnation=self.incarnation,
+            commit=self.commit,
             digest=self.digest,
             job_name=self.job_name,
             repetition=self.repetition,
@@ -69,7 +69,7 @@ def read_cursor(content: object) -> Cursor:
             "other bytes, or some of them have changed"
         )
     position = Position(frozenset(proto.finished), {one.range: one.rows for one in proto.begun})
-    return Cursor(proto.incarnation, proto.digest, proto.job_name, proto.repetition, proto.consumer, position)
+    return Cursor(proto.commit, proto.digest, proto.job_name, proto.repetition, proto.consumer, position)
 
 
 def _check_sum(content: bytes) -> bytes:

@@ -96,7 +96,7 @@ class DistributedSource(Source):
             consumer=self._consumer,
             resumes=resumed is not None,
             opening=draw_id(),
-            incarnation=b"" if resumed is None else resumed.incarnation,
+            commit=None if resumed is None else resumed.commit,
         )
         position = Position() if resumed is None else resumed.position
         ahead = min(AHEAD, terms.max_requests or AHEAD)
@@ -138,8 +138,9 @@ class DistributedSource(Source):
                 "to distribute"
             )
         request, position = driver.request, driver.position(rows)
+        # Heard of after all that the position has.
         return Cursor(
-            driver.incarnation, request.digest, request.job_name, request.repetition, request.consumer, position
+            driver.commit, request.digest, request.job_name, request.repetition, request.consumer, position
         ).to_bytes()
 
     def __repr__(self) -> str:
@@ -205,7 +206,7 @@ class Passes:
                 f"Expected steps that go on at any place, found {taken!r} after distribute; take the cursor of an "
                 "iterator over the dataset without that step, and do the step with what it yields"
             )
-        if self._driver is None or not self._driver.incarnation:
+        if self._driver is None or not self._driver.commit.number:
             at = "at its end, after which there is nothing" if self.made else "new; ask for an element first"
             raise InvalidValueError(f"Expected an iterator that is in the middle of its elements, found one {at}")
         return self._source.cursor(self._driver, taken)

@@ -10,6 +10,7 @@ import attrs
 from fedstack.computations.types.language import Type
 from fedstack.errors import FedstackError
 from fedstack.proto.data_service_pb2 import (
+    Commit,
     DatasetDescription,
     OpenPassRequest,
     OpenPassResponse,
@@ -77,13 +78,13 @@ class Participation:
       register: Sees to it that the dispatcher knows the dataset.
 
     Attributes:
-      incarnation: Stands for what the dispatcher knew when the pass began; empty before.
+      commit: The dispatcher's latest commit that this has heard of; number 0 before the pass has begun.
     """
 
     def __init__(
         self, stub: DispatcherStub, opening: Opening, register: Callable[[], Coroutine[Any, Any, DatasetDescription]]
     ) -> None:
-        self.incarnation = b""
+        self.commit = Commit()
         self._stub = stub
         self._opening = opening
         self._register = register
@@ -93,10 +94,10 @@ class Participation:
     async def open(self) -> OpenPassResponse:
         """Begins."""
         request = self._opening.request
-        if not request.incarnation:
-            request.incarnation = (await self._persistently(self._register)).incarnation
+        if not request.HasField("commit"):
+            request.commit.CopyFrom((await self._persistently(self._register)).commit)
         self._pass = await self._persistently(functools.partial(self._stub.open_pass, request))
-        self.incarnation = self._pass.incarnation
+        self._hear(self._pass.commit)
         if self._pass.is_over:
             _logger.warning(
                 "The pass %d of the job %r is over: other consumers have read all its elements, and there are none "
@@ -123,7 +124,7 @@ class Participation:
     async def tell(self, take: Take) -> TakeResponse:
         """Says what has been read, and returns the answer as it is."""
         request = TakeRequest(
-            incarnation=self._pass.incarnation,
+            commit=self.commit,
             pass_id=self._pass.pass_id,
             consumer=self._opening.request.consumer,
             number=take.number,
@@ -133,7 +134,13 @@ class Participation:
             given_back=take.given_back,
             workers_version=self._workers_version,
         )
-        return await self._persistently(functools.partial(self._stub.take, request))
+        response = await self._persistently(functools.partial(self._stub.take, request))
+        self._hear(response.commit)
+        return response
+
+    def _hear(self, commit: Commit) -> None:
+        if commit.number >= self.commit.number:  # answers may come in another order
+            self.commit = commit
 
     async def leave(self, last: Take, may_resume: bool) -> None:
         """Takes part no more. Never raises.
@@ -145,7 +152,7 @@ class Participation:
         if not self._pass.pass_id:
             return
         request = ReleasePassRequest(
-            incarnation=self._pass.incarnation,
+            commit=self.commit,
             pass_id=self._pass.pass_id,
             consumer=self._opening.request.consumer,
             finished=last.finished,

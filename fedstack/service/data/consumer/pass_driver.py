@@ -13,6 +13,7 @@ from fedstack.executors.concurrency.lazy_task import raised_again
 from fedstack.foundations.error_text import counted
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import (
+    Commit,
     DatasetDescription,
     DataWorkerAddress,
     OpenPassRequest,
@@ -147,9 +148,9 @@ class PassDriver:
         return self._opening.request
 
     @property
-    def incarnation(self) -> bytes:
-        """Stands for what the dispatcher knew when the pass began."""
-        return self._participation.incarnation
+    def commit(self) -> Commit:
+        """The dispatcher's latest commit that this has heard of; number 0 before the pass has begun."""
+        return self._participation.commit
 
     def close(self, seconds: float = 0.0) -> None:
         """Ends the pass: the dispatcher hears what has been done with. Idempotent; never raises.
@@ -312,7 +313,7 @@ class PassDriver:
             splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole),
             num_splits=self._opening.num_splits,
             first_element=one.rows,
-            incarnation=self._participation.incarnation,
+            commit=self._participation.commit,
         )
         return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
 

@@ -15,7 +15,6 @@ from fedstack.errors import (
     FedstackError,
     InvalidValueError,
     MembershipError,
-    StaleSessionError,
     WorkerUnavailableError,
 )
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
@@ -26,6 +25,7 @@ from fedstack.proto import data_service_pb2 as messages
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.dispatcher import datasets, passes
 from fedstack.service.data.dispatcher.attendance import Attendance
+from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.data.dispatcher.news import News
 from fedstack.service.executor.requests import control
@@ -106,6 +106,7 @@ class DispatchService(Service):
             here = passes.live_consumers(tables)
         # Those that were there when it was last heard of have the time of a lease from now on.
         self._attendance = Attendance(known, worker_addresses, self._limits, self._times.worker, clock)
+        self._written = self._attendance.workers
         self._worker_tokens = worker_tokens
         self._is_open = worker_addresses is None and worker_tokens is None
         self._server: Server | None = None
@@ -113,6 +114,7 @@ class DispatchService(Service):
         for consumer in here:
             self._consumers.open(consumer, self._times.consumer)
         self._news = News()
+        self._heard = HeardCommits(self._journal, lambda work: self._on(self.threads, work), self._end_all)
         self._watching: asyncio.Task[None] | None = None
         self._draining = self._closed = False
 
@@ -124,10 +126,10 @@ class DispatchService(Service):
                 "Register": UploadMethod(self.register),
                 "Describe": control(messages.DescribeDatasetRequest, self.describe),
                 "Define": DownloadMethod(self.define),
-                "OpenPass": control(messages.OpenPassRequest, self.open_pass),
-                "Take": control(messages.TakeRequest, self.take),
-                "Release": control(messages.ReleasePassRequest, self.release),
-                "Attend": control(messages.AttendRequest, self.attend),
+                "OpenPass": control(messages.OpenPassRequest, self._heard.checked(self.open_pass)),
+                "Take": control(messages.TakeRequest, self._heard.checked(self.take)),
+                "Release": control(messages.ReleasePassRequest, self._heard.checked(self.release)),
+                "Attend": control(messages.AttendRequest, self._heard.checked(self.attend)),
                 "ListWorkers": control(messages.ListWorkersRequest, self.list_workers),
             }
         }
@@ -172,14 +174,13 @@ class DispatchService(Service):
         try:
             found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         except InvalidValueError:
-            self._check_incarnation(request.incarnation)  # another one knew it
+            await self._heard.check(request.commit)  # another one knew it
             raise
         definition = await self._on(self._files, lambda: self._journal.definition(found.digest))
         yield Parcel(self._known_here(found).SerializeToString(), [memoryview(definition)])
 
     async def open_pass(self, request: messages.OpenPassRequest) -> messages.OpenPassResponse:
         """Lets a consumer take part in a pass."""
-        self._check_incarnation(request.incarnation)
         passes.check_request(request)
 
         def open(tables: Tables) -> messages.OpenPassResponse:
@@ -188,13 +189,11 @@ class DispatchService(Service):
 
         response = await self._run(open)
         self._shows_life((response.pass_id, request.consumer))
-        response.incarnation = self._journal.incarnation
         response.lease_seconds = self._times.consumer
         return response
 
     async def take(self, request: messages.TakeRequest) -> messages.TakeResponse:
         """Notes what a consumer has read, and gives it more; waits for some if it is told to."""
-        self._check_incarnation(request.incarnation)
         consumer = request.pass_id, request.consumer
         loop = asyncio.get_running_loop()
         end = loop.time() + max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS))
@@ -222,7 +221,6 @@ class DispatchService(Service):
 
     async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
         """Lets a consumer leave."""
-        self._check_incarnation(request.incarnation)
         wakes = await self._run(lambda tables: passes.release(tables, request, self._wall_clock()))
         self._consumers.end((request.pass_id, request.consumer))
         if wakes:
@@ -240,10 +238,10 @@ class DispatchService(Service):
         if is_news:
             what = "leaves" if request.leaves else "attends"
             _logger.info("The data worker at %s %s", worker.address, what)
+        if self._attendance.workers is not self._written:  # now, or when the disk was full
             await self._workers_changed()
         lease = self._times.worker
         return messages.AttendResponse(
-            incarnation=self._journal.incarnation,
             interval_seconds=min(_ATTENDS_SECONDS, lease / _SIGNS_IN_A_LEASE),
             lease_seconds=lease,
         )
@@ -296,17 +294,16 @@ class DispatchService(Service):
             tables.executemany("INSERT INTO workers VALUES (?, ?)", workers.items())
 
         await self._run(write)
+        self._written = workers
 
     def _known_here(self, dataset: messages.DatasetDescription) -> messages.DatasetDescription:
-        dataset.incarnation = self._journal.incarnation
+        dataset.commit.CopyFrom(self._journal.commit)
         return dataset
 
-    def _check_incarnation(self, incarnation: bytes) -> None:
-        if incarnation and incarnation != self._journal.incarnation:
-            raise StaleSessionError(
-                "The dispatcher was started again and had no journal, so that it does not know this pass; begin a new "
-                "one, and give the dispatcher work_dir and fault_tolerant_mode=True"
-            )
+    def _end_all(self) -> None:
+        for consumer in tuple(self._consumers):
+            self._consumers.end(consumer)
+        self._news.tell_all()
 
     @contextlib.contextmanager
     def _held(self, consumer: tuple[bytes, bytes]) -> Generator[None, None, None]:
@@ -348,7 +345,7 @@ class DispatchService(Service):
         lost = self._attendance.expire()
         for address in lost:
             _logger.warning("The data worker at %s is lost: silent for %g s", address, self._times.worker)
-        if lost:
+        if self._attendance.workers is not self._written:
             await self._workers_changed()
         for consumer in self._consumers.expired():
             await self._lose(*consumer)

@@ -5,14 +5,18 @@ import ctypes
 import errno
 import os
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypeAlias
 
 from fedstack.errors import FedstackError, JournalError, ResourceLimitError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.foundations.drawn_ids import draw_id
+from fedstack.proto.data_service_pb2 import Commit
+from fedstack.service.data.dispatcher import ledger
+from fedstack.service.data.dispatcher.commits import Standing
 from fedstack.service.data.dispatcher.definition_files import DefinitionFiles
+from fedstack.service.data.dispatcher.last_commit import LastCommit
+from fedstack.service.data.dispatcher.ledger import Ledger
 from fedstack.service.data.dispatcher.private_folder import (
     make_files_private,
     make_private_file,
@@ -21,12 +25,12 @@ from fedstack.service.data.dispatcher.private_folder import (
 
 Tables: TypeAlias = sqlite3.Connection
 
-FILE, DEFINITIONS = "journal.sqlite", "definitions"
+FILE, LAST, DEFINITIONS = "journal.sqlite", "journal.sqlite-last", "definitions"
 # Says whose file it is, in its header: "fsDD".
 _APPLICATION = 0x66734444
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = (
-    "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+    *ledger.SCHEMA,
     "CREATE TABLE datasets (digest BLOB PRIMARY KEY, description BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE names (dataset_id TEXT PRIMARY KEY, digest BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE workers (worker BLOB PRIMARY KEY, address TEXT NOT NULL) WITHOUT ROWID",
@@ -47,20 +51,19 @@ _SCHEMA = (
       consumer BLOB, is_finished INTEGER NOT NULL, PRIMARY KEY (pass, id)) WITHOUT ROWID""",
     "CREATE INDEX taken ON ranges (pass, consumer)",
 )
+_SUMMED = (*ledger.TABLES, "datasets", "names", "workers", "passes", "lists", "consumers", "ranges")
 
 
 class Journal:
     """What a dispatcher knows. One thread at a time may use the tables, and one the definitions.
 
     A transaction that has ended is on the disk: what is answered after that holds, whatever happens then. After a crash
-    the tables are as the last such transaction left them.
+    the tables are as the last such transaction left them. Each transaction with changes is a commit with a number, and
+    with a digest of all rows, which is looked at when a journal is opened.
 
     Args:
       folder: Where to keep it; it is made if there is none, and only its owner enters it. `None` to keep it in memory,
         as long as the process lives.
-
-    Attributes:
-      incarnation: Stands for what is known: another one where a journal has begun.
 
     Raises:
       JournalError: If another dispatcher uses the folder, what is in it cannot be used, or other users may enter it.
@@ -68,11 +71,13 @@ class Journal:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = None if folder is None else folder.absolute()
+        self._last: LastCommit | None = None
         with self._errors():
             if self._folder is not None:
                 make_private_folder(self._folder, _is_ours)
                 make_private_file(self._folder / FILE)
                 make_files_private(self._folder)
+                self._last = LastCommit(self._folder / LAST)
             self._definitions = DefinitionFiles(None if self._folder is None else self._folder / DEFINITIONS)
             self._tables = sqlite3.connect(
                 ":memory:" if self._folder is None else self._folder / FILE,
@@ -80,11 +85,12 @@ class Journal:
                 isolation_level=None,
                 check_same_thread=False,
             )
+        self._ledger = Ledger(self._tables, () if folder is None else _SUMMED)
         self._owner = os.getpid()
         renew_after_fork(self)
         try:
             with self._errors():
-                self.incarnation = self._open()
+                self._open()
         except BaseException:
             self.close()
             raise
@@ -102,7 +108,7 @@ class Journal:
         """Where it is, for messages."""
         return "the memory of this process" if self._folder is None else str(self._folder / FILE)
 
-    def _open(self) -> bytes:
+    def _open(self) -> None:
         tables = self._tables
         # Held until the process ends, however it does.
         tables.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -117,24 +123,39 @@ class Journal:
             tables.execute("PRAGMA auto_vacuum = INCREMENTAL")
         tables.execute("PRAGMA journal_mode = WAL")
         tables.execute("PRAGMA synchronous = FULL")
+        noted = None if self._last is None else self._last.read()
         with self.transaction():
-            if is_new:
+            if is_new and noted is None:
                 for statement in _SCHEMA:
                     tables.execute(statement)
                 tables.execute(f"PRAGMA application_id = {_APPLICATION}")
                 tables.execute(f"PRAGMA user_version = {_VERSION}")
-                tables.execute("INSERT INTO facts VALUES ('incarnation', ?)", (draw_id(),))
-        (version,) = tables.execute("PRAGMA user_version").fetchone()
+                self._ledger.begin()
+        if not is_new:
+            self._check()
+        if noted is not None and (is_new or self.standing(noted) is not Standing.KNOWN):
+            raise self._lacks(noted)
+
+    def _check(self) -> None:
+        """Looks at all that there is.
+
+        Raises:
+          JournalError: If it is not what was written.
+        """
+        (version,) = self._tables.execute("PRAGMA user_version").fetchone()
         if version != _VERSION:
             raise JournalError(
                 f"Expected a journal of version {_VERSION}, found one of version {version}: {self.file}; use the "
                 "release of fedstack that has written it, or give another work_dir"
             )
-        (found,) = tables.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise self._damaged(found)
-        (incarnation,) = tables.execute("SELECT value FROM facts WHERE name = 'incarnation'").fetchone()
-        return incarnation
+        found = [text for (text,) in self._tables.execute("PRAGMA integrity_check(1)")]
+        if found != ["ok"]:
+            raise self._damaged(found[0])
+        statements = self._tables.execute("SELECT sql FROM sqlite_master WHERE sql != '' ORDER BY rowid")
+        if tuple(text for (text,) in statements) != _SCHEMA:
+            raise self._damaged("its tables are others")
+        if not self._ledger.read():
+            raise self._damaged("its rows are not those that were written")
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[Tables, None, None]:
@@ -145,14 +166,54 @@ class Journal:
           JournalError: If the file is damaged, or cannot be written.
         """
         with self._errors():
-            self._tables.execute("BEGIN IMMEDIATE")
-            try:
+            before = self._ledger.commits
+            with self._ledger.transaction():
                 yield self._tables
-                self._tables.execute("COMMIT")
-            except BaseException:
-                if self._tables.in_transaction:  # SQLite itself ends it after some errors
-                    self._tables.execute("ROLLBACK")
-                raise
+            if self._last is not None and self._ledger.commits is not before:
+                self._last.write(self.commit)
+
+    @property
+    def commit(self) -> Commit:
+        """The latest commit, for those who get answers. Any thread may ask for it."""
+        return self._ledger.commits.latest
+
+    def standing(self, commit: Commit) -> Standing:
+        """Returns what a commit is that a peer has heard of. Any thread may ask for it."""
+        return self._ledger.commits.standing(commit)
+
+    def refusal(self, heard: Commit) -> str | None:
+        """Returns why those are refused who have heard of a commit; `None` if they are not. Any thread may ask."""
+        standing = self.standing(heard) if heard.number else Standing.KNOWN
+        if standing is Standing.KNOWN:
+            return None
+        if standing is Standing.LOST or self._ledger.has_lost:
+            return (
+                "The dispatcher's journal has lost commits: a consumer or worker has heard of commit "
+                f"{heard.number}, which is not in it; its log was cut or damaged, or an older copy was put in its "
+                "place. Passes of before end here, since elements might come twice: begin a new one, without resume; "
+                "or stop the dispatcher, and put back the latest copy of its work_dir"
+            )
+        return (
+            "The dispatcher was started again and had no journal, or another one, so that it does not know this pass; "
+            "begin a new one, and give the dispatcher work_dir and fault_tolerant_mode=True"
+        )
+
+    def begin_anew(self, forget: Callable[[Tables], None]) -> None:
+        """Knows no commit of before any more, since it has lost some.
+
+        Args:
+          forget: Deletes what depends on them; a part of a transaction.
+
+        Raises:
+          ResourceLimitError: If the disk is full.
+          JournalError: If the file is damaged, or cannot be written.
+        """
+        with self._errors(), self._ledger.beginning_anew():
+            if self._last is not None:
+                self._last.clear()
+            with self.transaction() as tables:
+                forget(tables)
+                self._ledger.forget()
 
     def keep_definition(self, digest: bytes, definition: memoryview) -> None:
         """Keeps the definition of a dataset; when this returns, it is on the disk."""
@@ -197,10 +258,10 @@ class Journal:
             yield
         except FedstackError:
             raise
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise self._known(error) from error
 
-    def _known(self, error: sqlite3.Error | OSError) -> FedstackError:
+    def _known(self, error: sqlite3.Error | OSError | UnicodeDecodeError) -> FedstackError:
         text = str(error)
         if "is full" in text or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
             return ResourceLimitError(
@@ -211,7 +272,7 @@ class Journal:
             return JournalError(
                 f"Another dispatcher uses this journal: {self.file}; stop that one, or give another work_dir"
             )
-        if "not a database" in text or "malformed" in text:
+        if "not a database" in text or "malformed" in text or isinstance(error, UnicodeDecodeError):
             return self._damaged(text)
         place = self.file
         if isinstance(error, OSError):
@@ -223,8 +284,18 @@ class Journal:
 
     def _damaged(self, what: str) -> JournalError:
         return JournalError(
-            f"The dispatcher's journal is damaged: {self.file}: {what}; put back a copy, or move the file away to "
-            "begin anew, with datasets registered again"
+            f"The dispatcher's journal is damaged: {self.file}: {what}; put back the latest copy of its folder, or "
+            f"move {FILE}* away to begin anew, with datasets registered again"
+        )
+
+    def _lacks(self, noted: Commit) -> JournalError:
+        commits = self._ledger.commits
+        assert self._last is not None, "there is where that was noted"
+        return JournalError(
+            f"The dispatcher's journal has lost commits: {self.file} ends with commit {commits.number}, and its commit "
+            f"{noted.number} was answered, as {self._last.path} says; its log was cut or damaged, or an older or "
+            f"another journal was put in its place. Put back the latest copy of its folder, or move {FILE}* away to "
+            f"begin anew; or delete {LAST} to go on with what is left, where passes that know of more are refused"
         )
 
     def __repr__(self) -> str:

@@ -37,6 +37,7 @@ from fedstack.service.limits.limits import DispatcherLimits, exceeded
 # A consumer that resumes skips so many numbers: requests of its former self are older then, whenever they come.
 _NUMBERS_SKIPPED = 1 << 32
 _MAX_ID_BYTES = 64
+_OF_PASSES = ("ranges", "consumers", "lists", "passes")
 
 
 @attrs.frozen
@@ -197,6 +198,12 @@ def collect(tables: Tables, now: float, idle_seconds: float, resume_seconds: flo
     return len(old)
 
 
+def end_all(tables: Tables) -> None:
+    """Deletes all passes."""
+    for table in _OF_PASSES:
+        tables.execute(f"DELETE FROM {table}")
+
+
 def _wanted(request: OpenPassRequest) -> Pass:
     """Returns the pass that is asked for, without an id."""
     return Pass(
@@ -294,7 +301,7 @@ def _revive(tables: Tables, one: Pass, consumer: bytes) -> None:
 
 
 def _delete(tables: Tables, pass_id: bytes) -> None:
-    for table in ("ranges", "consumers", "lists", "passes"):
+    for table in _OF_PASSES:
         tables.execute(f"DELETE FROM {table} WHERE pass = ?", (pass_id,))
 
 

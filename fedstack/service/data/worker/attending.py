@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import logging
 
-from fedstack.errors import FedstackError, WorkerUnavailableError
+from fedstack.errors import FedstackError, StaleSessionError, WorkerUnavailableError
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
-from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, DataWorkerAddress
+from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, Commit, DataWorkerAddress
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.io_loop import start_apart
@@ -40,7 +40,7 @@ class Attending:
         self._task: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
-        self._incarnation = b""
+        self._commit = Commit()
         self._failure: FedstackError | None = None
 
     @property
@@ -77,7 +77,9 @@ class Attending:
                 answer = await self._stub.persistently(lambda: self._stub.attend(self._request()), None, self._has_lost)
             except FedstackError as error:
                 self._is_refused(error)
-                seconds = _REFUSED_SECONDS
+                # One that does not know what it has said: this begins with it anew.
+                is_other, self._commit = bool(self._commit.number) and isinstance(error, StaleSessionError), Commit()
+                seconds = _LEAST_SECONDS if is_other else _REFUSED_SECONDS
             else:
                 self._has_found(answer)
                 seconds = answer.interval_seconds
@@ -85,7 +87,7 @@ class Attending:
 
     def _request(self, leaves: bool = False) -> AttendRequest:
         token = "" if self._tokens is None else self._tokens.get()[0]
-        return AttendRequest(worker=self._worker, leaves=leaves, token=token)
+        return AttendRequest(worker=self._worker, leaves=leaves, token=token, commit=self._commit)
 
     def _has_lost(self, error: FedstackError) -> None:
         if self._failure is None:
@@ -101,9 +103,9 @@ class Attending:
             consume_exception(self._first)
 
     def _has_found(self, answer: AttendResponse) -> None:
-        if self._failure is not None or self._incarnation not in (b"", answer.incarnation):
+        if self._failure is not None:
             _logger.info("Attending at the dispatcher at %s again", self._stub.address)
-        self._failure, self._incarnation = None, answer.incarnation
+        self._failure, self._commit = None, answer.commit
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
 

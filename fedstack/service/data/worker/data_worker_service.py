@@ -193,7 +193,7 @@ class DataWorkerService(Service):
         """
         if self._draining:
             raise WorkerUnavailableError("Expected a data worker that is there, found one that stops; read at another")
-        known = await self._definitions.find(request.digest, request.incarnation)
+        known = await self._definitions.find(request.digest, request.commit)
         scope = current_scope()
         scope = attrs.evolve(self._scope, caller=scope.caller, origin=scope.origin, span=scope.span)
         place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"

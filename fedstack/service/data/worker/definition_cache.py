@@ -13,7 +13,7 @@ from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import consume_exception
-from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest
+from fedstack.proto.data_service_pb2 import Commit, DatasetDescription, DescribeDatasetRequest
 from fedstack.proto.datasets_pb2 import DatasetDefinition
 from fedstack.service.data.datasets.client_datasets import ClientDatasets
 from fedstack.service.data.datasets.dataset import Dataset
@@ -67,12 +67,12 @@ class DefinitionCache:
         self._known: BoundedCache[bytes, KnownDataset] = BoundedCache(_MOST_DATASETS, limits.max_definition_bytes)
         self._coming: dict[bytes, asyncio.Task[KnownDataset]] = {}
 
-    async def find(self, digest: bytes, incarnation: bytes = b"") -> KnownDataset:
+    async def find(self, digest: bytes, commit: Commit | None = None) -> KnownDataset:
         """Returns the dataset of a digest.
 
         Args:
           digest: Stands for it.
-          incarnation: That of the dispatcher that has named it, if it is known.
+          commit: The latest that is known of the dispatcher that has named it.
 
         Raises:
           StaleSessionError: If the dispatcher was started anew since, and does not know it any more.
@@ -86,7 +86,7 @@ class DefinitionCache:
             return known
         coming = self._coming.get(digest)
         if coming is None:
-            coming = self._coming[digest] = start_apart(self._come(digest, incarnation))
+            coming = self._coming[digest] = start_apart(self._come(digest, commit))
             coming.add_done_callback(lambda task: self._has_come(digest, task))
         return await asyncio.shield(coming)  # others may wait for it too
 
@@ -94,8 +94,8 @@ class DefinitionCache:
         del self._coming[digest]
         consume_exception(task)
 
-    async def _come(self, digest: bytes, incarnation: bytes) -> KnownDataset:
-        request = DescribeDatasetRequest(digest=digest, incarnation=incarnation)
+    async def _come(self, digest: bytes, commit: Commit | None) -> KnownDataset:
+        request = DescribeDatasetRequest(digest=digest, commit=commit)
         content = await self._dispatcher.persistently(lambda: self._fetch(request), _DISPATCHER_SECONDS, _is_awaited)
         set_scope(self._scope)
         known = await off_loop(lambda: _read(content, digest))

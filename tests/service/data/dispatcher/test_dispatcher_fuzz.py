@@ -77,7 +77,7 @@ class Drawer:
             self.opened or [(messages.OpenPassRequest(), messages.OpenPassResponse())]
         )
         request = messages.TakeRequest(
-            incarnation=response.incarnation,
+            commit=response.commit,
             pass_id=response.pass_id,
             consumer=opened.consumer,
             number=response.next_number,

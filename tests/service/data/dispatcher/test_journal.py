@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data import Dataset, DispatcherConfig, DispatchServer, register_dataset
 from fedstack.service.data.dispatcher import datasets
-from fedstack.service.data.dispatcher.journal import DEFINITIONS, FILE, Journal
+from fedstack.service.data.dispatcher.journal import DEFINITIONS, FILE, LAST, Journal
 from fedstack.service.limits.limits import DispatcherLimits
 
 LIMITS = DispatcherLimits()
@@ -114,7 +114,7 @@ def write_damaged(file: Path) -> None:
     [
         (write_text, "The dispatcher's journal is damaged"),
         (write_database, "found a database of another program"),
-        (write_newer, "Expected a journal of version 1, found one of version 99"),
+        (write_newer, "Expected a journal of version 2, found one of version 99"),
         (write_damaged, "The dispatcher's journal is damaged"),
     ],
 )
@@ -254,6 +254,7 @@ def test_of_a_torn_log_everything_is_kept_that_was_written_before(
     left, sizes = written
     folder = tmp_path_factory.mktemp("torn") / "copy"
     shutil.copytree(left, folder)
+    (folder / LAST).unlink()
     log = folder / f"{FILE}-wal"
     whole = log.read_bytes()
     # The schema was written before the first answer.

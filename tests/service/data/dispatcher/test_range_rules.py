@@ -172,9 +172,9 @@ class RangeRules(RuleBasedStateMachine):
             shutil.copy(file, left)
         self.journal.close()
         self.folder = left
-        before = self.journal.incarnation
+        before = self.journal.commit
         self.journal = Journal(left)
-        assert self.journal.incarnation == before
+        assert self.journal.commit == before
 
     @invariant()
     def nothing_is_forgotten(self) -> None:

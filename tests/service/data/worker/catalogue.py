@@ -22,7 +22,7 @@ StartWorker = Callable[..., WorkerServer]
 class Catalogue(Service):
     """Says what a dispatcher says to data workers."""
 
-    def __init__(self, interval: float = 0.05, incarnation: bytes = b"first") -> None:
+    def __init__(self, interval: float = 0.05, number: int = 1) -> None:
         self.definitions: dict[bytes, bytes] = {}
         self.defined = 0
         self.attended: list[messages.AttendRequest] = []
@@ -30,7 +30,7 @@ class Catalogue(Service):
         self.left: Future[None] = Future()
         self.refusal: Exception | None = None
         self._interval = interval
-        self._incarnation = incarnation
+        self._number = number
 
     @property
     def methods(self) -> Mapping[str, Mapping[str, Method]]:
@@ -55,9 +55,8 @@ class Catalogue(Service):
             self.left.set_result(None)
         elif not self.first.done():
             self.first.set_result(request.worker.address)
-        return messages.AttendResponse(
-            incarnation=self._incarnation, interval_seconds=self._interval, lease_seconds=5.0
-        )
+        commit = messages.Commit(number=self._number)
+        return messages.AttendResponse(commit=commit, interval_seconds=self._interval, lease_seconds=5.0)
 
     def register(self, dataset: Dataset) -> bytes:
         """Returns the digest of a dataset."""

@@ -63,7 +63,7 @@ def test_a_worker_that_waits_for_its_dispatcher_says_in_time_that_it_is_not_ther
 
 def test_a_worker_attends_again_where_the_dispatcher_was_started_anew() -> None:
     address = free_address()
-    first, second = Catalogue(), Catalogue(incarnation=b"second")
+    first, second = Catalogue(), Catalogue(number=2)
     with served_at(address, first):
         worker = WorkerServer(WorkerConfig(address, heartbeat_interval_ms=20))
         first.first.result(WALL)
