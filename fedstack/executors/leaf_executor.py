@@ -23,7 +23,7 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.types.options import takes_options
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
-from fedstack.errors import CarrierError, UnsupportedIntrinsicError
+from fedstack.errors import CarrierError, InvalidComputationError, UnsupportedIntrinsicError
 from fedstack.executors.base.arithmetic import arithmetic_for
 from fedstack.executors.base.client_blocks import ClientBlocks
 from fedstack.executors.base.engines import LoadNeeded, ProgramEngine, holds_up_a_loop
@@ -84,7 +84,9 @@ class LeafEngine(ProgramEngine):
                 )
             return found
         if isinstance(operation, DataSource):
-            content = operation.computation.data.content.type_url or operation.computation.data.uri or "nothing"
+            content = operation.computation.data.content.type_url or operation.computation.data.uri
+            if not content:
+                raise InvalidComputationError("Expected a data block with its content, found one with nothing in it")
             raise CarrierError(
                 f"Expected leaf computations in {self!r}, found a data block with {content}; put a DataExecutor with a "
                 "backend for it into the stack"

@@ -379,3 +379,25 @@ def test_a_leaf_may_bound_the_clients_that_run_at_once(
     values: list[Any] = [float(i) for i in range(30)]
     mapped(same)([[value] for value in values] if in_sequences else values)
     assert set(together) == {1}
+
+
+def test_what_loading_raises_is_worded_with_runtime_and_carrier(
+    context: Any, runtime: TableRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(computation: computation_pb2.Computation) -> Leaf:
+        raise ModuleNotFoundError("No module named 'framework'")
+
+    monkeypatch.setattr(runtime, "load", load)
+    found = f"Loading a {CARRIER} with TableRuntime raised ModuleNotFoundError: No module named 'framework'"
+    with pytest.raises(CarrierError, match=found):
+        mapped(leaf(lambda x: x, SCALAR, SCALAR))([1.0])
+
+
+def test_the_cause_of_what_loading_raised_is_kept(runtime: TableRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(computation: computation_pb2.Computation) -> Leaf:
+        raise ModuleNotFoundError("No module named 'framework'")
+
+    monkeypatch.setattr(runtime, "load", load)
+    with pytest.raises(CarrierError) as caught:
+        leaf_runtimes.load_leaf(leaf(lambda x: x, SCALAR, SCALAR).to_proto())
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)

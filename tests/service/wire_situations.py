@@ -279,7 +279,7 @@ AT_THE_DOOR: tuple[tuple[str, str, dict[str, Any], Callable[[Peer], object]], ..
      {"limits": ServerLimits(max_message_bytes=1)}, Peer.open),
     ("any", "the message is compressed, and the server was not started with `--compression`",
      {}, lambda peer: peer.send(WATCH.replace("Watch", "Check"), bytes(1000), grpc.Compression.Gzip)),
-    ("`Evaluate`, `Start`, `Update`, `RunPhase`", "the stream does not begin within `--header-seconds`",
+    ("`Evaluate`, `Start`, `Update`, `RunPhase`", "the stream does not begin, or go on, within `--header-seconds`",
      {"limits": ServerLimits(header_seconds=0.05)}, lambda peer: peer.hold(RUN_PHASE, 1)),
     ("`Watch`, `ServerReflectionInfo`", "more calls watch the server than it takes",
      {"limits": ServerLimits(max_watches=1)}, lambda peer: peer.hold(WATCH, 2)),

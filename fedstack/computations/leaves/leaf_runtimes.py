@@ -28,9 +28,9 @@ from fedstack.computations.leaves.work_scope import current_policy, current_scop
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
+from fedstack.errors import CarrierError, FedstackError, InvalidComputationError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
-from fedstack.foundations.error_text import name_text
+from fedstack.foundations.error_text import name_text, text_of
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.observe.events import LeafLoaded
 from fedstack.observe.observers import observers
@@ -211,7 +211,15 @@ def load_leaf(computation: computation_pb2.Computation) -> BoundOperation:
     if runtime is None:
         raise unknown_carrier(name)
     begin = time.perf_counter()
-    leaf = runtime.load(computation)
+    try:
+        leaf = runtime.load(computation)
+    except (FedstackError, MemoryError):
+        raise
+    except Exception as error:
+        raise CarrierError(
+            f"Loading a {name_text(name)} with {type(runtime).__name__} raised {type(error).__name__}: "
+            f"{text_of(error)}; install here what the function needs, or send another one"
+        ) from error
     if observers.present:
         seconds = time.perf_counter() - begin
         observers.tell(LeafLoaded(**current_scope().span.ids, name=leaf.name, carrier=name, seconds=seconds))

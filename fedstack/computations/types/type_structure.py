@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from google.protobuf.message import DecodeError, EncodeError
 from numpy.typing import NDArray
 
 from fedstack.computations.types.language import (
@@ -26,6 +27,8 @@ from fedstack.computations.types.type_memory import TypeMemo, recent_types
 from fedstack.errors import InvalidComputationError, ResourceLimitError
 
 _T = TypeVar("_T")
+# What the language and protobuf raise for messages that are no types.
+_NO_TYPE = (NotImplementedError, ValueError, TypeError, KeyError, AttributeError, DecodeError, EncodeError)
 _MAX_CACHED_TYPES = 10_000
 _types_by_bytes: dict[bytes, Type] = {}
 recent_types.on_clear.append(_types_by_bytes.clear)
@@ -42,14 +45,17 @@ def type_from_proto(proto: computation_pb2.Type) -> Type:
     Raises:
       InvalidComputationError: If the proto describes no type.
     """
-    key = proto.SerializeToString()
+    try:
+        key = proto.SerializeToString()
+    except EncodeError as error:
+        raise InvalidComputationError(f"Expected a type, found one that nests too deep: {error}") from error
     found = _types_by_bytes.get(key)
     if found is None:
         if not key:
             raise InvalidComputationError("Expected a type that the language knows, found none")
         try:
             found = Type.from_proto(proto)
-        except (NotImplementedError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except _NO_TYPE as error:
             raise InvalidComputationError(
                 f"Expected a type that the language knows, found one it refuses: {error}"
             ) from error

@@ -14,10 +14,11 @@ from fedstack.computations.plan.program import Program
 from fedstack.computations.values.columns import Column, ConstantColumn, ListColumn, StructColumn
 from fedstack.errors import FedstackError
 from fedstack.executors.concurrency.blas_threads import one_blas_thread
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.measurements import measurements_of, preemptions
 from fedstack.executors.concurrency.progress import name_of
-from fedstack.executors.concurrency.thread_pool import Job, waiting
+from fedstack.executors.concurrency.thread_pool import waiting
 from fedstack.executors.folds.sinks import Sink
 from fedstack.transport.wire.frames import Work
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
 from fedstack.errors import FedstackError
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, runs_inline
-from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.transport.peers.loop_calls import outcome_of
 

@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from fedstack.executors.concurrency.thread_pool import Job, ThreadPool
+from fedstack.executors.concurrency.jobs import Job
+from fedstack.executors.concurrency.thread_pool import ThreadPool
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.traceback_filter import drop_outcome
 from fedstack.transport.peers.loop_calls import arrival
@@ -80,6 +81,8 @@ class LeafThreads:
       idle_seconds: How long a thread waits for work before it ends.
       counts_callers: Whether callers that do work themselves (`RunInline`) count as threads, so that no more of it
         than `max_threads` is done at the same time.
+      for_others: How many threads there may be beyond `max_threads`, for the work of owners that have less than half of
+        those: functions that never end keep their threads from everybody else, even when they were cancelled.
       work_ends: Whether all work is known to end, since no code of users runs in it: when nobody waits for it any more,
         its thread comes back, and no other one takes its place.
     """
@@ -90,12 +93,13 @@ class LeafThreads:
         idle_seconds: float = 10.0,
         *,
         counts_callers: bool = False,
+        for_others: int = 0,
         work_ends: bool = False,
     ) -> None:
         self.max_threads = most_threads(max_threads)
         self._counts_callers = counts_callers
         self._work_ends = work_ends
-        self._pool = ThreadPool(self.max_threads, idle_seconds)
+        self._pool = ThreadPool(self.max_threads, idle_seconds, for_others)
         # Threads refer to the pool only: when nobody refers to this object any more, they end as if it had been closed.
         weakref.finalize(self, self._pool.close).atexit = False
 

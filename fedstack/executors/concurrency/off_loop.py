@@ -47,11 +47,12 @@ async def read_message(message: type[_M], content: bytes) -> _M:
       InvalidValueError: If they are none.
     """
     if len(content) <= LOOP_BYTES:
-        return _parsed(message, content)
-    return await sized(len(content), lambda: _parsed(message, content))
+        return parsed(message, content)
+    return await sized(len(content), lambda: parsed(message, content))
 
 
-def _parsed(message: type[_M], content: bytes) -> _M:
+def parsed(message: type[_M], content: bytes) -> _M:
+    """Returns a message from its bytes, on this thread; see `read_message`."""
     try:
         return message.FromString(content)
     except DecodeError as error:

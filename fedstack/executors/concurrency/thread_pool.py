@@ -1,24 +1,20 @@
 """Does jobs on threads, which start and end as they are needed; within a bound, and as far as the system has room."""
 
-import asyncio
 import contextlib
-import contextvars
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from fedstack.computations.leaves.work_scope import current_scope
-from fedstack.errors import ClosedError, LeafError, ResourceLimitError, WorkerUnavailableError
+from fedstack.errors import ClosedError, ResourceLimitError
+from fedstack.executors.concurrency.jobs import Job, Seat
 from fedstack.executors.concurrency.turns import TurnQueue
 from fedstack.foundations.after_fork import is_renewed, renew_after_fork
-from fedstack.foundations.error_text import text_of
 from fedstack.observe.events import WorkCancelled
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.daemon_threads import start_daemon
-from fedstack.transport.peers.outcomes import Outcome
 
 _T = TypeVar("_T")
 
@@ -52,92 +48,12 @@ def waiting() -> Generator[None, None, None]:
             pool.set_aside(seat, waits=-1)
 
 
-class Seat:
-    """How a pool counts a thread that is at work for it.
-
-    Attributes:
-      waits: How often the thread waits for other work at this moment, one wait inside of another.
-      abandoned: Whether nobody wants the work any more, and nobody knows when the thread will come back.
-      is_replaced: Whether another thread may take the place of that one.
-    """
-
-    waits = 0
-    abandoned = False
-    is_replaced = False
-
-
-class Job(Outcome[_T], Seat):
-    """Work that is handed in, and what comes of it.
-
-    Attributes:
-      scope: For whom it is done, and how.
-    """
-
-    def __init__(self, work: Callable[[], _T]) -> None:
-        super().__init__()
-        self._work = [work]  # whoever takes it out begins the work, or sees to it that it never begins
-        self.scope = current_scope()
-        self._context = contextvars.copy_context()
-
-    def run(self) -> None:
-        """Does the work, on the current thread."""
-        work = self._taken()
-        if work is None:
-            return
-        try:
-            result = self._context.run(_in_environment, work)
-        except BaseException as error:
-            self.tell(None, _contained(error) if self.scope.is_contained else error)
-        else:
-            self.tell(result, None)
-        finally:
-            del self, work  # an error refers to this frame
-
-    def _taken(self) -> Callable[[], _T] | None:
-        try:
-            return self._work.pop()
-        except IndexError:
-            return None
-
-    def cancel(self) -> bool:
-        """Sees to it that the work does not begin; returns whether it has not."""
-        if self._taken() is None:
-            return False
-        self.tell(None, CancelledError())
-        return True
-
-    def running(self) -> bool:
-        """Returns whether the work goes on."""
-        return not (self._work or self.done())
-
-    def refuse(self, failure: str) -> None:
-        """Fails instead: no thread will come for it.
-
-        Args:
-          failure: Why none could be started; empty if there are as many as there may be.
-        """
-        if self._taken() is not None:
-            self.tell(None, self._refusal(failure))
-
-    def _refusal(self, failure: str) -> Exception:
-        if failure and self.scope.is_for_others:
-            return WorkerUnavailableError(f"{failure}; try again, or at another worker")
-        if failure:
-            return ResourceLimitError(failure)
-        found = self.scope.abandoned
-        if found is not None:
-            return found.refusal(found.count)
-        return ResourceLimitError(
-            "Expected a thread for work, found all of them at work that was cancelled and goes on; wait until it ends, "
-            "or allow more of it at the same time (max_concurrent_clients)"
-        )
-
-
 class ThreadPool:
     """The jobs of a `LeafThreads`, and the threads that do them."""
 
-    def __init__(self, max_threads: int, idle_seconds: float) -> None:
+    def __init__(self, max_threads: int, idle_seconds: float, for_others: int = 0) -> None:
         self._max_threads = max_threads
+        self._for_others = for_others
         self._idle_seconds = idle_seconds
         self._closed = False
         self.renew()
@@ -158,6 +74,8 @@ class ThreadPool:
         # Of the threads: how many nobody can count on, and how many of these have, or may have, another in their place.
         self._away = 0
         self._replaced = 0
+        # How many of the threads are at work for whom, those that are replaced aside.
+        self._held: Counter[str] = Counter()
         self._waiting_guests = 0  # callers that want to do work themselves
 
     @property
@@ -232,7 +150,8 @@ class ThreadPool:
         while True:
             with self._lock:
                 room = self._max_threads - (self.threads - self._replaced)
-                if failure or room <= 0 or len(self._jobs) <= self._idle:
+                has_room = room > 0 or (not self._idle and self._spared_for(more=1) is not None)
+                if failure or not has_room or len(self._jobs) <= self._idle:
                     refused = self._jobs.take_all() if self.threads <= self._away else []
                     break
                 number = next(_thread_numbers)
@@ -248,6 +167,11 @@ class ThreadPool:
                 failure = str(error)
         for job in refused:
             job.refuse(failure)
+
+    def _start_threads_for_others(self) -> None:
+        """Starts one more for those whom a thread that has just taken a job has left waiting."""
+        if self._for_others and self._jobs and not self._idle:
+            self._start_threads()
 
     def _take_back(self, number: int) -> None:
         """Counts a thread no longer whose start failed; should it begin after all, it ends at once."""
@@ -284,7 +208,25 @@ class ThreadPool:
     def _count(self, seat: Seat, sign: int) -> None:
         """Counts a thread among those that nobody can count on, if it is one; or with -1, no longer."""
         self._away += sign * (seat.waits > 0 or seat.abandoned)
-        self._replaced += sign * (seat.waits > 0 or seat.is_replaced)
+        is_replaced = seat.waits > 0 or seat.is_replaced
+        self._replaced += sign * is_replaced
+        if is_replaced:
+            self._hold(seat.owner, -sign)
+
+    def _hold(self, owner: str, threads: int) -> None:
+        self._held[owner] += threads
+        if not self._held[owner]:
+            del self._held[owner]
+
+    def _spared_for(self, more: int = 0) -> str | None:
+        """Returns whose job gets a thread beyond the bound: that of an owner with less than half of the threads.
+
+        Args:
+          more: How many threads are to be started for it.
+        """
+        if self.threads + more - self._replaced > self._max_threads + self._for_others:
+            return None
+        return next((owner for owner in self._jobs.owners if 2 * self._held[owner] < self._max_threads), None)
 
     def _serve(self, number: int) -> None:
         with self._lock:
@@ -292,12 +234,14 @@ class ThreadPool:
                 return
             self._starting.remove(number)
         job = self._next_job()
+        self._start_threads_for_others()
         while job is not None:
             _serving.seats.append((self, job))
             job.run()
             with self._lock:
                 self._idle += 1
                 self._let_callers_in()
+                self._hold(job.owner, -1)
                 if job.abandoned:
                     self._count(job, -1)
                     if job.scope.abandoned is not None:
@@ -305,6 +249,7 @@ class ThreadPool:
             _serving.seats.clear()
             del job  # an idle thread must not keep the last work's data alive
             job = self._next_job()
+            self._start_threads_for_others()
 
     def _next_job(self) -> Job[Any] | None:
         """Waits for work, on a thread that is counted as idle; `None` means that it is to end, and counts no longer."""
@@ -312,7 +257,10 @@ class ThreadPool:
             if not self._is_surplus():
                 self._wait()
             self._idle -= 1
-            job = self._jobs.popleft() if self._jobs and not self._is_surplus() else None
+            owner = self._spared_for() if self._is_surplus() else next(self._jobs.owners, None)
+            job = None if owner is None else self._jobs.popleft(owner)
+            if job is not None:
+                self._hold(job.owner, 1)
             self.threads -= job is None
             self._wake()
             return job
@@ -334,9 +282,10 @@ class ThreadPool:
     def _is_surplus(self) -> bool:
         """Returns whether there are more threads than there may be, because abandoned work has ended or callers work.
 
-        One that comes back from abandoned work stays for the jobs.
+        One that comes back from abandoned work stays for the jobs, unless others have threads of their own.
         """
-        return self.threads - self._replaced > self._max_threads and self.threads - 1 > self._away
+        is_beyond = self.threads - self._replaced > self._max_threads
+        return is_beyond and (self._for_others > 0 or self.threads - 1 > self._away)
 
     def close(self) -> None:
         """Lets idle threads end, and the others after their work."""
@@ -346,20 +295,6 @@ class ThreadPool:
             self._closed = True
             while self.waiting:
                 self.waiting.popitem()[1].release()
-
-
-def _contained(error: BaseException) -> BaseException:
-    """Returns what work for another process raised, as something that cannot end this one: an event loop would end."""
-    if isinstance(error, (Exception, asyncio.CancelledError)):
-        return error
-    contained = LeafError(f"Work on a thread raised {type(error).__name__}: {text_of(error)}")
-    contained.__cause__ = error
-    return contained
-
-
-def _in_environment(work: Callable[[], _T]) -> _T:
-    with current_scope().environment():
-        return work()
 
 
 def count_threads() -> tuple[int, int]:

@@ -19,9 +19,15 @@ class TurnQueue(Generic[_T]):
         self._items.setdefault(owner, deque()).append(item)
         self._size += 1
 
-    def popleft(self) -> _T:
-        """Takes out the first item of the owner whose turn it is."""
-        owner, items = next(iter(self._items.items()))
+    @property
+    def owners(self) -> Iterator[str]:
+        """The owners, the one whose turn it is first."""
+        return iter(self._items)
+
+    def popleft(self, owner: str | None = None) -> _T:
+        """Takes out the first item of an owner; by default of the one whose turn it is."""
+        owner = next(self.owners) if owner is None else owner
+        items = self._items[owner]
         item = items.popleft()
         self._size -= 1
         if items:

@@ -93,7 +93,7 @@ class ServerLimits:
       max_unary_bytes: Bytes of messages without a stream that are worked on at the same time; a larger one goes alone.
       handshake_seconds: How long a new connection may take to say what it is.
       idle_seconds: How long a connection may be without a call. gRPC's clients close such ones after half an hour.
-      header_seconds: How long a stream may take to send its first message.
+      header_seconds: How long a stream may take to send its first message, and each one of announced arrays.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -106,7 +106,7 @@ class ServerLimits:
     max_unary_bytes: int = _count(2 << 30, "bytes of messages without a stream that are worked on at a time")
     handshake_seconds: float = _seconds(20.0, "a new connection may take to say what it is")
     idle_seconds: float = _seconds(3600.0, "a connection may be without a call")
-    header_seconds: float = _seconds(30.0, "a stream may take to send its first message")
+    header_seconds: float = _seconds(30.0, "a stream may take to send its next message")
 
 
 @attrs.frozen(kw_only=True)

@@ -21,11 +21,11 @@ from fedstack.contexts.invocation import tell_path, telling_path
 from fedstack.errors import DeadlineExceededError, FedstackError, WorkerUnavailableError
 from fedstack.executors.base.engines import LoadNeeded
 from fedstack.executors.base.verb_executor import VerbExecutor, pull
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts
 from fedstack.executors.concurrency.sync_driver import SyncDriver
-from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
@@ -78,7 +78,7 @@ class MethodService(Service):
         self._give_back: Callable[[], None] | None = None
         self._table = MethodTable()
         self._here = SyncDriver(allow_loop=False)
-        self._threads = LeafThreads(_MOST_AT_ONCE)
+        self._threads = LeafThreads(_MOST_AT_ONCE, for_others=_MOST_AT_ONCE // 2)
         self._functions: dict[Method, Callable[[object], object]] = {}
         self._no_clients = ProgressCounts()
         self._draining = False

@@ -88,6 +88,10 @@ class TcpListener:
                 f"Expected a name or an address of this machine, found {self.host!r}: {error.strerror}; 127.0.0.1 is "
                 "for this machine alone, 0.0.0.0 for every network it is in"
             ) from error
+        if self.host == "localhost" or self.is_everywhere:
+            # There gRPC listens at addresses of both kinds, whatever the system makes of the name.
+            both = "::1" if self.host == "localhost" else "::"
+            found += socket.getaddrinfo(both, self.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         failures: list[OSError] = []
         for family, kind, protocol, _, address in found:
             try:

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import attrs
 
 from fedstack.computations.leaves.work_scope import current_scope
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 
 _T = TypeVar("_T")

@@ -1,6 +1,7 @@
 """Reads addresses as users write them."""
 
 import ipaddress
+import posixpath
 import re
 
 import attrs
@@ -11,6 +12,7 @@ FORMS = "host:port, grpc://host:port, grpcs://host:port or unix:/path"
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[^\[\]/@]+\]|[^\s:\[\]/@?#,]+)(:(?P<port>[0-9]+))?")
 _MAX_PORT = 65_535
+_LOOPBACK = ("127.0.0.1", "::1")
 
 
 @attrs.frozen
@@ -55,14 +57,14 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """The same for all ways to write one address."""
+        """The same for all ways to write one address; a server at `localhost` listens on both loopback addresses."""
         if self.socket_path:
-            return self.address
+            return f"unix:{posixpath.normpath(self.socket_path)}"
         try:
             host = ipaddress.ip_address(self.host).compressed
         except ValueError:
-            host = self.host.lower()
-        return f"{host} {self.port}"
+            host = self.host.lower().removesuffix(".")
+        return f"{'localhost' if host in _LOOPBACK else host} {self.port}"
 
     @property
     def has_any_port(self) -> bool:

@@ -6,16 +6,19 @@ import threading
 import time
 import weakref
 
+import attrs
 import federated_language as fl
 import numpy as np
 import pytest
+from await_until import await_until
 
 import fedstack
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.leaves.work_scope import WorkScope, set_scope
+from fedstack.computations.leaves.work_scope import WorkScope, current_scope, set_scope
 from fedstack.contexts import AsyncExecutionContext
 from fedstack.errors import ClosedError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors.concurrency.abandoned_work import AbandonedWork
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
 from fedstack.executors.concurrency.thread_pool import count_threads, waiting
 
@@ -473,3 +476,49 @@ async def test_the_error_of_work_that_nobody_waits_for_any_more_keeps_nothing(ev
     await eventually(lambda: things[0]() is None)
     assert caught.value.__traceback__ is not None, "the caller's frames are still there"
     threads.close()
+
+
+def keep(threads: LeafThreads, owner: str, gate: threading.Event, count: int, abandoned=None) -> list[Job[bool]]:
+    """Has work of somebody's wait at a gate."""
+    with attrs.evolve(current_scope(), caller=owner, abandoned=abandoned).entered():
+        return [threads.submit(lambda: gate.wait(LIMIT)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_owner_that_keeps_all_threads_leaves_some_to_others(cancelled):
+    threads, gate = LeafThreads(4, for_others=2), threading.Event()
+    abandoned = AbandonedWork(2, lambda found: ResourceLimitError(f"{found} are abandoned"))
+    jobs = keep(threads, "greedy", gate, 30, abandoned)
+    try:
+        if cancelled:
+            for job in jobs:
+                threads.give_up(job)
+            for job in keep(threads, "greedy", gate, 30, abandoned):
+                threads.give_up(job)
+        for name in ("one", "another", "one"):
+            opened = threading.Event()
+            held = keep(threads, name, opened, 5)
+            opened.set()
+            assert all(job.result(LIMIT) for job in held)
+    finally:
+        gate.set()
+        threads.close()
+
+
+def test_spare_threads_go_only_to_owners_that_have_less_than_half():
+    threads, gate, opened = LeafThreads(4, for_others=3), threading.Event(), threading.Event()
+    greedy = keep(threads, "greedy", gate, 10)
+    modest = keep(threads, "modest", opened, 5)
+    try:
+        await_until(lambda: threads._pool.busy == 6)
+        assert [job.running() for job in modest] == [True, True, False, False, False]
+        third = keep(threads, "a third", opened, 1)
+        await_until(lambda: third[0].running())
+        assert sum(job.running() for job in greedy) == 4
+        opened.set()
+        assert all(job.result(LIMIT) for job in modest + third)
+        assert sum(job.running() for job in greedy) == 4
+    finally:
+        gate.set()
+        opened.set()
+        threads.close()

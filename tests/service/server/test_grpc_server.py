@@ -24,6 +24,7 @@ from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.server import grpc_server
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.health import HEALTH_SERVICE
+from fedstack.service.server.listening import TcpListener
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.wire.addresses import parse_target
@@ -471,6 +472,21 @@ def test_reflection_can_be_left_out(echo: EchoService) -> None:
 
     with ServerThread(GrpcServer([echo], reflection=False)) as thread:
         on_loop(lambda: work(thread.target))
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0"])
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_port_that_is_taken_on_ipv6_only_is_in_use(host: str, shares: bool) -> None:
+    with socket.socket(socket.AF_INET6) as other:
+        if shares:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            other.bind(("::1", 0))
+        except OSError:
+            return  # a machine without IPv6
+        other.listen()
+        with pytest.raises(errors.AddressError, match=f"of {host} is in use"):
+            TcpListener(host, other.getsockname()[1]).prepare()
 
 
 def test_two_servers_do_not_share_a_port(server: GrpcServer) -> None:

@@ -160,6 +160,11 @@ def test_what_is_of_another_type_is_refused_naming_job_and_task(cluster, message
             {"worker": ["w:1", "v:1"], "ps": ["V:1"]},
             "Expected an address of its own for task 0 of job 'ps', found that of task 1 of job 'worker': V:1",
         ),
+        ({"worker": ["localhost:1", "127.0.0.1:1"]}, "found that of task 0 of job 'worker': 127.0.0.1:1"),
+        ({"worker": ["localhost:1", "[::1]:1"]}, "found that of task 0 of job 'worker': [::1]:1"),
+        ({"worker": ["w.:1", "w:1"]}, "found that of task 0 of job 'worker': w:1"),
+        ({"worker": ["unix:/a", "unix:/./a"]}, "found that of task 0 of job 'worker': unix:/./a"),
+        ({"worker": ["unix:/a", "unix:///b/../a"]}, "found that of task 0 of job 'worker'"),
         ({"worker": ["grpc://w:1", "grpcs://w:1"]}, "for task 1 of job 'worker', found that of task 0 of job 'worker'"),
     ],
 )

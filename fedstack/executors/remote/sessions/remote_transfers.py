@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.errors import InvalidValueError, ResourceLimitError
-from fedstack.executors.concurrency.off_loop import LOOP_BYTES, sized
+from fedstack.errors import ResourceLimitError
+from fedstack.executors.concurrency.off_loop import LOOP_BYTES, parsed, sized
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
@@ -111,7 +111,7 @@ async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M
     """
     if isinstance(answer, Parcel):
         if len(answer.header) <= LOOP_BYTES and not answer.segments:  # the short way, for what is small and whole
-            result = read(_parsed(message, answer.header))
+            result = read(parsed(message, answer.header))
             if unpacker.buffers:
                 SegmentReader(unpacker.buffers).finish()
             unpacker.finish()
@@ -119,14 +119,7 @@ async def receive(answer: Answer | Parcel, message: type[_M], read: Callable[[_M
         answer = contextlib.nullcontext(incoming_of(answer))
     async with answer as incoming:
         header = await incoming.header()
-        result = await sized(len(header), lambda: read(_parsed(message, header)))
+        result = await sized(len(header), lambda: read(parsed(message, header)))
         await incoming.read_into(unpacker.buffers)
     unpacker.finish()
     return result
-
-
-def _parsed(message: type[_M], content: bytes) -> _M:
-    try:
-        return message.FromString(content)
-    except DecodeError as error:
-        raise InvalidValueError(f"Expected a {message.DESCRIPTOR.name}, found other bytes: {error}") from error

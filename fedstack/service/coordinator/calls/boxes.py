@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.types.language import StructType, TensorType, Type, computation_pb2, infer_type
+from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
-from fedstack.errors import TypeMismatchError
+from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.executors.concurrency.off_loop import parsed
 from fedstack.proto.extensions_pb2 import TypedValue
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
-from fedstack.transport.wire.packing import Packer
+from fedstack.transport.wire.packing import Packer, check_count
 from fedstack.transport.wire.segments import SegmentReader, joined
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
@@ -97,8 +99,10 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     if not boxed.size:
         return None
     view = np.ascontiguousarray(boxed).data
+    if len(view) < _LENGTHS.size:
+        raise InvalidValueError(f"Expected a value in a box, found {len(view)} bytes that are none")
     header, numbers = _LENGTHS.unpack(view[: _LENGTHS.size])
-    typed = TypedValue.FromString(bytes(view[_LENGTHS.size : (start := _LENGTHS.size + header)]))
+    typed = parsed(TypedValue, bytes(view[_LENGTHS.size : (start := _LENGTHS.size + header)]))
     type_spec = type_from_proto(typed.type)
     unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
     payload = unpacker.unpack(typed.value, type_spec, "result")
@@ -107,7 +111,7 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     reader.finish()
     unpacker.finish()
     if numbers:
-        marked = type_from_proto(computation_pb2.Type.FromString(bytes(view[start : start + numbers])))
+        marked = type_from_proto(parsed(computation_pb2.Type, bytes(view[start : start + numbers])))
         payload = _with_numbers(payload, type_spec, marked)
     return payload, type_spec
 
@@ -115,9 +119,15 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
 def _with_numbers(payload: object, type_spec: Type, marked: Type) -> object:
     """Returns a payload with Python's own numbers where they were."""
     if isinstance(type_spec, StructType):
-        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec), fields_of(cast(StructType, marked)))
+        marks = fields_of(marked) if isinstance(marked, StructType) else ()
+        check_count(len(marks), len(fields_of(type_spec)), type_spec, "result")
+        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec), marks)
         return tuple(_with_numbers(member, found, mark) for member, (_, found), (_, mark) in members)
-    return payload if marked == type_spec else cast("np.generic", payload).item()
+    if marked == type_spec:
+        return payload
+    if not isinstance(payload, np.generic):
+        raise InvalidValueError(f"Expected a number of Python's in a box, found one of type {type_text(type_spec)}")
+    return cast("np.generic", payload).item()
 
 
 def unboxed(boxed: Box) -> Any:

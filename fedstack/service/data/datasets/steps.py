@@ -26,8 +26,8 @@ from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ScalarColumn, StructColumn, concatenate
 from fedstack.computations.values.sequences import drawn_order
 from fedstack.errors import InvalidComputationError, InvalidValueError
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.service.data.datasets.blocks import (
     Blocks,
     only_first,

@@ -10,8 +10,8 @@ import attrs
 
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.errors import ResourceLimitError
+from fedstack.executors.concurrency.jobs import Job
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.concurrency.thread_pool import Job
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.transport.peers.loop_calls import calls_on
 from fedstack.transport.wire.parcels import Parcel

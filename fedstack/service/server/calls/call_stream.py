@@ -26,7 +26,8 @@ class CallStream:
       task: What runs it.
       method: What it is counted as when it ends.
       silent: Has the tasks of calls that have sent nothing yet, and since when, the longest first.
-      seconds: How long the first message of a stream may take; `None` for any time, during which the call is silent.
+      seconds: How long the first message of a stream, and each one of a parcel, may take; `None` for any time, in which
+        the call is silent.
 
     Attributes:
       task: What runs it.
@@ -45,6 +46,7 @@ class CallStream:
         self._context = context
         self._silent = silent
         self._seconds = seconds
+        self._pause_seconds: float | None = None
         self._has_read = False
         self.bytes_received = self.bytes_sent = 0
 
@@ -67,16 +69,19 @@ class CallStream:
 
     async def __anext__(self) -> bytes:
         if self._has_read:
-            message = await self._read()
+            seconds = self._pause_seconds
+            message = await (self._read() if seconds is None else self._read_within(seconds, "next"))
         else:
             self._has_read = True
-            message = await (self._read_silently() if self._seconds is None else self._read_within(self._seconds))
+            seconds = self._seconds
+            message = await (self._read_silently() if seconds is None else self._read_within(seconds, "first"))
         if message is None:
             raise StopAsyncIteration
         return message
 
     def incoming(self) -> Incoming:
-        """Returns the parcel that comes in."""
+        """Returns the parcel that comes in; a client that stops in the middle of one keeps what waits for the rest."""
+        self._pause_seconds = self._seconds
         return Incoming(_Pieces(self), lambda size, work: sized(size, work, LOOP_COPY_BYTES))
 
     async def _read(self) -> bytes | None:
@@ -97,11 +102,11 @@ class CallStream:
         finally:
             self._silent.pop(self.task, None)
 
-    async def _read_within(self, seconds: float) -> bytes | None:
+    async def _read_within(self, seconds: float, which: str) -> bytes | None:
         try:
             return await within_seconds(self._read(), seconds)
         except asyncio.TimeoutError:
-            raise too_slow(seconds) from None
+            raise too_slow(seconds, which) from None
 
     async def send(self, messages: AsyncIterator[bytes]) -> None:
         """Writes messages, each when it is there."""
@@ -150,9 +155,9 @@ async def end_answers(answers: AsyncIterator[object]) -> None:
         await answers.aclose()
 
 
-def too_slow(seconds: float) -> DeadlineExceededError:
+def too_slow(seconds: float, which: str = "first") -> DeadlineExceededError:
     """Returns the error of a call that has sent nothing for so long."""
     return DeadlineExceededError(
-        f"The first message of the call did not come within {seconds:g} seconds; send it, or start the worker "
+        f"The {which} message of the call did not come within {seconds:g} seconds; send it, or start the worker "
         f"with a larger {option_of('header_seconds')}"
     )
