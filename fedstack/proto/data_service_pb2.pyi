@@ -20,7 +20,7 @@ class Commit(_message.Message):
     def __init__(self, number: _Optional[int] = ..., branch: _Optional[bytes] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class DatasetDescription(_message.Message):
-    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "definition_bytes", "commit")
+    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "file_splits", "definition_bytes", "commit")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class DatasetDescription(_message.Message):
     CARDINALITY_FIELD_NUMBER: _ClassVar[int]
     IS_ENDLESS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_COLUMN_FIELD_NUMBER: _ClassVar[int]
+    FILE_SPLITS_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
@@ -41,9 +42,10 @@ class DatasetDescription(_message.Message):
     cardinality: int
     is_endless: bool
     client_column: str
+    file_splits: _containers.RepeatedScalarFieldContainer[int]
     definition_bytes: int
     commit: Commit
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., definition_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., file_splits: _Optional[_Iterable[int]] = ..., definition_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset",)
@@ -70,9 +72,13 @@ class OpenPassRequest(_message.Message):
         UNSPECIFIED: _ClassVar[OpenPassRequest.Policy]
         OFF: _ClassVar[OpenPassRequest.Policy]
         DYNAMIC: _ClassVar[OpenPassRequest.Policy]
+        FILE: _ClassVar[OpenPassRequest.Policy]
+        DATA: _ClassVar[OpenPassRequest.Policy]
     UNSPECIFIED: OpenPassRequest.Policy
     OFF: OpenPassRequest.Policy
     DYNAMIC: OpenPassRequest.Policy
+    FILE: OpenPassRequest.Policy
+    DATA: OpenPassRequest.Policy
     class Guarantee(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[OpenPassRequest.Guarantee]
@@ -122,20 +128,22 @@ class OpenPassResponse(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., lease_seconds: _Optional[float] = ..., taken: _Optional[_Iterable[_Union[SplitRange, _Mapping]]] = ..., next_number: _Optional[int] = ..., is_over: bool = ...) -> None: ...
 
 class SplitRange(_message.Message):
-    __slots__ = ("id", "first", "last", "whole", "worker", "is_finished")
+    __slots__ = ("id", "first", "last", "whole", "worker", "is_finished", "shard")
     ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     id: int
     first: int
     last: int
     whole: bool
     worker: bytes
     is_finished: bool
-    def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., whole: bool = ..., worker: _Optional[bytes] = ..., is_finished: bool = ...) -> None: ...
+    shard: bool
+    def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., whole: bool = ..., worker: _Optional[bytes] = ..., is_finished: bool = ..., shard: bool = ...) -> None: ...
 
 class TakeRequest(_message.Message):
     __slots__ = ("commit", "pass_id", "consumer", "number", "want", "wait_seconds", "finished", "given_back", "workers_version")

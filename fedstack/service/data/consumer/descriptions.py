@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -17,9 +17,11 @@ from fedstack.foundations.error_text import name_text
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, RegisterDatasetRequest
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.definitions import definition_of, with_steps, written_steps
+from fedstack.service.data.datasets.files import FilesSource
 from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.sources import ArraysSource
 from fedstack.service.data.datasets.steps import Step
+from fedstack.service.data.dispatcher.datasets import MOST_FILES
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 
 # Workers say what they let in. What a function needs to travel by value, it gets.
@@ -95,6 +97,7 @@ def described(dataset: Pipeline, dataset_id: str = "", client_column: str = "") 
         is_endless=cardinality == math.inf,
         client_column=client_column,
         definition_bytes=len(definition),
+        file_splits=_file_splits(division.split),
     )
     return KnownDataset(description, division.after, definition)
 
@@ -143,6 +146,13 @@ async def registered(known: KnownDataset, stub: DispatcherStub, by_name: bool = 
     if found.digest == said.digest or known.definition is None:
         return found
     return await stub.register(RegisterDatasetRequest(dataset=said), memoryview(known.definition))
+
+
+def _file_splits(pipeline: Pipeline) -> Sequence[int]:
+    source = pipeline.source
+    if not isinstance(source, FilesSource) or pipeline.num_splits != source.num_splits:
+        return ()
+    return (source.parts or [1] * len(source.paths)) if len(source.paths) <= MOST_FILES else ()
 
 
 def _size_after(size: float | None, steps: Iterable[Step]) -> float | None:

@@ -9,6 +9,7 @@ from fedstack.computations.values.number_checks import check_number
 from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_positive
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.error_text import name_text
 from fedstack.proto.data_service_pb2 import DescribeDatasetRequest
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.cursors import read_cursor
@@ -71,7 +72,8 @@ def distribute(
 
     Args:
       processing_mode: How the dataset is divided among workers: `ShardingPolicy.DYNAMIC` or `"distributed_epoch"` to
-        read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all of them at each worker.
+        read each element once, `ShardingPolicy.OFF` or `"parallel_epochs"` to read all of them at each worker;
+        `ShardingPolicy.FILE` and `ShardingPolicy.DATA` say which worker reads what.
       service: The dispatcher: an address, a protocol and an address, a `DispatchServer`, the job of a cluster with one
         task, or a channel.
       job_name: Consumers that give the same name share the passes over a dataset: each element goes to one of them.
@@ -201,6 +203,11 @@ def _distributed(known: KnownDataset, terms: Terms, connections: Connections) ->
         raise InvalidValueError(
             f"Expected resume to be a cursor of this dataset ({known.description.digest.hex()[:16]}…), found one of "
             f"another ({terms.resume.digest.hex()[:16]}…)"
+        )
+    if terms.policy is ShardingPolicy.FILE and not known.description.file_splits:
+        raise InvalidValueError(
+            "Expected a dataset of files under ShardingPolicy.FILE, without a step that asks for their order, "
+            f"found {name_text(known.description.dataset_id)}, which is none; give ShardingPolicy.DATA"
         )
     source = DistributedSource(known, terms, connections)
     dataset = DistributedDataset(source)

@@ -63,7 +63,8 @@ class DistributedSource(Source):
     """
 
     def __init__(self, known: KnownDataset, terms: Terms, connections: Connections) -> None:
-        self.is_whole = terms.policy is ShardingPolicy.OFF and bool(known.after)
+        is_all = terms.policy is ShardingPolicy.OFF and bool(known.after)
+        self.is_whole = is_all or terms.policy is ShardingPolicy.DATA
         super().__init__(known.element if self.is_whole else known.split_element, 1)
         self._known = known
         self._terms = terms
@@ -77,7 +78,7 @@ class DistributedSource(Source):
         known = self._known
         size = known.cardinality if self.is_whole else known.size
         # Copies of some workers, a share of some consumers, or the rest after a cursor are any number.
-        is_all = self._terms.policy is ShardingPolicy.DYNAMIC and not (self._terms.job_name or self._terms.resume)
+        is_all = self._terms.policy is not ShardingPolicy.OFF and not (self._terms.job_name or self._terms.resume)
         return size if is_all or size in (0, math.inf) else None
 
     def begin(self) -> PassDriver:

@@ -310,7 +310,7 @@ class PassDriver:
         one = read.range
         request = ReadRequest(
             digest=self._opening.request.digest,
-            splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole),
+            splits=SplitRange(id=one.id, first=one.first, last=one.last, whole=one.whole, shard=one.shard),
             num_splits=self._opening.num_splits,
             first_element=one.rows,
             commit=self._participation.commit,
@@ -381,4 +381,4 @@ class PassDriver:
 
 
 def _taken(message: SplitRange) -> TakenRange:
-    return TakenRange(message.id, message.first, message.last, message.whole, message.worker)
+    return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)

@@ -39,6 +39,7 @@ class TakenRange:
       last: The one after the last.
       whole: Whether it is the whole dataset, with all that is done to its elements together.
       worker: The worker that is to read it; empty for any.
+      shard: Whether it is every `last`-th element of the whole dataset, from that of the number `first` on.
       rows: How many of its elements are here, from its beginning on.
       losses: How many workers in a row got lost before there were more.
     """
@@ -48,6 +49,7 @@ class TakenRange:
     last: int
     whole: bool = False
     worker: bytes = b""
+    shard: bool = False
     rows: int = 0
     losses: int = 0
 

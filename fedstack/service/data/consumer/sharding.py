@@ -12,7 +12,10 @@ class ShardingPolicy(enum.Enum):
     Attributes:
       OFF: Each worker reads the whole dataset.
       DYNAMIC: Each element is read once, by whichever worker comes to it.
-      FILE, DATA, FILE_OR_DATA, HINT: Not offered.
+      FILE: Each of at most 100,000 files is read at one address: of `n` `worker_addresses` of the dispatcher, the file
+        of the number `i` at that of the number `i % n`. Where that worker is not there, another one reads the file.
+      DATA: The worker at each of `n` addresses reads the whole dataset, and sends every `n`-th element of it.
+      FILE_OR_DATA, HINT: Not offered.
     """
 
     OFF = "off"
@@ -24,7 +27,7 @@ class ShardingPolicy(enum.Enum):
 
 
 _NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
-_OFFERED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+_OFFERED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.FILE, ShardingPolicy.DATA)
 _FORMS = "ShardingPolicy.OFF ('parallel_epochs') or ShardingPolicy.DYNAMIC ('distributed_epoch')"
 
 
@@ -43,6 +46,6 @@ def checked_policy(mode: object) -> ShardingPolicy:
         raise TypeMismatchError(f"Expected {_FORMS} as processing_mode, found {describe(mode)}")
     if mode not in _OFFERED:
         raise InvalidValueError(
-            f"Expected {_FORMS} as processing_mode, found {mode}; workers that come and go share the work under DYNAMIC"
+            f"Expected {_FORMS} as processing_mode, found {mode}; give ShardingPolicy.FILE or ShardingPolicy.DATA"
         )
     return mode

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedstack.errors import InvalidValueError, MembershipError
 from fedstack.foundations.drawn_ids import draw_id
+from fedstack.proto.data_service_pb2 import DataWorkerAddress
 from fedstack.service.data.serving.local_servers import is_local
 from fedstack.service.limits.limits import DispatcherLimits, exceeded
 from fedstack.transport.peers.leases import Leases
@@ -48,6 +49,19 @@ class Attendance:
     def workers(self) -> Mapping[bytes, str]:
         """The addresses of workers, by their ids. It is replaced where they change."""
         return self._workers
+
+    @property
+    def assigned(self) -> Sequence[bytes]:
+        """The worker at each of the addresses that are known beforehand; empty where none is there."""
+        if not self._allowed:
+            return ()
+        left = sorted(self._workers.items(), key=lambda one: one[1])
+        found: list[bytes] = []
+        for allowed in self._allowed:
+            fitting = [one for one in left if _fits(_without_scheme(one[1]), allowed)]
+            left = [one for one in left if one not in fitting[:1]]
+            found.append(fitting[0][0] if fitting else b"")
+        return found
 
     def attend(self, worker: bytes, address: str) -> bool:
         """Says that a worker is there; returns whether that is news.
@@ -116,6 +130,11 @@ class Attendance:
                 f"Expected a worker at one of {', '.join(self._allowed) or 'no addresses'}, found {address}; "
                 "add it to worker_addresses of the dispatcher"
             )
+
+
+def addresses_of(workers: Mapping[bytes, str]) -> Sequence[DataWorkerAddress]:
+    """Returns workers as messages have them."""
+    return [DataWorkerAddress(worker=worker, address=address) for worker, address in workers.items()]
 
 
 def _new_version() -> int:

@@ -9,6 +9,8 @@ from fedstack.service.data.dispatcher.ranges import MOST_NUMBER
 from fedstack.service.limits.limits import DispatcherLimits, exceeded
 
 MAX_NAME_BYTES = 1000
+# Each is a row of a table where workers read files of their own.
+MOST_FILES = 100_000
 _DIGEST_BYTES = 32
 _NAMED = 5
 
@@ -26,6 +28,12 @@ def check_dataset(dataset: DatasetDescription, limits: DispatcherLimits) -> None
         raise InvalidValueError(f"Expected a dataset_id of at most {MAX_NAME_BYTES} bytes, found more")
     if dataset.num_splits > MOST_NUMBER:
         raise InvalidValueError(f"Expected at most {MOST_NUMBER} splits, found {dataset.num_splits}")
+    files = dataset.file_splits
+    if files and (len(files) > MOST_FILES or sum(files) != dataset.num_splits):
+        raise InvalidValueError(
+            f"Expected the splits of at most {MOST_FILES} files, {dataset.num_splits} together, found {sum(files)} of "
+            f"{len(files)}"
+        )
     size = max(dataset.definition_bytes, dataset.ByteSize())
     if size > limits.max_definition_bytes:
         raise exceeded(limits, "max_definition_bytes", size, "put arrays into files")

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -24,7 +24,7 @@ from fedstack.foundations.error_text import name_text
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.data.dispatcher import datasets, passes
-from fedstack.service.data.dispatcher.attendance import Attendance
+from fedstack.service.data.dispatcher.attendance import Attendance, addresses_of
 from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.data.dispatcher.news import News
@@ -185,7 +185,7 @@ class DispatchService(Service):
 
         def open(tables: Tables) -> messages.OpenPassResponse:
             dataset = datasets.find_dataset(tables, messages.DescribeDatasetRequest(digest=request.digest))
-            return passes.open_pass(tables, request, dataset, self._limits)
+            return passes.open_pass(tables, request, dataset, self._limits, len(self._attendance.assigned))
 
         response = await self._run(open)
         self._shows_life((response.pass_id, request.consumer))
@@ -199,11 +199,14 @@ class DispatchService(Service):
         end = loop.time() + max(0.0, min(request.wait_seconds, _LONGEST_WAIT_SECONDS))
         with self._held(consumer):
             while True:
-                workers, version = self._attendance.workers, self._attendance.version
+                here = self._attendance
+                workers, version, assigned = here.workers, here.version, here.assigned
                 may_wait = loop.time() < end and request.workers_version == version and not self._draining
                 # Before it is looked: what happens meanwhile is not missed.
                 with self._news.waiter(request.pass_id) as news:
-                    ask = functools.partial(passes.take, request=request, workers=workers, may_wait=may_wait)
+                    ask = functools.partial(
+                        passes.take, request=request, workers=workers, may_wait=may_wait, assigned=assigned
+                    )
                     taken = await self._run(ask)
                     if taken.wakes:
                         self._news.tell(request.pass_id, but=news)
@@ -216,7 +219,7 @@ class DispatchService(Service):
         response = messages.TakeResponse.FromString(taken.answer)
         response.workers_version = version
         if request.workers_version != version:
-            response.worker.extend(_addresses(workers))
+            response.worker.extend(addresses_of(workers))
         return response
 
     async def release(self, request: messages.ReleasePassRequest) -> messages.ReleasePassResponse:
@@ -268,7 +271,7 @@ class DispatchService(Service):
 
     async def list_workers(self, request: messages.ListWorkersRequest) -> messages.ListWorkersResponse:
         """Lists the workers that are there."""
-        return messages.ListWorkersResponse(worker=_addresses(self._attendance.workers))
+        return messages.ListWorkersResponse(worker=addresses_of(self._attendance.workers))
 
     async def _run(self, work: Callable[[Tables], _T]) -> _T:
         """Does the work of a transaction on the thread that the journal has."""
@@ -391,7 +394,3 @@ class DispatchService(Service):
 
     def __repr__(self) -> str:
         return f"<DispatchService with {len(self._attendance.workers)} workers, {self._journal!r}>"
-
-
-def _addresses(workers: Mapping[bytes, str]) -> Iterable[messages.DataWorkerAddress]:
-    return [messages.DataWorkerAddress(worker=worker, address=address) for worker, address in workers.items()]

@@ -74,15 +74,15 @@ def check_request(request: OpenPassRequest) -> None:
             f"Expected a consumer with an id, and a repetition of at most {MOST_NUMBER}, found {request.consumer!r} "
             f"and {request.repetition}"
         )
-    if request.policy not in (Policy.OFF, Policy.DYNAMIC) or request.guarantee not in Guarantee.values():
+    if request.policy not in Policy.values() or not request.policy or request.guarantee not in Guarantee.values():
         raise InvalidValueError(
-            "Expected OFF or DYNAMIC as sharding policy, and a guarantee that this release knows, found "
+            "Expected a sharding policy, and a guarantee that this release knows, found "
             f"{request.policy} and {request.guarantee}"
         )
 
 
 def open_pass(
-    tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits
+    tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits, places: int = 0
 ) -> OpenPassResponse:
     """Lets a consumer take part in a pass, which begins if there is none yet.
 
@@ -91,6 +91,7 @@ def open_pass(
       request: What the consumer asks for.
       dataset: The dataset that has the digest.
       limits: How many passes and consumers there may be.
+      places: How many addresses of workers are known beforehand.
 
     Raises:
       InvalidValueError: If the job is one over another dataset, or of another kind; or the consumer is to resume a pass
@@ -104,7 +105,7 @@ def open_pass(
         raise InvalidValueError("Expected a consumer with an id of its own, found that of one of another dataset")
     if request.resumes:
         _check_resumes(tables, found, request.consumer)
-    one = found or _begin(tables, wanted, dataset, limits)
+    one = found or _begin(tables, wanted, dataset, limits, places)
     row = _row(tables, one.id, request.consumer)
     if row is None:
         _check_room(tables, "consumers", limits, "max_consumers")
@@ -121,7 +122,9 @@ def open_pass(
     return OpenPassResponse(pass_id=one.id, taken=had, next_number=number + 1, is_over=is_over)
 
 
-def take(tables: Tables, request: TakeRequest, workers: Collection[bytes], may_wait: bool) -> Taken:
+def take(
+    tables: Tables, request: TakeRequest, workers: Collection[bytes], may_wait: bool, assigned: Sequence[bytes] = ()
+) -> Taken:
     """Hands out ranges, and notes what has become of those that were handed out before.
 
     Args:
@@ -129,6 +132,7 @@ def take(tables: Tables, request: TakeRequest, workers: Collection[bytes], may_w
       request: What the consumer says and wants.
       workers: The workers that are there.
       may_wait: Whether to ask again rather than to answer that there is nothing.
+      assigned: Those at the addresses that are known beforehand; empty where none is there.
 
     Raises:
       InvalidValueError: If another one with the same id has resumed since.
@@ -145,7 +149,7 @@ def take(tables: Tables, request: TakeRequest, workers: Collection[bytes], may_w
     if not is_here:
         _revive(tables, one, request.consumer)
     wakes = settle(tables, one, request.consumer, request.finished, request.given_back)
-    ranges = list(hand_out(tables, one, request.consumer, request.want, workers))
+    ranges = list(hand_out(tables, one, request.consumer, request.want, workers, assigned))
     is_over = is_exhausted(tables, one, request.consumer)
     if is_over and not one.is_sealed:
         tables.execute("UPDATE passes SET is_sealed = 1 WHERE pass = ?", (one.id,))
@@ -254,13 +258,25 @@ def _check_resumes(tables: Tables, found: Pass | None, consumer: bytes) -> None:
         )
 
 
-def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits) -> Pass:
+def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: DispatcherLimits, places: int) -> Pass:
+    if wanted.policy in (Policy.FILE, Policy.DATA) and not places:
+        raise InvalidValueError(
+            "Expected worker_addresses of the dispatcher, which say what each worker reads under FILE and DATA, found "
+            "none; give them to its DispatcherConfig, or use DYNAMIC"
+        )
+    if wanted.policy == Policy.FILE and len(dataset.file_splits) < places:
+        raise InvalidValueError(
+            f"Expected a file at least for each of {places} workers under FILE, found {len(dataset.file_splits)}; use "
+            "DATA or DYNAMIC"
+        )
     _make_room(tables, limits)
     _check_room(tables, "passes", limits, "max_passes")
-    is_whole = wanted.policy == Policy.OFF and bool(dataset.after)
-    one = attrs.evolve(wanted, id=draw_id(), num_splits=dataset.num_splits, is_whole=is_whole)
+    is_shard = wanted.policy == Policy.DATA
+    is_whole = is_shard or (wanted.policy == Policy.OFF and bool(dataset.after))
+    splits = places if is_shard else dataset.num_splits
+    one = attrs.evolve(wanted, id=draw_id(), num_splits=splits, is_whole=is_whole)
     tables.execute(f"INSERT INTO passes VALUES ({', '.join('?' * 13)})", attrs.astuple(one))
-    begin_lists(tables, one)
+    begin_lists(tables, one, places, dataset.file_splits)
     return one
 
 

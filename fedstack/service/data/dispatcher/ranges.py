@@ -3,6 +3,7 @@
 Nothing here waits. Each function is a part of a transaction over the tables of a journal.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ _MOST_RANGES_AT_ONCE = 64
 # What is left is cut into so many ranges for each reader and consumer: the last ones are small, and all end together.
 _SHARES = 4
 _ANY_WORKER = b""
+_PLACE_BYTES = 4
 
 
 @attrs.frozen
@@ -48,10 +50,37 @@ class Pass:
         return self.guarantee == Guarantee.EXACTLY_ONCE
 
 
-def begin_lists(tables: Tables, one: Pass) -> None:
-    """Puts all splits of a pass that begins where ranges are cut from; for each worker apart, when that comes."""
+def begin_lists(tables: Tables, one: Pass, places: int = 0, file_splits: Sequence[int] = ()) -> None:
+    """Puts all splits of a pass that begins where ranges are cut from; for each worker apart, when that comes.
+
+    Args:
+      tables: What is known.
+      one: The pass.
+      places: How many addresses of workers are known beforehand.
+      file_splits: In how many splits each file is read.
+    """
     if one.policy == Policy.DYNAMIC:
         _add_list(tables, one, _ANY_WORKER)
+    shares: list[tuple[int, int, int]] = []  # of which place, from and to which split
+    if one.policy == Policy.DATA:
+        shares = [(place, place, place + 1) for place in range(places)]
+    elif one.policy == Policy.FILE:
+        ends = [0, *itertools.accumulate(file_splits)]
+        shares = [(file % places, *bounds) for file, bounds in enumerate(itertools.pairwise(ends))]
+    rows = [
+        (one.id, place.to_bytes(_PLACE_BYTES, "big") + number.to_bytes(_PLACE_BYTES, "big"), first, last)
+        for number, (place, first, last) in enumerate(shares)
+    ]
+    tables.executemany("INSERT INTO lists VALUES (?, ?, ?, ?)", rows)
+
+
+def _bound(one: Pass, key: bytes, workers: Collection[bytes], assigned: Sequence[bytes]) -> bytes:
+    """Returns the worker that is to read what a list has, as far as it is there."""
+    worker = key
+    if one.policy in (Policy.FILE, Policy.DATA):
+        place = int.from_bytes(key[:_PLACE_BYTES], "big")
+        worker = assigned[place] if place < len(assigned) else _ANY_WORKER
+    return worker if worker in workers else _ANY_WORKER
 
 
 def _add_list(tables: Tables, one: Pass, worker: bytes) -> None:
@@ -74,7 +103,14 @@ def settle(tables: Tables, one: Pass, consumer: bytes, finished: Iterable[int], 
     return bool(back) or (bool(ours) and one.guarantee == Guarantee.AT_LEAST_ONCE)
 
 
-def hand_out(tables: Tables, one: Pass, consumer: bytes, want: int, workers: Collection[bytes]) -> Iterable[SplitRange]:
+def hand_out(
+    tables: Tables,
+    one: Pass,
+    consumer: bytes,
+    want: int,
+    workers: Collection[bytes],
+    assigned: Sequence[bytes] = (),
+) -> Iterable[SplitRange]:
     """Gives ranges to a consumer: first those that others have left, then such as are cut now."""
     want = min(want, _MOST_RANGES_AT_ONCE)
     left = _rows(tables, one, "consumer IS NULL ORDER BY id LIMIT ?", want)
@@ -101,7 +137,7 @@ def hand_out(tables: Tables, one: Pass, consumer: bytes, want: int, workers: Col
         share = (end - first) // (_SHARES * readers * max(1, consumers))
         last = first + min(max(1, share), _MOST_SPLITS_AT_ONCE)
         tables.execute("UPDATE lists SET next = ? WHERE pass = ? AND worker = ?", (last, one.id, bound))
-        worker = bound if bound in workers else _ANY_WORKER
+        worker = _bound(one, bound, workers, assigned)
         row = (id, first, one.num_splits if one.is_whole else last, worker)
         tables.execute("INSERT INTO ranges VALUES (?, ?, ?, ?, ?, ?, 0)", (one.id, *row, consumer))
         yield _message(one, row)
@@ -150,4 +186,12 @@ def _rows(tables: Tables, one: Pass, where: str, *values: object) -> Sequence[tu
 
 def _message(one: Pass, row: tuple[Any, ...], is_finished: bool = False) -> SplitRange:
     id, first, last, worker = row[:4]
-    return SplitRange(id=id, first=first, last=last, whole=one.is_whole, worker=worker, is_finished=bool(is_finished))
+    return SplitRange(
+        id=id,
+        first=first,
+        last=last,
+        whole=one.is_whole,
+        worker=worker,
+        is_finished=bool(is_finished),
+        shard=one.policy == Policy.DATA,
+    )

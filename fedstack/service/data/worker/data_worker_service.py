@@ -264,6 +264,9 @@ _NO_MORE = Parcel(ReadResponse(is_last=True).SerializeToString())
 def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:
     """Returns the type of the elements that are asked for, these, and what they are called."""
     splits, start = request.splits, request.first_element
+    if splits.shard:
+        blocks = known.dataset.shard(splits.last, splits.first).blocks()
+        return known.dataset.element_type, without_first(blocks, start), f"shard {splits.first} of {splits.last}"
     if splits.whole:
         return known.dataset.element_type, without_first(known.dataset.blocks(), start), "all"
     pipeline = known.division.split

@@ -613,7 +613,8 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
     [
         ({"processing_mode": 1}, TypeMismatchError, "as processing_mode, found"),
         ({"processing_mode": "whole"}, InvalidValueError, "as processing_mode, found 'whole'"),
-        ({"processing_mode": ShardingPolicy.FILE}, InvalidValueError, "workers that come and go"),
+        ({"processing_mode": ShardingPolicy.FILE}, InvalidValueError, "Expected a dataset of files.*DATA"),
+        ({"processing_mode": ShardingPolicy.FILE_OR_DATA}, InvalidValueError, "found ShardingPolicy.FILE_OR_DATA"),
         ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT"),
         ({"service": ""}, InvalidValueError, "Expected the address of a dispatcher as service"),
         ({"service": 5}, InvalidValueError, "Expected the address of a dispatcher as service"),
