@@ -104,6 +104,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "executors.composing_executor._threads._pool._jobs._items": (None, "calls that run"),
     "executors.composing_executor._threads._pool._starting": (None, "threads that start"),
     "executors.composing_executor._threads._pool.waiting": (64, "threads without work"),
+    "data.npy_file._HEADERS": (CONSTANT, "versions of the format"),
     "executors.leaf_executor._leaves_under": (100, "policies of this process's services"),
     "executors.concurrency.off_loop._light_threads._pool._jobs._items": (None, "calls that run"),
     "executors.concurrency.off_loop._light_threads._pool._starting": (None, "threads that start"),

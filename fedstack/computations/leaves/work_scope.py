@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from fedstack.computations.leaves.leaf_runtimes import LoadedLeaves  # which looks at the scope itself
 
 MAX_STEPS = 1_000_000
+
+
+class GatheredBytes(Protocol):
+    """Bounds what steps of datasets gather: `service/data/worker/gathered_room.py`."""
+
+    def take(self, size: int, what: str) -> None:
+        """Takes room for so many bytes, which a step gathers; gives it back for a negative number.
+
+        Raises:
+          ResourceLimitError: If there is not so much.
+        """
+        ...
+
+
 Environment = Callable[[], contextlib.AbstractContextManager[object]]
 
 
@@ -132,6 +146,8 @@ class WorkScope:
       cores: On how many cores it computes at the same time at most; `None` for all that the process may use.
       is_method: Whether it is the work of a registered method.
       loop: The event loop of executors of another origin that a thread waits for.
+      is_wanted: Returns whether somebody still wants the elements of the dataset that is read; `None` for always.
+      gathered: Bounds what steps of datasets gather; `None` where there is no bound.
       clock: Tells how long elements of datasets take to make, in seconds; a simulation has its own.
     """
 
@@ -153,6 +169,8 @@ class WorkScope:
     cores: int | None = None
     is_method: bool = False
     loop: asyncio.AbstractEventLoop | None = None
+    is_wanted: Callable[[], bool] | None = None
+    gathered: GatheredBytes | None = None
     clock: Callable[[], float] = time.perf_counter
 
     @property
@@ -189,6 +207,8 @@ class WorkScope:
             reads=self.reads,
             data_roots=self.data_roots,
             cores=self.cores,
+            is_wanted=self.is_wanted,
+            gathered=self.gathered,
             clock=self.clock,
         )
 

@@ -119,6 +119,7 @@ class DataWorkerLimits:
       max_ahead_bytes: Bytes of elements that are made and not sent yet.
       max_definition_bytes: Bytes of the definition of a dataset, and of all that are kept.
       max_client_bytes: Bytes of elements of datasets that are read by client, which are held.
+      max_gathered_bytes: Bytes of elements that shuffles, batches and prefetches of all streams gather.
 
     Raises:
       InvalidValueError: If a number is out of its range.
@@ -129,6 +130,7 @@ class DataWorkerLimits:
     max_ahead_bytes: int = _count(1 << 30, "bytes of elements that are made ahead")
     max_definition_bytes: int = _count(1 << 30, "bytes in the definition of a dataset")
     max_client_bytes: int = _count(4 << 30, "bytes of elements of datasets that are read by client")
+    max_gathered_bytes: int = _count(1 << 30, "bytes of elements that steps of datasets gather")
 
 
 @attrs.frozen(kw_only=True)

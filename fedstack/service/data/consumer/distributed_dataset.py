@@ -248,7 +248,7 @@ class DistributedDataset(Dataset):
 
     def _over(self, passes: Passes) -> Blocks:
         try:
-            for block in self._run(Upstream(lambda _: passes.next())):
+            for block in self._run(Upstream(lambda _: passes.next()), self._steps):
                 passes.made += len(block)
                 yield block
                 passes.acknowledge()

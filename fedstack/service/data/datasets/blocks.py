@@ -1,8 +1,10 @@
 """Cuts, picks and stacks elements as columns of some: blocks. Datasets handle their elements in these."""
 
 import itertools
+import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +26,9 @@ from fedstack.computations.values.columns import (
 from fedstack.computations.values.messages.payload_sizes import known_bytes
 from fedstack.computations.values.sequences import take
 from fedstack.computations.values.tensor_values import describe, read_only
-from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.errors import ClosedError, InvalidValueError, TypeMismatchError
 
+_T = TypeVar("_T")
 # The elements of a dataset, some at a time, each block with one element at least.
 Blocks: TypeAlias = Iterator[Column]
 
@@ -183,9 +186,31 @@ def side_by_side(parts: Sequence[Blocks]) -> Blocks:
         waiting = [head.slice(rows, len(head)) if len(head) > rows else None for head in heads]
 
 
+def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
+    """Yields items as long as somebody wants what is made of them: a step may leave out all there are.
+
+    Raises:
+      ClosedError: When nobody does.
+    """
+    for item in items:
+        check_wanted()
+        yield item
+
+
+def check_wanted() -> None:
+    """Checks that somebody wants the elements that are being made.
+
+    Raises:
+      ClosedError: If not.
+    """
+    is_wanted = current_scope().is_wanted
+    if is_wanted is not None and not is_wanted():
+        raise ClosedError("Expected somebody who reads a dataset, found that nobody does any more")
+
+
 def without_first(blocks: Blocks, number: int) -> Blocks:
     """Yields all but the first elements."""
-    for block in blocks:
+    for block in while_wanted(blocks):
         if number < len(block):
             yield block.slice(number, len(block)) if number else block
         number = max(0, number - len(block))
@@ -206,7 +231,14 @@ def sequence_blocks(sequence: Iterable[Payload], element: Type, start: int = 0) 
     """Yields the elements of a sequence that a function has returned, from a number of them on."""
     if isinstance(sequence, ColumnSequence) and sequence.batching is None:
         return pieces(sequence.column, rows_at_once(element), start)
-    return packed(itertools.islice(sequence, start, None), element)
+    return packed(skipped(iter(sequence), start), element)
+
+
+def skipped(elements: Iterator[Payload], start: int) -> Iterator[Payload]:
+    """Yields the elements from one on; those before it are made as long as somebody wants what comes after."""
+    for _ in itertools.islice(while_wanted(elements), start):
+        pass
+    yield from elements
 
 
 def packed(elements: Iterable[Payload], element: Type) -> Blocks:
@@ -228,3 +260,71 @@ def packed(elements: Iterable[Payload], element: Type) -> Blocks:
         elif failure is None:
             return
     raise failure
+
+
+class Gathering:
+    """What one step has gathered, for the block: it counts against the bound of those for whom the step runs.
+
+    Args:
+      element: The type of the elements.
+      what: Names the step, for messages.
+    """
+
+    def __init__(self, element: Type, what: str) -> None:
+        self._room = current_scope().gathered
+        self._bytes_of = size_in(element)
+        self._each = exact_bytes(element) or 0
+        self._what = what
+        self._lock = threading.Lock()  # a prefetch adds on a thread, which may go on for a while after the end
+        self._taken = 0
+        self._is_over = False
+
+    def expect(self, rows: float | None) -> None:
+        """Checks that there is room for so many elements; `None` if it is not known how many there are.
+
+        Raises:
+          ResourceLimitError: If not.
+        """
+        if self._room is not None and rows is not None and rows != math.inf:
+            size = int(rows) * self._each
+            self._room.take(size, self._what)
+            self._room.take(-size, self._what)
+
+    def add(self, block: Column) -> None:
+        """Gathers elements.
+
+        Raises:
+          ResourceLimitError: If there is no room for them.
+        """
+        if self._room is not None:
+            size = self._bytes_of(block)
+            with self._lock:
+                if not self._is_over:
+                    self._room.take(size, self._what)
+                    self._taken += size
+
+    def remove(self, block: Column) -> None:
+        """Passes elements on."""
+        if self._room is not None:
+            with self._lock:
+                self._give_back(self._bytes_of(block))
+
+    def clear(self) -> None:
+        """Passes all on."""
+        with self._lock:
+            self._give_back(self._taken)
+
+    def _give_back(self, size: int) -> None:
+        if self._room is not None and size:
+            self._room.take(-size, self._what)
+            self._taken -= size
+
+    def __enter__(self) -> "Gathering":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self.clear()
+
+    def __repr__(self) -> str:
+        return f"<Gathering of {self._what}: {self._taken} bytes>"

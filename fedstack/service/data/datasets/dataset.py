@@ -29,7 +29,7 @@ from fedstack.service.data.datasets.sources import (
     RangeSource,
     ZippedSource,
 )
-from fedstack.service.data.datasets.step_methods import INT64_NUMBERS, SteppedPipeline
+from fedstack.service.data.datasets.step_methods import INT64_NUMBERS, MOST_NUMBER, SteppedPipeline
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,10 @@ class Dataset(SteppedPipeline):
             raise InvalidValueError(
                 f"Expected int64 numbers and a step other than 0, found {checked}; at Dataset.range"
             )
-        return Dataset(RangeSource(range(*checked)))
+        numbers = range(*checked)
+        if numbers and abs(numbers[-1] - numbers[0]) // abs(checked[2]) >= MOST_NUMBER:
+            raise InvalidValueError(f"Expected at most {MOST_NUMBER} numbers, found {checked}; at Dataset.range")
+        return Dataset(RangeSource(numbers))
 
     @staticmethod
     def from_arrays(arrays: object) -> "Dataset":

@@ -22,7 +22,13 @@ from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.element_types import checked_element
 from fedstack.service.data.datasets.pipeline import Pipeline
-from fedstack.service.data.datasets.rearranging_steps import CacheStep, InterleaveStep, ShardStep, UnbatchStep
+from fedstack.service.data.datasets.rearranging_steps import (
+    CacheStep,
+    InterleaveStep,
+    PrefetchStep,
+    ShardStep,
+    UnbatchStep,
+)
 from fedstack.service.data.datasets.sources import (
     ArraysSource,
     ComputationSource,
@@ -227,7 +233,7 @@ _WRITTEN_STEPS: dict[type[steps.Step], Callable[[Any, Destination], DatasetStep]
     steps.TakeStep: lambda step, _: DatasetStep(take=step.number),
     steps.SkipStep: lambda step, _: DatasetStep(skip=step.number),
     steps.EnumerateStep: lambda step, _: DatasetStep(enumerate=step.start),
-    steps.PrefetchStep: lambda step, _: DatasetStep(prefetch=step.number),
+    PrefetchStep: lambda step, _: DatasetStep(prefetch=step.number),
     PaddedBatchStep: lambda step, _: DatasetStep(
         padded_batch=DatasetStep.PaddedBatch(
             size=step.number, drop_remainder=step.drop_remainder, padding=map(_written_padding, step.paddings)

@@ -14,6 +14,8 @@ from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMism
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.service.data.datasets.blocks import Blocks, tensor_of_rows
 
+# What every NumPy has.
+_MOST_DIMENSIONS = 32
 # From a payload to what a user sees of it.
 Shown = Callable[[Any], Any]
 
@@ -34,10 +36,15 @@ def checked_element(element: Type) -> Type:
     """Returns a type that elements may have.
 
     Raises:
-      InvalidComputationError: If it has something other than tensors, or structs with names for some members.
+      InvalidComputationError: If it has something other than tensors, tensors of more dimensions than arrays have, or
+        structs with names for some members.
     """
-    for _ in tensor_leaves(element):
-        pass
+    for path, tensor in tensor_leaves(element):
+        if tensor.shape is not None and len(tensor.shape) > _MOST_DIMENSIONS:
+            raise InvalidComputationError(
+                f"Expected elements of at most {_MOST_DIMENSIONS} dimensions, found {len(tensor.shape)}; "
+                f"at {path or 'the element'}; put fewer batches into batches"
+            )
     shower(element)
     return element
 

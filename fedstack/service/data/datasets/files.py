@@ -17,6 +17,7 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ListColumn, Payload, StructColumn
 from fedstack.computations.values.tensor_values import describe, shorten
+from fedstack.data.npy_file import NpyFile
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import Blocks, column_over, pieces, rows_at_once, tensor_of_rows
 from fedstack.service.data.datasets.sources import Source
@@ -165,13 +166,21 @@ def _unchanged(path: str, blocks: Blocks) -> Blocks:
       InvalidValueError: If it is another one, or has been written to since.
     """
     before = _stamp(path)
-    for block in blocks:
-        if _stamp(path) != before:
-            raise InvalidValueError(
-                f"Expected a file that stays as it is while it is read, found that {path} has changed; write a new "
-                "file, and rename it into its place between two passes"
-            )
-        yield block
+    try:
+        for block in blocks:
+            _check_unchanged(path, before)
+            yield block
+    except (OSError, EOFError, ValueError):  # what is read while somebody writes may look like anything
+        _check_unchanged(path, before)
+        raise
+
+
+def _check_unchanged(path: str, before: tuple[int, ...]) -> None:
+    if _stamp(path) != before:
+        raise InvalidValueError(
+            f"Expected a file that stays as it is while it is read, found that {path} has changed; write a new "
+            "file, and rename it into its place between two passes"
+        )
 
 
 def _stamp(path: str) -> tuple[int, ...]:
@@ -211,10 +220,10 @@ class NpyFiles(FilesSource):
     format = "NPY"
 
     def read_file(self, path: str, start: int) -> Blocks:
-        array = npy_array(path)
-        for first in range(start, len(array), rows := rows_at_once(self.element)):
-            # A copy: what of the file is in memory is not what somebody writes into it later.
-            yield column_over(np.array(array[first : first + rows]), self.element, min(rows, len(array) - first), path)
+        with npy_file(path) as array:
+            for first in range(start, len(array), rows := rows_at_once(self.element)):
+                last = min(first + rows, len(array))
+                yield column_over(array.read(first, last), self.element, last - first, path)
 
 
 class NpzFiles(FilesSource):
@@ -250,19 +259,18 @@ def check_named(element: Type, is_one: Callable[[Type], bool]) -> None:
         )
 
 
-def npy_array(path: str) -> NDArray[Any]:
+def npy_file(path: str) -> NpyFile:
     """Returns the array in a file, not yet read.
 
     Raises:
       InvalidValueError: If there is none.
     """
     try:
-        array = np.lib.format.open_memmap(path, mode="r")
+        return NpyFile(path)
+    except FedstackError:
+        raise
     except (ValueError, OSError, EOFError) as error:
         raise _unreadable(path, error) from error
-    if not array.ndim:
-        raise InvalidValueError(f"Expected an array with a row per element, found a scalar; in {path}")
-    return array
 
 
 def npz_arrays(path: str) -> dict[str, NDArray[Any]]:
@@ -299,7 +307,8 @@ def check_rows(arrays: Mapping[str, NDArray[Any]], path: str) -> int:
 
 def npy_type(path: str) -> Type:
     """Returns the type of the rows of the array in a file."""
-    return _row_type(npy_array(path), path)
+    with npy_file(path) as array:
+        return _row_type(np.empty((0, *array.shape[1:]), array.dtype), path)
 
 
 def npz_type(path: str) -> Type:

@@ -2,19 +2,22 @@
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import InvalidValueError, TypeMismatchError
-from fedstack.service.data.datasets.blocks import Blocks, without_first
+from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
+from fedstack.service.data.datasets.blocks import Blocks, while_wanted, without_first
 from fedstack.service.data.datasets.element_types import ElementIterator, Lists, checked_element, shower
 from fedstack.service.data.datasets.sources import Elements, Source
-from fedstack.service.data.datasets.steps import Asks, Step, Upstream
+from fedstack.service.data.datasets.steps import Asks, SkipStep, Step, Upstream
+
+# Each step of a dataset calls the one before it.
+MOST_STEPS = 100
 
 
 @attrs.frozen
@@ -48,6 +51,10 @@ class Pipeline(Elements):
             )
         self._source = source
         self._steps = steps
+        if self.depth > MOST_STEPS:
+            raise InvalidComputationError(
+                f"Expected at most {MOST_STEPS} steps one after the other, found {self.depth}; do several in a function"
+            )
         self._element = checked_element(source.element if element is None else element)
         self._shown = shower(self._element)
 
@@ -60,6 +67,10 @@ class Pipeline(Elements):
     def steps(self) -> tuple[Step, ...]:
         """What is done to them, in turn."""
         return self._steps
+
+    @property
+    def depth(self) -> int:
+        return self._source.depth + len(self._steps)
 
     @property
     def element_type(self) -> Type:
@@ -110,7 +121,12 @@ class Pipeline(Elements):
         return " → ".join(map(repr, (self._source, *self._steps))).join(("<Dataset ", f": {self._element}*>"))
 
     def blocks(self) -> Blocks:
-        return self._run(Upstream(lambda _: self._source.blocks()))
+        # What is left out first need not be made: most sources know where to begin.
+        left_out = list(itertools.takewhile(lambda step: isinstance(step, SkipStep), self._steps))
+        source, skipped = self._source, sum(cast(SkipStep, step).number for step in left_out)
+        size = None if source.size is None else max(0, source.size - skipped)
+        start = Upstream(lambda _: while_wanted(source.read(0, source.num_splits, skipped)), size=size)
+        return self._run(start, self._steps[len(left_out) :])
 
     @property
     def num_splits(self) -> int:
@@ -128,7 +144,9 @@ class Pipeline(Elements):
             skipped, start = start, 0
         # Of sources with an element in each split it is known which one of all an element is.
         place = (first + skipped, 0) if source.size == source.num_splits else (skipped, first)
-        blocks = self._run(Upstream(lambda _: source.read(first, last, skipped), first, *place))
+        blocks = self._run(
+            Upstream(lambda _: while_wanted(source.read(first, last, skipped)), first, *place), self._steps
+        )
         return without_first(blocks, start) if start else blocks
 
     def divided(self) -> Division:
@@ -150,9 +168,9 @@ class Pipeline(Elements):
     def _asks_for_more(self) -> bool:
         return any(step.asks is not Asks.NOTHING for step in self._steps)
 
-    def _run(self, upstream: Upstream) -> Blocks:
+    def _run(self, upstream: Upstream, steps: Iterable[Step]) -> Blocks:
         element = self._source.element
-        for step in self._steps:
+        for step in steps:
             upstream = upstream.through(step, element)
             element = step.element(element)
         return upstream(0)

@@ -1,7 +1,9 @@
-"""Steps that yield what elements are made of, leave some out, or keep them: interleave, unbatch, shard, cache."""
+"""Steps that yield what elements are made of, leave some out, keep them, or make them ahead, as a prefetch does."""
 
 import itertools
 import math
+import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
@@ -21,9 +23,22 @@ from fedstack.computations.values.columns import (
     concatenate,
 )
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
-from fedstack.service.data.datasets.blocks import Blocks, packed, picked, pieces, rows_at_once, sequence_blocks
+from fedstack.executors.concurrency.jobs import Job
+from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.service.data.datasets.blocks import (
+    Blocks,
+    Gathering,
+    packed,
+    picked,
+    pieces,
+    rows_at_once,
+    sequence_blocks,
+)
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.steps import Asks, Step, Upstream
+
+# How many blocks are made ahead at most: more would take memory, and make nothing faster.
+_MOST_AHEAD = 256
 
 
 @attrs.frozen
@@ -225,10 +240,54 @@ class CacheStep(Step):
             yield from self.kept.blocks
             return
         found: list[Column] = []
+        gathering = Gathering(element, repr(self))
+        weakref.finalize(self.kept, gathering.clear).atexit = False
         for block in upstream(0):  # the same elements, whichever repetition is the first
+            gathering.add(block)
             found.append(block)
             yield block
         self.kept.blocks = tuple(found)
 
     def __repr__(self) -> str:
         return "cache()"
+
+
+@attrs.frozen
+class PrefetchStep(Step):
+    """Makes elements ahead, on a thread."""
+
+    number: int
+    keeps_count = True
+
+    def taken(self, made: int) -> int:
+        return made
+
+    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
+        threads, blocks = LeafThreads(1), upstream(epoch)
+        ahead: deque[Job[Column | None]] = deque()
+        with Gathering(element, repr(self)) as gathering:
+
+            def make() -> Column | None:
+                block = next(blocks, None)
+                if block is not None:
+                    gathering.add(block)
+                return block
+
+            try:
+                while True:
+                    while len(ahead) < min(_MOST_AHEAD, max(1, self.number // rows_at_once(element))):
+                        ahead.append(threads.submit(make))
+                    block = ahead.popleft().result()
+                    if block is None:
+                        return
+                    # The next one before this one, or nothing is made while somebody works on it.
+                    ahead.append(threads.submit(make))
+                    gathering.remove(block)
+                    yield block
+            finally:
+                for future in ahead:
+                    threads.abandon(future)
+                threads.close()
+
+    def __repr__(self) -> str:
+        return f"prefetch({self.number})"

@@ -25,6 +25,8 @@ from fedstack.service.data.datasets.blocks import (
     rows_at_once,
     sequence_blocks,
     side_by_side,
+    skipped,
+    while_wanted,
     without_first,
 )
 from fedstack.service.data.datasets.element_functions import ElementFunction
@@ -44,6 +46,11 @@ class Elements(HasBlocks):
     @property
     def num_splits(self) -> int:
         """How many splits there are."""
+        raise NotImplementedError
+
+    @property
+    def depth(self) -> int:
+        """Through how many steps an element goes, one after the other."""
         raise NotImplementedError
 
     def read(self, first: int, last: int, start: int = 0) -> Blocks:
@@ -69,6 +76,11 @@ class Source(abc.ABC):
         return None
 
     @property
+    def depth(self) -> int:
+        """Through how many steps an element has gone that comes from here."""
+        return 0
+
+    @property
     def held(self) -> Column | None:
         """All elements, where they are in memory anyway."""
         return None
@@ -90,7 +102,8 @@ class Source(abc.ABC):
         """Yields the elements of the splits from one to before another, from a number of them on."""
         if last - first == 1:
             return self.read_split(first, start)
-        return without_first(itertools.chain.from_iterable(map(self.read_split, range(first, last))), start)
+        splits = while_wanted(map(self.read_split, range(first, last)))
+        return without_first(itertools.chain.from_iterable(splits), start)
 
     def blocks(self) -> Blocks:
         """Yields all elements."""
@@ -171,7 +184,7 @@ class GeneratorSource(Source):
     def read_split(self, split: int, start: int = 0) -> Blocks:
         elements = self._splits.setdefault(split, FromGenerator(functools.partial(self.function, split)))
         view = SequenceView(elements, self.element, f"split {split} of {self!r}")
-        return packed(itertools.islice(view, start, None), self.element)
+        return packed(skipped(iter(view), start), self.element)
 
     def register(self) -> None:
         """Lets other processes' datasets name this function in this process.
@@ -263,6 +276,10 @@ class ZippedSource(Source):
         self.parts = parts
 
     @property
+    def depth(self) -> int:
+        return 1 + max(part.depth for part in self.parts)
+
+    @property
     def size(self) -> float | None:
         sizes = [part.cardinality for part in self.parts]
         return None if None in sizes else min(cast("list[float]", sizes))
@@ -280,6 +297,10 @@ class ConcatenatedSource(Source):
     def __init__(self, parts: tuple[Elements, ...]) -> None:
         super().__init__(parts[0].element_type, sum(part.num_splits for part in parts))
         self.parts = parts
+
+    @property
+    def depth(self) -> int:
+        return 1 + max(part.depth for part in self.parts)
 
     @property
     def size(self) -> float | None:

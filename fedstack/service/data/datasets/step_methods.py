@@ -9,13 +9,19 @@ from fedstack.data.argument_checks import checked_flag, checked_integer, checked
 from fedstack.errors import InvalidValueError
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.pipeline import Pipeline
-from fedstack.service.data.datasets.rearranging_steps import CacheStep, InterleaveStep, Kept, ShardStep, UnbatchStep
+from fedstack.service.data.datasets.rearranging_steps import (
+    CacheStep,
+    InterleaveStep,
+    Kept,
+    PrefetchStep,
+    ShardStep,
+    UnbatchStep,
+)
 from fedstack.service.data.datasets.steps import (
     BatchStep,
     EnumerateStep,
     FilterStep,
     MapStep,
-    PrefetchStep,
     RepeatStep,
     ShuffleStep,
     SkipStep,

@@ -14,7 +14,6 @@ import enum
 import functools
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, cast
 
@@ -26,10 +25,9 @@ from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ScalarColumn, StructColumn, concatenate
 from fedstack.computations.values.sequences import drawn_order
 from fedstack.errors import InvalidComputationError, InvalidValueError
-from fedstack.executors.concurrency.jobs import Job
-from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.service.data.datasets.blocks import (
     Blocks,
+    Gathering,
     only_first,
     picked,
     pieces,
@@ -41,8 +39,6 @@ from fedstack.service.data.datasets.element_functions import ElementFunction
 
 _BOOL = TensorType(np.bool_)
 _END_INT64 = 1 << 63
-# How many blocks are made ahead at most: more would take memory, and make nothing faster.
-_MOST_AHEAD = 256
 
 
 @attrs.frozen
@@ -54,12 +50,14 @@ class Upstream:
       split: The split that it begins with.
       number: The number of its first element.
       counts_from: The split from whose beginning on that number counts.
+      size: How many elements there are; infinite, and `None` where it is not known.
     """
 
     start: Callable[[int], Blocks]
     split: int = 0
     number: int = 0
     counts_from: int = 0
+    size: float | None = None
 
     def __call__(self, epoch: int) -> Blocks:
         return self.start(epoch)
@@ -67,7 +65,8 @@ class Upstream:
     def through(self, step: "Step", element: Type) -> "Upstream":
         """Returns what starts a step after it, on elements of a type."""
         start = functools.partial(step.for_iteration().run, self, element)
-        return Upstream(start, self.split, *((self.number, self.counts_from) if step.keeps_count else (0, self.split)))
+        place = (self.number, self.counts_from) if step.keeps_count else (0, self.split)
+        return Upstream(start, self.split, *place, step.size(self.size))
 
     def place(self, where: str) -> Callable[[int], str]:
         """Returns what names an element of a step by its number among those that come."""
@@ -176,38 +175,6 @@ class FilterStep(Step):
 
 
 @attrs.frozen
-class PrefetchStep(Step):
-    """Makes elements ahead, on a thread."""
-
-    number: int
-    keeps_count = True
-
-    def taken(self, made: int) -> int:
-        return made
-
-    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
-        threads, blocks = LeafThreads(1), upstream(epoch)
-        ahead: deque[Job[Column | None]] = deque()
-        try:
-            while True:
-                while len(ahead) < min(_MOST_AHEAD, max(1, self.number // rows_at_once(element))):
-                    ahead.append(threads.submit(lambda: next(blocks, None)))
-                block = ahead.popleft().result()
-                if block is None:
-                    return
-                # The next one before this one, or nothing is made while somebody works on it.
-                ahead.append(threads.submit(lambda: next(blocks, None)))
-                yield block
-        finally:
-            for future in ahead:
-                threads.abandon(future)
-            threads.close()
-
-    def __repr__(self) -> str:
-        return f"prefetch({self.number})"
-
-
-@attrs.frozen
 class BatchStep(Step):
     """Puts consecutive elements together, with a new first dimension."""
 
@@ -230,22 +197,28 @@ class BatchStep(Step):
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []  # fewer than a batch
         number, have = self.number, 0
-        for block in upstream(epoch):
-            first = min(number - have, len(block)) if have else 0
-            if first:
-                waiting.append(block.slice(0, first))
-                have += first
-            if have == number:
-                yield self._batches(concatenate(waiting, element), number, element)
-                waiting, have = [], 0
-            whole = (len(block) - first) // number * number
-            if whole:
-                yield self._batches(block.slice(first, first + whole), number, element)
-            if first + whole < len(block):
-                waiting.append(block.slice(first + whole, len(block)))
-                have += len(waiting[-1])
-        if have and not self.drop_remainder:
-            yield self._batches(concatenate(waiting, element), have, element)
+        with Gathering(element, repr(self)) as gathering:
+            if upstream.size is not None and (upstream.size >= number or not self.drop_remainder):
+                gathering.expect(min(number, upstream.size))
+            for block in upstream(epoch):
+                first = min(number - have, len(block)) if have else 0
+                if first:
+                    waiting.append(block.slice(0, first))
+                    gathering.add(waiting[-1])
+                    have += first
+                if have == number:
+                    yield self._batches(concatenate(waiting, element), number, element)
+                    waiting, have = [], 0
+                    gathering.clear()
+                whole = (len(block) - first) // number * number
+                if whole:
+                    yield self._batches(block.slice(first, first + whole), number, element)
+                if first + whole < len(block):
+                    waiting.append(block.slice(first + whole, len(block)))
+                    gathering.add(waiting[-1])
+                    have += len(waiting[-1])
+            if have and not self.drop_remainder:
+                yield self._batches(concatenate(waiting, element), have, element)
 
     def _batches(self, rows: Column, number: int, element: Type) -> Column:
         return stacked(rows, number, element, repr(self))
@@ -276,18 +249,24 @@ class ShuffleStep(Step):
         waiting: list[Column] = []
         have, draw = 0, 0
         most = rows_at_once(element)
-        for block in itertools.chain.from_iterable(pieces(block, most) for block in upstream(epoch)):
-            while len(block):
-                room = min(self.number - have, len(block))
-                waiting.append(block.slice(0, room))
-                have, block = have + room, block.slice(room, len(block))
-                if have == self.number:
-                    out = self._drawn(waiting, element, epoch, draw)
-                    half = max(1, have // 2)
-                    yield from pieces(out.slice(0, half), most)
-                    waiting, have, draw = [out.slice(half, have)], have - half, draw + 1
-        if have:
-            yield from pieces(self._drawn(waiting, element, epoch, draw), most)
+        with Gathering(element, repr(self)) as gathering:
+            if upstream.size is not None:
+                gathering.expect(min(self.number, upstream.size))
+            for block in itertools.chain.from_iterable(pieces(block, most) for block in upstream(epoch)):
+                while len(block):
+                    room = min(self.number - have, len(block))
+                    waiting.append(block.slice(0, room))
+                    gathering.add(waiting[-1])
+                    have, block = have + room, block.slice(room, len(block))
+                    if have == self.number:
+                        out = self._drawn(waiting, element, epoch, draw)
+                        half = max(1, have // 2)
+                        yield from pieces(out.slice(0, half), most)
+                        waiting, have, draw = [out.slice(half, have)], have - half, draw + 1
+                        gathering.clear()
+                        gathering.add(waiting[0])
+            if have:
+                yield from pieces(self._drawn(waiting, element, epoch, draw), most)
 
     def _drawn(self, parts: list[Column], element: Type, epoch: int, draw: int) -> Column:
         buffer = concatenate(parts, element)

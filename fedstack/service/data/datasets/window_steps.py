@@ -15,7 +15,7 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn,
 from fedstack.computations.values.tensor_values import describe, normalize_tensor
 from fedstack.data.argument_checks import checked_integer
 from fedstack.errors import InvalidValueError, ResourceLimitError, TypeMismatchError
-from fedstack.service.data.datasets.blocks import Blocks, picked, pieces, rows_at_once, stacked
+from fedstack.service.data.datasets.blocks import Blocks, Gathering, picked, pieces, rows_at_once, stacked
 from fedstack.service.data.datasets.steps import Asks, BatchStep, Step, Upstream, batch_type
 
 # What a batch may have: a definition of a few bytes can ask for any padding.
@@ -53,28 +53,33 @@ class WindowStep(Step):
         waiting: list[Column] = []
         have, skipped = 0, 0  # how many wait, and how many come that are in no window
         at_once = max(1, rows_at_once(element) // self.number)
-        for found in upstream(epoch):
-            block = found.slice(min(skipped, len(found)), len(found)) if skipped else found
-            skipped -= len(found) - len(block)
-            if not len(block):
-                continue
-            waiting.append(block)
-            have += len(block)
-            if have < self._span:
-                continue
-            rows = concatenate(waiting, element)
-            begins = np.arange(0, have - self._span + 1, self.shift, dtype=np.intp)
-            for place in range(0, len(begins), at_once):
-                yield self._windows(rows, begins[place : place + at_once], element)
-            done = len(begins) * self.shift
-            skipped = max(0, done - have)
-            waiting = [rows.slice(done, have)] if done < have else []
-            have = max(0, have - done)
-        if have and not self.drop_remainder:
-            rows = concatenate(waiting, element)
-            for begin in range(0, have, self.shift):
-                some = np.arange(begin, min(begin + self._span, have), self.stride, dtype=np.intp)
-                yield stacked(picked(rows, some), len(some), element, repr(self))
+        with Gathering(element, repr(self)) as gathering:
+            for found in upstream(epoch):
+                block = found.slice(min(skipped, len(found)), len(found)) if skipped else found
+                skipped -= len(found) - len(block)
+                if not len(block):
+                    continue
+                waiting.append(block)
+                gathering.add(block)
+                have += len(block)
+                if have < self._span:
+                    continue
+                rows = concatenate(waiting, element)
+                begins = np.arange(0, have - self._span + 1, self.shift, dtype=np.intp)
+                for place in range(0, len(begins), at_once):
+                    yield self._windows(rows, begins[place : place + at_once], element)
+                done = len(begins) * self.shift
+                skipped = max(0, done - have)
+                waiting = [rows.slice(done, have)] if done < have else []
+                gathering.clear()
+                if waiting:
+                    gathering.add(waiting[0])
+                have = max(0, have - done)
+            if have and not self.drop_remainder:
+                rows = concatenate(waiting, element)
+                for begin in range(0, have, self.shift):
+                    some = np.arange(begin, min(begin + self._span, have), self.stride, dtype=np.intp)
+                    yield stacked(picked(rows, some), len(some), element, repr(self))
 
     def _windows(self, rows: Column, begins: NDArray[np.intp], element: Type) -> Column:
         places = begins[:, None] + np.arange(self.number, dtype=np.intp) * self.stride

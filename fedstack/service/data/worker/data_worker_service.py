@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 
@@ -25,6 +26,7 @@ from fedstack.service.data.datasets.blocks import Blocks, size_in, without_first
 from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
+from fedstack.service.data.worker.gathered_room import GatheredRoom
 from fedstack.service.data.worker.sized_blocks import sized_blocks
 from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
 from fedstack.service.executor.requests import beats
@@ -102,7 +104,9 @@ class DataWorkerService(Service):
         self._core = core = ServiceCore(
             local_executor_factory(), self._rules, policy or CarrierPolicy(), calls_with=calls_with
         )
-        self._scope = attrs.evolve(core.scope, data_roots=tuple(map(_real_folder, data_roots)))
+        roots = tuple(map(_real_folder, data_roots))
+        self._gathered = GatheredRoom(self._limits)
+        self._scope = attrs.evolve(core.scope, data_roots=roots, gathered=self._gathered)
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
         self._streams: dict[Stream, bytes] = {}  # and the id of each, for status
         self._places = FairShares(self._limits.max_streams)
@@ -211,15 +215,25 @@ class DataWorkerService(Service):
         """
         known = await self._definitions.find(request.digest)
         clients = known.clients
-        with attrs.evolve(self._scope, caller=current_scope().caller, origin=current_scope().origin).entered():
-            grouped = await self.threads.run(lambda: self._clients.find(request.digest, clients))
+        caller, gone = current_scope(), threading.Event()
+        scope = attrs.evolve(
+            self._scope, caller=caller.caller, origin=caller.origin, is_wanted=lambda: not gone.is_set()
+        )
+        try:
+            with scope.entered():
+                grouped = await self.threads.run(lambda: self._clients.find(request.digest, clients))
+        finally:
+            gone.set()
         return ListClientsResponse(client=grouped.rows, rows=grouped.rows.values())
 
     async def _list_clients(self, content: bytes) -> Answers:
         listing = asyncio.ensure_future(self.list_clients(await read_message(ListClientsRequest, content)))
-        async for beat in beats(listing, self._no_clients, self._rules):
-            yield beat
-        yield Parcel(listing.result().SerializeToString())
+        try:
+            async for beat in beats(listing, self._no_clients, self._rules):
+                yield beat
+            yield Parcel(listing.result().SerializeToString())
+        finally:
+            listing.cancel()
 
     @property
     def address(self) -> str:

@@ -2,9 +2,11 @@
 
 import abc
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 
+import attrs
 import numpy as np
 
 from fedstack.computations.types.language import SequenceType, Type
@@ -324,14 +326,16 @@ class _LocalReading(Reading):
         self._service: DataWorkerService | None = None
         self._range: Range | None = None
         self._failure: Exception | None = None
+        self._gone = threading.Event()
 
     async def next(self) -> Sequence[Column]:
+        gone = self._gone
         # One that stops lets those read on that have begun.
         service = self._service = self._service or self._find()
         found = self._range = self._range or await service.find(self._what)
         if self._failure is not None:
             raise self._failure
-        with found.scope.entered():
+        with attrs.evolve(found.scope, is_wanted=lambda: not gone.is_set()).entered():
             made = await service.threads.run(lambda: self._made(found.blocks))
         self.client_rows = found.client_rows
         return made
@@ -353,4 +357,5 @@ class _LocalReading(Reading):
         return made
 
     async def close(self) -> None:
+        self._gone.set()
         self._range = None

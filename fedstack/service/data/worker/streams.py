@@ -75,7 +75,9 @@ class Stream:
     def __init__(self, blocks: Iterator[Block], threads: LeafThreads, scope: WorkScope, room: AheadRoom) -> None:
         self._blocks = blocks
         self._threads = threads
-        self._scope = scope
+        # Steps that leave out all that they get would go on for ever.
+        self._gone = gone = threading.Event()
+        self._scope = attrs.evolve(scope, is_wanted=lambda: not gone.is_set())
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -97,6 +99,7 @@ class Stream:
     def end(self) -> None:
         """Makes no more blocks; nobody waits for one. Idempotent."""
         self._has_sent()
+        self._gone.set()
         if self._has_ended:
             return
         with self._lock:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.errors import InvalidValueError
 from fedstack.proto import data_service_pb2 as messages
+from fedstack.proto.datasets_pb2 import DatasetDefinition
 from fedstack.service.data import Dataset
 from fedstack.service.data.datasets.definitions import definition_of
 from fedstack.service.data.worker.worker_server import WorkerServer
@@ -60,7 +61,11 @@ class Catalogue(Service):
 
     def register(self, dataset: Dataset) -> bytes:
         """Returns the digest of a dataset."""
-        content = definition_of(dataset, Destination(takes_code=True)).SerializeToString(deterministic=True)
+        return self.register_definition(definition_of(dataset, Destination(takes_code=True)))
+
+    def register_definition(self, definition: DatasetDefinition) -> bytes:
+        """Returns the digest of a definition, which may be none."""
+        content = definition.SerializeToString(deterministic=True)
         digest = hashlib.sha256(content).digest()
         self.definitions[digest] = content
         return digest
