@@ -7,6 +7,7 @@ import attrs
 from benchmarks import (
     broadcast,
     bystanders,
+    client_files,
     coordinator,
     data_losses,
     data_service,
@@ -53,6 +54,7 @@ WORKLOADS = (
     Workload("waiting", "clients that only wait, at first and again; floor: as many as possible at once", waiting.run),
     Workload("sequences", "functions of sequences; floor: the same in loops, over a worker with pickle", sequences.run),
     Workload("datasets", "int64 scalars through a dataset; floor: bare loops over blocks", datasets.run),
+    Workload("client-files", "clients' rows out of Parquet files as one array; floor: pyarrow", client_files.run),
     Workload("fedavg", "round of federated averaging; floor: a NumPy loop", fedavg.run),
     Workload("programs", "computation of many operations; floor: tracing it, then a Python loop", programs.run),
     Workload("start-up", "hello world; floor: importing the language", start_up.run),

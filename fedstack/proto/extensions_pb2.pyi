@@ -298,14 +298,20 @@ class Packed(_message.Message):
         reshuffles: bool
         def __init__(self, size: _Optional[int] = ..., drop_remainder: bool = ..., seed: _Optional[bytes] = ..., round: _Optional[int] = ..., reshuffles: bool = ...) -> None: ...
     class References(_message.Message):
-        __slots__ = ("source", "of", "key")
+        __slots__ = ("source", "of", "key", "row", "batching", "first")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         OF_FIELD_NUMBER: _ClassVar[int]
         KEY_FIELD_NUMBER: _ClassVar[int]
+        ROW_FIELD_NUMBER: _ClassVar[int]
+        BATCHING_FIELD_NUMBER: _ClassVar[int]
+        FIRST_FIELD_NUMBER: _ClassVar[int]
         source: _containers.RepeatedCompositeFieldContainer[_any_pb2.Any]
         of: _containers.RepeatedScalarFieldContainer[int]
         key: _containers.RepeatedScalarFieldContainer[bytes]
-        def __init__(self, source: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., of: _Optional[_Iterable[int]] = ..., key: _Optional[_Iterable[bytes]] = ...) -> None: ...
+        row: _computation_pb2.Type
+        batching: _containers.RepeatedCompositeFieldContainer[Packed.Batching]
+        first: int
+        def __init__(self, source: _Optional[_Iterable[_Union[_any_pb2.Any, _Mapping]]] = ..., of: _Optional[_Iterable[int]] = ..., key: _Optional[_Iterable[bytes]] = ..., row: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., batching: _Optional[_Iterable[_Union[Packed.Batching, _Mapping]]] = ..., first: _Optional[int] = ...) -> None: ...
     ARRAY_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
     STRUCT_FIELD_NUMBER: _ClassVar[int]

@@ -201,6 +201,10 @@ class HasBlocks:
         """Yields the elements as columns of some, anew each time."""
         raise NotImplementedError
 
+    def large_blocks(self) -> Iterator[Column]:
+        """Yields the same in columns of more, where these need no copy; for those who want all at once."""
+        return self.blocks()
+
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -231,7 +235,7 @@ class BlockSequence:
                 f"Expected a sequence that ends where it has to be held in memory, found {self.source!r}; "
                 "give its take(n)"
             )
-        blocks = [_as_rows(block) for block in self.source.blocks()]
+        blocks = [_as_rows(block) for block in self.source.large_blocks()]
         return ColumnSequence(concatenate(blocks, element) if blocks else _as_rows(column_from_payloads([], element)))
 
     def __len__(self) -> int:

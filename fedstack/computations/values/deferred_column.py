@@ -13,8 +13,9 @@ from typing import Any, TypeVar, cast
 import attrs
 import numpy as np
 
-from fedstack.computations.types.language import StructType, Type
+from fedstack.computations.types.language import SequenceType, StructType, Type
 from fedstack.computations.types.type_structure import fields_of, join_path
+from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column, Payload, column_from_payloads
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.tensor_values import mismatch
@@ -26,6 +27,8 @@ _E = TypeVar("_E", bound="Elsewhere")
 
 # By the names of classes of others what stands here for an object of such a class.
 _standing_for: "dict[str, type[Elsewhere]]" = {}
+# What stands here for what has rows in columns.
+_standing_for_blocks: "list[Any]" = []
 # By the names of classes of others what their objects are called, and what to give in place of one.
 _refused: dict[str, tuple[str, str]] = {}
 # What most values are: nobody asks these where they are.
@@ -57,6 +60,17 @@ class Elsewhere:
         """
         raise NotImplementedError
 
+    def check(self, member: Type, place: str) -> None:
+        """Checks what can be known of the value before it is read.
+
+        Args:
+          member: The type that it shall fit.
+          place: Where it stands, for messages.
+
+        Raises:
+          TypeMismatchError: If it does not.
+        """
+
 
 def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
     """Returns a decorator of a class, of which one is made of each object of another one: of the class of that name."""
@@ -66,6 +80,12 @@ def stands_for(name: str) -> "Callable[[type[_E]], type[_E]]":
         return kind
 
     return register
+
+
+def stands_for_blocks(kind: "type[_E]") -> "type[_E]":
+    """Makes one of this class of each value that has rows in columns, where no sequence is wanted of it."""
+    _standing_for_blocks.append(kind)
+    return kind
 
 
 def refuse(name: str, found: str, advice: str) -> None:
@@ -125,6 +145,11 @@ class DeferredColumn(Column):
     @property
     def is_here(self) -> bool:
         return False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is of the values themselves, not of one of their fields."""
+        return not self._picks
 
     @property
     def kinds(self) -> set[type[Elsewhere]]:
@@ -223,13 +248,16 @@ def deferred(
         if (refused := refusal(kind)) is not None:
             found, advice = refused
             mismatch(member, found, where([type(value) for value in values].index(kind)), advice)
-    standing = {kind: made for kind in kinds if (made := _standing(kind)) is not None}
+    standing = {kind: made for kind in kinds if (made := _standing(kind, member)) is not None}
     if not standing:
         return None
     found = [
         made(value) if (made := standing.get(type(value))) is not None else _standing_in(value, member, where, index)
         for index, value in enumerate(values)
     ]
+    for index, value in enumerate(found):
+        if isinstance(value, Elsewhere):
+            value.check(member, where(index))
     places = [place for place, value in enumerate(found) if not isinstance(value, Elsewhere)]
     column = build([values[place] for place in places], member, lambda index: where(places[index]))
     for place, payload in zip(places, column.items()):
@@ -239,7 +267,7 @@ def deferred(
 
 def _standing_in(value: object, member: Type, where: Where, index: int) -> object:
     """Returns what stands for a value that is elsewhere, or for one with such members; others as they are."""
-    if type(value) not in _USUAL and (made := _standing(type(value))) is not None:
+    if type(value) not in _USUAL and (made := _standing(type(value), member)) is not None:
         return made(value)
     if not isinstance(member, StructType):
         return value
@@ -251,9 +279,11 @@ def _standing_in(value: object, member: Type, where: Where, index: int) -> objec
     return _SplitStruct(members) if any(isinstance(one, Elsewhere) for one in members) else value
 
 
-def _standing(kind: type[object]) -> Callable[[Any], Elsewhere] | None:
+def _standing(kind: type[object], member: Type) -> Callable[[Any], Elsewhere] | None:
     if issubclass(kind, Elsewhere):
         return lambda value: cast(Elsewhere, value)
+    if issubclass(kind, HasBlocks) and not isinstance(member, SequenceType):
+        return _standing_for_blocks[0]
     return _standing_for.get(_name_of(kind))
 
 

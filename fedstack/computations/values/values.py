@@ -318,7 +318,8 @@ def normalize_sequence(
 def _blocks(source: HasBlocks, element: Type, path: str) -> Iterable[object]:
     """Returns the payload of what has its elements in columns already."""
     if not element.is_assignable_from(source.element_type):
-        mismatch(SequenceType(element), f"{source!r} of {source.element_type}", path, "map its elements to that type")
+        advice = "map its elements to that type; for batches of them, give batches(batch_size) of it"
+        mismatch(SequenceType(element), f"{source!r} of {source.element_type}", path, advice)
     held = source.held
     return BlockSequence(source) if held is None else ColumnSequence(held)
 

@@ -35,14 +35,27 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.messages.arrays import dtype_number, write_array
-from fedstack.computations.values.sequences import Batching, check_re_iterable
+from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import Chunking
-from fedstack.transport.wire.references import reference_of, references_of, write_references
+from fedstack.transport.wire.references import (
+    reference_of,
+    references_of,
+    referred_rows,
+    write_references,
+    write_referred_rows,
+)
 from fedstack.transport.wire.segments import Rows, Segment
-from fedstack.transport.wire.sequence_rows import Pieces, Together, as_columns, together, together_at_clients
+from fedstack.transport.wire.sequence_rows import (
+    Pieces,
+    Together,
+    as_columns,
+    together,
+    together_at_clients,
+    write_batching,
+)
 
 # Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
 LARGE_BYTES = Chunking().large_bytes
@@ -108,7 +121,11 @@ class Packer:
 
     def pack_deferred(self, proto: Packed, column: DeferredColumn, member: Type, path: str) -> None:
         """Packs values of clients that are elsewhere; a subclass may hand on what stands for them."""
-        self._column(proto, column.here(), member, path)
+        rows = referred_rows(column) if self._references else ()
+        if rows:
+            write_referred_rows(proto.references, column.first, rows)
+        else:
+            self._column(proto, column.here(), member, path)
 
     def _sequence(self, proto: Packed, payload: Iterable[object], element: Type, path: str) -> None:
         if self._references and (reference := reference_of(payload)) is not None:
@@ -227,14 +244,6 @@ class Packer:
 
 def _shape_of_rows(tensor: TensorType) -> Sequence[int | None] | None:
     return None if tensor.shape is None else (None, *tensor.shape)
-
-
-def write_batching(message: Packed.Batching, batching: Batching) -> None:
-    """Writes how rows make batches."""
-    message.size, message.drop_remainder = batching.size, batching.drop_remainder
-    if batching.seed is not None:
-        message.seed = batching.seed.to_bytes((batching.seed.bit_length() + 7) // 8, "big")
-        message.round, message.reshuffles = batching.round, batching.reshuffles
 
 
 def place_of(path: str, index: int) -> str:

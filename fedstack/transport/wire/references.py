@@ -1,4 +1,4 @@
-"""Sequences that are read where they are consumed: what travels is which ones they are."""
+"""Sequences, and rows of clients, that are read where they are consumed: what travels is which ones they are."""
 
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -8,10 +8,15 @@ from google.protobuf.any_pb2 import Any
 
 from fedstack.computations.leaves.work_scope import ReadsReferences, current_scope
 from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_structure import type_from_proto
+from fedstack.computations.values.client_rows import ClientRows
 from fedstack.computations.values.column_sequence import BlockSequence, HasBlocks
 from fedstack.computations.values.columns import Column, ListColumn, Payload
+from fedstack.computations.values.deferred_column import DeferredColumn
+from fedstack.computations.values.federated_values import column_from_values
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.proto.extensions_pb2 import Packed
+from fedstack.transport.wire.sequence_rows import read_batching, write_batching
 
 
 @attrs.frozen(eq=False)
@@ -129,3 +134,42 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
         found.append(BlockSequence(Reference(group, len(group.keys))))
         cast("list[bytes]", group.keys).append(key)
     return ListColumn(found)
+
+
+def referred_rows(column: DeferredColumn) -> Sequence[ClientRows]:
+    """Returns what stands for the rows of clients, if all of a column are references to rows of one type."""
+    rows = [one for one in column.values if isinstance(one, ClientRows) and isinstance(one.source, Reference)]
+    if not column.is_whole or len(rows) < len(column) or len({one.batching is None for one in rows}) > 1:
+        return ()
+    first = rows[0].source.element_type if rows else None
+    return rows if all(first == one.source.element_type for one in rows) else ()
+
+
+def write_referred_rows(message: Packed.References, first: int, rows: Sequence[ClientRows]) -> None:
+    """Writes which rows they are; `first` is the index of the first client."""
+    write_references(message, [cast(Reference, one.source) for one in rows])
+    message.row.CopyFrom(rows[0].source.element_type.to_proto())
+    message.first = first
+    batchings = [one.batching for one in rows if one.batching is not None]
+    for batching in batchings[:1] if len(set(batchings)) == 1 else batchings:
+        write_batching(message.batching.add(), batching)
+
+
+def read_referred_rows(message: Packed.References, member: Type, path: str) -> Column:
+    """Returns a column of rows that are read when they are used.
+
+    Raises:
+      InvalidValueError: If the message contradicts itself.
+      TypeMismatchError: If the rows do not fit.
+    """
+    found = cast(ListColumn, read_references(message, type_from_proto(message.row), path))
+    batchings = [read_batching(one, path) for one in message.batching]
+    if len(batchings) not in (0, 1, len(found)):
+        raise InvalidValueError(
+            f"Expected one batching, or one for each of {len(found)} references, found {len(batchings)}; at {path}"
+        )
+    each = batchings * len(found) if len(batchings) == 1 else batchings or [None] * len(found)
+    rows = [ClientRows(cast(BlockSequence, one).source, how) for one, how in zip(found.values, each)]
+    for index, one in enumerate(rows):
+        one.check(member, f"{path}[client {message.first + index}]")
+    return DeferredColumn(rows, member, f"{path}[client 0]", column_from_values, message.first)

@@ -1,5 +1,7 @@
 """Puts the rows of several sequences together, so that they travel as one array for each tensor of an element.
 
+How rows make batches travels beside them.
+
 Nothing is copied here: what lies in several arrays is `Pieces` of one.
 """
 
@@ -13,8 +15,10 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_string
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn, column_of, row_type
 from fedstack.computations.values.columns import Column, ListColumn, Payload, RowsColumn, StructColumn
-from fedstack.computations.values.sequences import Batching, check_one_order
+from fedstack.computations.values.sequences import MAX_SEED_BYTES, Batching, check_one_order
 from fedstack.computations.values.values import SequenceView
+from fedstack.errors import InvalidValueError
+from fedstack.proto.extensions_pb2 import Packed
 
 
 class Pieces(Column):
@@ -170,3 +174,26 @@ def _batched(column: Column) -> tuple[Column, Batching] | None:
 
 def _are_arrays(items: Sequence[object]) -> bool:
     return all(isinstance(item, np.ndarray) for item in items)
+
+
+def write_batching(message: Packed.Batching, batching: Batching) -> None:
+    """Writes how rows make batches."""
+    message.size, message.drop_remainder = batching.size, batching.drop_remainder
+    if batching.seed is not None:
+        message.seed = batching.seed.to_bytes((batching.seed.bit_length() + 7) // 8, "big")
+        message.round, message.reshuffles = batching.round, batching.reshuffles
+
+
+def read_batching(message: Packed.Batching, path: str) -> Batching:
+    """Returns how rows make batches.
+
+    Raises:
+      InvalidValueError: If they make none.
+    """
+    if message.size < 1 or len(message.seed) > MAX_SEED_BYTES:
+        raise InvalidValueError(
+            f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {message.size} "
+            f"rows and {len(message.seed)} bytes; at {path}"
+        )
+    seed = int.from_bytes(message.seed, "big") if message.HasField("seed") else None
+    return Batching(message.size, message.drop_remainder, seed, message.round, seed is not None and message.reshuffles)

@@ -25,12 +25,12 @@ from fedstack.computations.values.columns import (
     column_from_payloads,
 )
 from fedstack.computations.values.messages.arrays import array_from_proto, dtype_of_number
-from fedstack.computations.values.sequences import MAX_SEED_BYTES, Batching
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
-from fedstack.transport.wire.references import read_references
+from fedstack.transport.wire.references import read_references, read_referred_rows
+from fedstack.transport.wire.sequence_rows import read_batching
 
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
 OWN_ROW_BYTES = 64 << 10
@@ -189,6 +189,9 @@ class Unpacker:
         if kind == "sequences" and isinstance(member, SequenceType):
             self._size(len(proto.sequences.rows), path)
             return self._sequences(proto.sequences, member.element, path)
+        if kind == "references" and proto.references.HasField("row"):
+            self._size(len(proto.references.key), path)
+            return read_referred_rows(proto.references, member, path)
         if kind == "references" and isinstance(member, SequenceType):
             self._size(len(proto.references.key), path)
             return read_references(proto.references, member.element, path)
@@ -288,18 +291,3 @@ class Unpacker:
                 array.byteswap(inplace=True)
         self._arrays.clear()
         self.buffers.clear()
-
-
-def read_batching(message: Packed.Batching, path: str) -> Batching:
-    """Returns how rows make batches.
-
-    Raises:
-      InvalidValueError: If they make none.
-    """
-    if message.size < 1 or len(message.seed) > MAX_SEED_BYTES:
-        raise InvalidValueError(
-            f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {message.size} "
-            f"rows and {len(message.seed)} bytes; at {path}"
-        )
-    seed = int.from_bytes(message.seed, "big") if message.HasField("seed") else None
-    return Batching(message.size, message.drop_remainder, seed, message.round, seed is not None and message.reshuffles)

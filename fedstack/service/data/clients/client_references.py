@@ -10,7 +10,9 @@ from google.protobuf import any_pb2
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, computation_pb2
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.values.client_rows import ClientRows
 from fedstack.computations.values.column_sequence import BlockSequence
+from fedstack.data.client_data import batching_of
 from fedstack.errors import InvalidValueError
 from fedstack.proto.client_references_pb2 import ClientDataset, ClientSelections
 from fedstack.proto.data_service_pb2 import DatasetDescription, DescribeDatasetRequest, ListClientsRequest
@@ -23,7 +25,10 @@ from fedstack.transport.wire.references import Reference, ReferenceGroup
 
 
 class ClientReference(Reference):
-    """Refers to the elements of a client: a value for a computation, of a sequence type, in place of the elements.
+    """Refers to the elements of a client: a value for a computation in place of the elements.
+
+    It is a sequence of them, or a struct of arrays with a row for each, as the computation wants it; and with `batches`
+    a sequence of batches.
 
     Whoever runs the computation reads them. It is small and can be pickled; it has the address of the data service, and
     no credentials. In this process it can be iterated over.
@@ -43,6 +48,15 @@ class ClientReference(Reference):
         if shown is None:
             return itertools.chain.from_iterable(lists)
         return itertools.chain.from_iterable(map(shown, some) for some in lists)
+
+    def batches(self, batch_size: int, **options: Any) -> ClientRows:
+        """Returns the elements as a sequence of batches: a value for a computation, in place of `fedstack.batches`.
+
+        Args:
+          batch_size: The number of elements of each.
+          **options: As of `fedstack.batches`.
+        """
+        return ClientRows(self, batching_of(batch_size, **options))
 
     def to_data(self) -> computation_pb2.Data:
         """Returns it as the content of a `data` block of the language."""

@@ -14,7 +14,7 @@ from fedstack.computations.values.tensor_values import describe, shorten
 from fedstack.data.arrow_arrays import imported_pyarrow
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.arrow_elements import ArrowReader, arrow_type, check_text, type_of_arrow
-from fedstack.service.data.datasets.blocks import Blocks, pieces, rows_at_once, without_first
+from fedstack.service.data.datasets.blocks import Blocks, pieces, without_first
 from fedstack.service.data.datasets.element_types import type_of
 from fedstack.service.data.datasets.files import FilesSource, check_named
 
@@ -44,22 +44,22 @@ class ArrowFiles(FilesSource):
         """The columns that are read, by name."""
         return {cast(str, name): member for name, member in fields_of(cast(StructType, self.in_files))}
 
-    def read_part(self, path: str, part: int | None, start: int) -> Blocks:
+    def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
         try:
-            yield from without_first(self._blocks(path, part), start)
+            yield from without_first(self._blocks(path, part, rows), start)
         except imported_pyarrow().ArrowException as error:
             raise self.misread(path, error) from error
 
-    def _blocks(self, path: str, part: int | None) -> Blocks:
+    def _blocks(self, path: str, part: int | None, rows: int) -> Blocks:
         reader, row = ArrowReader(path, self.from_text), self.first_row
-        for batch in self.batches(path, part):
+        for batch in self.batches(path, part, rows):
             found = reader.column(batch.to_struct_array(), self.in_files, row)
             row += len(found)
-            yield from pieces(found, rows_at_once(self.in_files))
+            yield from pieces(found, rows)
 
     @abc.abstractmethod
-    def batches(self, path: str, part: int | None) -> Iterator[Any]:
-        """Yields `pyarrow.RecordBatch`es with the columns of elements, of a part of a file or all of it."""
+    def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
+        """Yields `pyarrow.RecordBatch`es with the columns of elements; see `read_part`."""
 
     def misread(self, path: str, error: Exception) -> InvalidValueError:
         """Returns the error for a file that pyarrow does not take."""
@@ -121,11 +121,11 @@ class ParquetFiles(FilesWithSchema):
         with _opened_parquet(path) as file:
             return file.schema_arrow, file.num_row_groups
 
-    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+    def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         _, parts = self._check(path, part)
         groups = list(range(parts)) if part is None else [part]
         with _opened_parquet(path) as file:
-            yield from file.iter_batches(rows_at_once(self.in_files), row_groups=groups, columns=list(self.columns))
+            yield from file.iter_batches(rows, row_groups=groups, columns=list(self.columns))
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ class ArrowIpcFiles(FilesWithSchema):
         with _opened_ipc(path) as found:
             return found.schema, getattr(found, "num_record_batches", 1)
 
-    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+    def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         names, parts = self._check(path, part)
         with _opened_ipc(path, [names.index(name) for name in self.columns]) as found:
             if hasattr(found, "get_batch"):
@@ -182,7 +182,7 @@ class CsvFiles(ArrowFiles):
         if not isinstance(cast(object, self.delimiter), str) or len(self.delimiter) != 1 or self.delimiter in '\r\n"':
             raise InvalidValueError(f"Expected a character, found {describe(self.delimiter)}; at the delimiter of CSV")
 
-    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+    def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         pa_csv = imported_pyarrow(".csv")
         check_columns(list(self.columns), self._header(path), path, ", row 1")
         with imported_pyarrow().input_stream(path) as file:
@@ -223,7 +223,7 @@ class JsonLinesFiles(ArrowFiles):
     from_text = True
     first_row = 1
 
-    def batches(self, path: str, part: int | None) -> Iterator[Any]:
+    def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         pa, pa_json = imported_pyarrow(), imported_pyarrow(".json")
         schema = pa.schema([(name, arrow_type(member)) for name, member in self.columns.items()])
         with pa.input_stream(path) as file:

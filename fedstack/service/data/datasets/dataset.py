@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from fedstack.computations.values.client_rows import ClientRows
 from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_integer, checked_positive
-from fedstack.data.client_data import frozen_arrays
+from fedstack.data.client_data import batching_of, frozen_arrays
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets import files
 from fedstack.service.data.datasets.arrow_files import (
@@ -42,11 +43,23 @@ class Dataset(SteppedPipeline):
     `from_computation`, and each step returns a new one. No elements are read before somebody iterates.
 
     Elements are NumPy scalars, read-only arrays, `bytes` for strings, and `dict`s and tuples of those. A dataset can be
-    given to computations wherever they take a sequence of its elements.
+    given to computations wherever they take a sequence of its elements; as the value of a client also where they take a
+    struct of arrays, with a row for each element.
 
     Attributes:
       element_type: The type of an element.
     """
+
+    def batches(self, batch_size: int, **options: Any) -> ClientRows:
+        """Returns the elements of a client in batches: a value for a computation, in place of `fedstack.batches`.
+
+        In difference to `batch`, it can have another order in each pass, and is no dataset.
+
+        Args:
+          batch_size: The number of elements of each.
+          **options: As of `fedstack.batches`.
+        """
+        return ClientRows(self, batching_of(batch_size, **options))
 
     def zip(self, *others: "Dataset") -> "Dataset":
         """Makes tuples of an element of this and of each other dataset, as many as the shortest has elements."""

@@ -23,6 +23,8 @@ from fedstack.service.data.datasets.blocks import Blocks, column_over, pieces, r
 from fedstack.service.data.datasets.sources import Source
 
 _TEXT = TensorType(np.str_)
+# How many times as large blocks are where all elements are wanted at once.
+_LARGE_BLOCKS = 16
 
 
 def files_of(pattern: object, where: str) -> tuple[str, ...]:
@@ -79,20 +81,34 @@ class FilesSource(Source):
         self._first_split = [0, *itertools.accumulate(parts)]
 
     def read_split(self, split: int, start: int = 0) -> Blocks:
+        return self._read(split, start, rows_at_once(self.in_files))
+
+    def large_blocks(self) -> Blocks:
+        rows = _LARGE_BLOCKS * rows_at_once(self.in_files)
+        return itertools.chain.from_iterable(self._read(split, 0, rows) for split in range(self.num_splits))
+
+    def _read(self, split: int, start: int, rows: int) -> Blocks:
         place, part = split, None
         if self.parts:
             place = bisect.bisect_right(self._first_split, split) - 1
             part = split - self._first_split[place]
         path = self.paths[place]
         try:
-            for block in _unchanged(path, self.read_part(_allowed(path), part, start)):
+            for block in _unchanged(path, self.read_part(_allowed(path), part, start, rows)):
                 yield self._with_client(block, place) if self.client else block
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
 
-    def read_part(self, path: str, part: int | None, start: int) -> Blocks:
-        """Yields the elements of a part of a file, or of all of it, from a number of them on; without the client."""
-        del part  # there is but one
+    def read_part(self, path: str, part: int | None, start: int, rows: int) -> Blocks:
+        """Yields the elements of a file, without the client.
+
+        Args:
+          path: The file.
+          part: Which part of it; `None` for all.
+          start: How many elements to leave out.
+          rows: How many elements a block should have at most.
+        """
+        del part, rows  # others say more of these
         return self.read_file(path, start)
 
     def read_file(self, path: str, start: int) -> Blocks:

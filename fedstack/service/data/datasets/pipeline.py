@@ -120,6 +120,9 @@ class Pipeline(Elements):
     def __repr__(self) -> str:
         return " → ".join(map(repr, (self._source, *self._steps))).join(("<Dataset ", f": {self._element}*>"))
 
+    def large_blocks(self) -> Blocks:
+        return self.blocks() if self._steps else self._source.large_blocks()
+
     def blocks(self) -> Blocks:
         # What is left out first need not be made: most sources know where to begin.
         left_out = list(itertools.takewhile(lambda step: isinstance(step, SkipStep), self._steps))

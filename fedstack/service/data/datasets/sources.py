@@ -109,6 +109,10 @@ class Source(abc.ABC):
         """Yields all elements."""
         return self.read(0, self.num_splits)
 
+    def large_blocks(self) -> Blocks:
+        """Yields all elements, in larger blocks where these need no copy."""
+        return self.blocks()
+
 
 class RowsSource(Source):
     """Elements each of which is a split: any range of them is read without those before it."""
