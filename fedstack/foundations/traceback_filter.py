@@ -10,6 +10,7 @@ import signal
 from asyncio import CancelledError, Future
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import PurePath
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_list, walk_tb
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeVar
@@ -111,6 +112,28 @@ def _users_traceback(traceback: TracebackType | None) -> TracebackType | None:
     for entry, following in zip(kept, [*kept[1:], None]):
         entry.tb_next = following
         _clear_callers(entry.tb_frame)
+    return kept[0] if kept else None
+
+
+def users_traceback(traceback: TracebackType | None, package: str) -> TracebackType | None:
+    """Returns a traceback without the frames of an installed package, and of what is installed beside it.
+
+    The first frame stays, whose it may be: it is that of whoever caught the error, and knows that.
+
+    Args:
+      traceback: The traceback. Its entries are linked anew.
+      package: The package. A traceback in which it does not occur stays as it is.
+    """
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    paths = [PurePath(entry.tb_frame.f_code.co_filename).parts for entry in entries]
+    folders = {parts[: parts.index(package)] for parts in paths if package in parts}
+    kept = entries[:1]
+    kept += [entry for entry, parts in zip(entries[1:], paths[1:]) if not any(parts[: len(f)] == f for f in folders)]
+    for entry, following in zip(kept, [*kept[1:], None]):
+        entry.tb_next = following
     return kept[0] if kept else None
 
 

@@ -1,7 +1,9 @@
 """Mistakes in federated computations that end a block, a script or a cell."""
 
+import os
 import subprocess
 import sys
+import traceback
 import types
 
 import federated_language as fl
@@ -58,30 +60,64 @@ def test_a_mistake_that_leaves_a_block_of_a_context_says_what_to_do(block):
     assert caught.value.__notes__ == [FIX]
 
 
-class Events:
+class Shell:
     """What IPython has, as far as it is used here."""
 
     def __init__(self) -> None:
-        self.functions = {}
+        self.custom_exceptions = ()
+        self.shown = []
 
-    def register(self, event, function) -> None:
-        self.functions.setdefault(event, set()).add(function)
+    def set_custom_exc(self, kinds, handler) -> None:
+        self.custom_exceptions, self.handler = kinds, handler
+
+    def showtraceback(self, found, tb_offset) -> None:
+        self.shown.append("".join(traceback.format_exception(*found)))
+
+    def run_cell(self, function) -> str:
+        """Returns what is shown of the error that ends a cell."""
+        try:
+            function()
+        except self.custom_exceptions as error:
+            self.handler(self, type(error), error, error.__traceback__, tb_offset=1)
+        return self.shown[-1]
 
 
-def test_a_cell_that_ends_with_a_mistake_says_what_to_do(monkeypatch, capsys):
-    events = Events()
-    shell = types.SimpleNamespace(events=events)
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+@pytest.fixture
+def shell(monkeypatch):
+    made = Shell()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: made))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    context = fedstack.create_sync_local_execution_context()
-    uncaught_mistakes.set_default_context(context)
-    uncaught_mistakes.set_default_context(context)
-    fl.framework.set_no_default_context()
-    context.close()
-    [after_cell] = events.functions["post_run_cell"]
-    after_cell(types.SimpleNamespace(error_in_exec=None))
-    try:
-        forget_a_broadcast()
-    except TypeError as error:
-        after_cell(types.SimpleNamespace(error_in_exec=error))
-    assert capsys.readouterr().err == FIX + "\n"
+    return made
+
+
+def install_twice():
+    for _ in range(2):
+        context = fedstack.create_sync_local_execution_context()
+        uncaught_mistakes.set_default_context(context)
+        fl.framework.set_no_default_context()
+        context.close()
+
+
+def test_a_cell_that_ends_with_a_mistake_shows_the_advice_and_no_frames_of_the_language(shell, capsys):
+    install_twice()
+    found = shell.run_cell(forget_a_broadcast)
+    assert FIX in found + capsys.readouterr().err
+    assert "in forget_a_broadcast" in found
+    assert "fl.federated_zip((model, values))" in found
+    assert "federated_language" + os.sep not in found
+    assert found.count("\n") < 15
+
+
+def test_another_error_in_a_cell_is_shown_as_it_is(shell, capsys):
+    install_twice()
+    clients = fl.FederatedType(np.float32, fl.CLIENTS)
+    found = shell.run_cell(lambda: fl.federated_computation(lambda values, extra=1: values, clients))
+    assert "federated_language" + os.sep in found
+    assert "To fix it" in shell.run_cell(forget_a_broadcast) + capsys.readouterr().err
+    assert "1 / 0" in shell.run_cell(lambda: 1 / 0)
+
+
+def test_a_handler_of_the_users_own_stays(shell):
+    shell.set_custom_exc((ValueError,), print)
+    install_twice()
+    assert shell.handler is print
