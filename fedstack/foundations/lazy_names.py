@@ -23,7 +23,8 @@ def lazy_names(
             return value
         if name in subpackages:
             return importlib.import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # With these Python suggests a name that is like it, out of `names()`.
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
 
     def names() -> list[str]:
         own = (name for name in vars(sys.modules[package]) if name.startswith("__"))

@@ -32,6 +32,12 @@ def test_the_names_of_a_package_are_listed_before_they_are_asked_for_and_nothing
     assert {name for name in dir(package) if not name.startswith("__")} == {*package.__all__, *subpackages}
 
 
+def test_a_name_that_is_like_one_of_a_package_is_answered_with_that_one() -> None:
+    code = "import fedstack.service.data\nfedstack.service.data.DataSet"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "Did you mean: 'Dataset'?" in done.stderr
+
+
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
     code = (
         "import sys, fedstack.service.data, fedstack.testing\n"
