@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
-
 from fedstack.__main__ import main
 from fedstack.demo.report import print_table, write_csv
 from fedstack.demo.training import Round, describe_clients, load_example, run_rounds
