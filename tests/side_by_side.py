@@ -10,7 +10,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# One cluster of Ray serves all tests of engines, and starting it takes longer than most of them.
+# One cluster of Ray serves all tests of engines, and starting it takes longer than most of them. It changes what
+# `breakpoint()` does and logs from threads of its own, so its process runs nothing else.
 TOGETHER = "tests/engines"
 # So that no process is left alone at the end with what takes long.
 FIRST = (
@@ -35,8 +36,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "FileSchedul
     return FileScheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+
     def rank(item: pytest.Item) -> int:
         return next((rank for rank, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST))
 
@@ -58,6 +61,12 @@ class FileScheduling(LoadScopeScheduling):
         # A process that takes over waits for a second file, or for word that there is none, before it begins.
         for node in self.nodes:
             self._reschedule(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if TOGETHER in self.assigned_work[node] and len(self.nodes) > 1:
+            node.shutdown()  # once it has done what it has
+        else:
+            super()._reschedule(node)
 
     def remove_node(self, node: WorkerController) -> str | None:
         left = {file: tests for file, tests in self.assigned_work.pop(node).items() if not all(tests.values())}
