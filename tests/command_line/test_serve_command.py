@@ -33,15 +33,18 @@ from fedstack.command_line import environment_options
 from fedstack.command_line.log_format import JsonFormatter
 from fedstack.command_line.serving import serve_command
 from fedstack.command_line.serving.limit_options import LIMITS
+from fedstack.proto.extensions_pb2 import HandshakeRequest
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.status import code_of
 
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
+HELLO = HandshakeRequest(protocol=PROTOCOL).SerializeToString()
 SERVING, NOT_SERVING = 1, 2
 
 
@@ -353,7 +356,12 @@ def test_a_server_takes_its_options_from_the_environment_and_stops_when_asked(tm
         ready = json.loads(server.line)
         assert ready["message"].endswith("(insecure, token, loopback only); python code refused; modules numpy, math")
         assert ready["target"] == server.target
-        assert call(server.target, HANDSHAKE, credentials=ClientCredentials(token="secret"))
+        assert call(
+            server.target,
+            HANDSHAKE,
+            HandshakeRequest(protocol=PROTOCOL).SerializeToString(),
+            credentials=ClientCredentials(token="secret"),
+        )
         server.process.send_signal(signal.SIGINT)
         code, out, err = ended(server)
     assert (code, out) == (0, "")

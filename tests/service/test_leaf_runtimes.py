@@ -153,7 +153,7 @@ def test_a_result_that_does_not_fit_is_an_error_with_path_and_computation(
 
 
 def test_a_result_has_exactly_the_declared_dtype(context: Any) -> None:
-    (found,) = mapped(leaf(lambda x: {"a": [1.0, 2.0, 3.0], "b": np.float64(0.5)}, SCALAR, PAIR))([np.float32(1)])
+    (found,) = mapped(leaf(lambda x: {"a": [1.0, 2.0, 3.0], "b": 0.5}, SCALAR, PAIR))([np.float32(1)])
     assert (found["a"].dtype, found["b"].dtype) == (np.float32, np.float32)
 
 

@@ -100,22 +100,25 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> Together | N
       element: The type of their elements.
     """
     columns = [sequence.column for sequence in sequences]
+    counts = list(map(len, columns))
     batchings = [sequence.batching for sequence in sequences if sequence.batching is not None]
     if not batchings:
         rows = _joined(columns, element)
         if rows is not None:
-            return Together(rows, element, list(map(len, columns)), None)
+            return Together(rows, element, counts, None)
         found = [batched for column in columns if (batched := _batched(column)) is not None]
         columns, batchings = [rows for rows, _ in found], [batching for _, batching in found]
+        counts = list(map(len, columns))
     elif len(batchings) < len(sequences):
-        # What is empty may be said to have any batches.
+        # What is empty may be said to have any batches. It has no rows, and those that it does not have are no arrays.
         one = batchings[0]
+        columns = [sequence.column for sequence in sequences if sequence.batching is not None]
         batchings = [s.batching or one for s in sequences if s.batching is not None or not len(s.column)]
     row = row_type(element)
     if row is None or len(batchings) < len(sequences):
         return None
     rows = _joined(columns, row)
-    return None if rows is None else Together(rows, row, list(map(len, columns)), batchings)
+    return None if rows is None else Together(rows, row, counts, batchings)
 
 
 def _joined(columns: Sequence[Column], member: Type) -> Column | None:

@@ -23,11 +23,14 @@ from thread_starts import ThreadStarts
 
 import fedstack
 from fedstack import errors
+from fedstack.proto.extensions_pb2 import HandshakeRequest
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
+from fedstack.transport.peers.executor_stub import PROTOCOL
 
 pytestmark = pytest.mark.slow
 
 HANDSHAKE = "/fedstack.v1.ExecutorExtensions/Handshake"
+HELLO = HandshakeRequest(protocol=PROTOCOL).SerializeToString()
 CLIENT_INTS = fl.FederatedType(np.int64, fl.CLIENTS)
 
 
@@ -190,7 +193,12 @@ def test_nobody_else_can_use_the_workers(pool: WorkerPool) -> None:
     for stranger in (None, attrs.evolve(pool.credentials, token="guess")):
         with pytest.raises(errors.AuthenticationError):
             call(pool.targets[0], HANDSHAKE, credentials=stranger)
-    assert call(pool.targets[0], HANDSHAKE, credentials=pool.credentials)
+    assert call(
+        pool.targets[0],
+        HANDSHAKE,
+        HandshakeRequest(protocol=PROTOCOL).SerializeToString(),
+        credentials=pool.credentials,
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no Unix sockets")

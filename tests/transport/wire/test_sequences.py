@@ -247,3 +247,8 @@ def test_clients_without_elements_keep_those_with_batches_together():
     assert list(message.sequences.rows) == [0, 5, 0, 0]
     sent, found = arrived(values, BATCHES)
     assert list(map(passes, sent)) == list(map(passes, found))
+
+
+def test_an_empty_list_and_an_empty_table_in_batches_arrive_as_no_elements():
+    sent, found = arrived([[], xy(0, 1), []], BATCHES)
+    assert [list(sequence) for sequence in (*sent, *found)] == [[]] * 6

@@ -44,7 +44,7 @@ class Simulated:
         loop = asyncio.get_running_loop()
         journal = Journal(folder)
         self.disk = BadDisk(journal._tables)
-        journal._tables = self.disk  # type: ignore[assignment]
+        journal._tables = journal._ledger._tables = self.disk  # type: ignore[assignment]
         self.stood_still = 0.0
         self.service = DispatchService(
             journal,

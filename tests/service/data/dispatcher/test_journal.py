@@ -149,10 +149,10 @@ def test_a_definition_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_a_definition_that_is_gone_is_asked_for_where_somebody_has_it(tmp_path: Path) -> None:
     with DispatchServer(fault_tolerant(tmp_path)) as server:
         dataset = Dataset.range(5)
-        assert register_dataset(server.target, dataset, "numbers") == "numbers"
+        assert register_dataset(server.target, dataset, dataset_id="numbers") == "numbers"
         (file,) = (tmp_path / DEFINITIONS).iterdir()
         file.unlink()
-        register_dataset(server.target, dataset, "numbers")
+        register_dataset(server.target, dataset, dataset_id="numbers")
         assert file.exists()
 
 
@@ -163,7 +163,7 @@ def test_a_definition_that_is_damaged_is_named_and_replaced_when_it_is_registere
     dataset = Dataset.range(5)
     with contextlib.ExitStack() as servers:
         server = servers.enter_context(DispatchServer(fault_tolerant(tmp_path)))
-        register_dataset(server.target, dataset, "numbers")
+        register_dataset(server.target, dataset, dataset_id="numbers")
         (file,) = (tmp_path / DEFINITIONS).iterdir()
         sound = file.read_bytes()
         file.write_bytes(bytes([sound[0] ^ 1, *sound[1:]]))
@@ -173,7 +173,7 @@ def test_a_definition_that_is_damaged_is_named_and_replaced_when_it_is_registere
         else:
             with Peer(server.target) as peer, pytest.raises(JournalError, match=f"was damaged: {file}.*register the"):
                 peer.definition(bytes.fromhex(file.name))
-        register_dataset(server.target, dataset, "numbers")
+        register_dataset(server.target, dataset, dataset_id="numbers")
         with Peer(server.target) as peer:
             assert peer.definition(bytes.fromhex(file.name)) == file.read_bytes() == sound
 
