@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
 
-from fedstack.command_line.command import SUCCESS, subcommand
+from fedstack.command_line.command import SUCCESS, say, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
 from fedstack.errors import FedstackError
 
@@ -120,9 +120,9 @@ def _print(answer: Answer, details: Details | None) -> None:
     rows = [("encryption", answer["encryption"]), ("token", answer["token"])]
     if details is None:
         use = ", which can be used value by value" if answer["service"] == PLAIN else ""
-        print(f"{answer['target']} is up: {answer['service']}{use}")
+        say(f"{answer['target']} is up: {answer['service']}{use}")
     else:
-        print(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
+        say(f"{answer['target']} is up: {answer['service']}, Python {details['python_version']}")
         rows += [
             ("leaf runtimes", ", ".join(details["leaf_runtimes"]) or "none"),
             ("allowed modules", ", ".join(details["allowed_modules"]) or "none"),
@@ -130,13 +130,13 @@ def _print(answer: Answer, details: Details | None) -> None:
         ]
     rows.append(("round trip", f"{answer['round_trip_ms']:.2f} ms"))
     for name, value in rows:
-        print(f"  {name:<16} {value}")
+        say(f"  {name:<16} {value}")
     mine = f"{sys.version_info.major}.{sys.version_info.minor}"
     theirs = mine if details is None else details["python_version"]
     if details is not None and theirs != mine and any("Pickled" in name for name in details["leaf_runtimes"]):
-        print(
+        say(
             f"Functions go there by reference only: by value they need one Python on both sides, and here is {mine}.",
-            file=sys.stderr,
+            to_error=True,
         )
 
 

@@ -15,6 +15,7 @@ import click
 
 from fedstack.command_line.log_format import json_line
 from fedstack.errors import FedstackError
+from fedstack.foundations.error_text import printable
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 # In the `meta` of a context: the command says everything as JSON lines, its errors too.
@@ -60,6 +61,11 @@ def run_command_line(commands: Sequence[click.Command], version: str, arguments:
         return FAILURE
 
 
+def say(text: str = "", *, to_error: bool = False) -> None:
+    """Prints what may have come from a peer: nothing in it is obeyed by the terminal."""
+    print(printable(text), file=sys.stderr if to_error else sys.stdout)
+
+
 def _running(context: click.Context | None) -> str:
     chosen = None if context is None else context.invoked_subcommand
     return f"fedstack {chosen}" if chosen else "fedstack"
@@ -79,7 +85,7 @@ def _print_error(message: str, context: click.Context | None, before: str = "") 
     if context is not None and LOGS_JSON in context.meta:
         print(json_line("error", _running(context), message.removeprefix("error: ")), file=sys.stderr)
     else:
-        print(f"{before}{_running(context)}: {message}", file=sys.stderr)
+        say(f"{before}{_running(context)}: {message}", to_error=True)
 
 
 def subcommand(

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedstack.command_line.command import SUCCESS, subcommand
+from fedstack.command_line.command import SUCCESS, say, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
 from fedstack.errors import FedstackError, RemoteError
-from fedstack.foundations.error_text import counted, printable, size_text
+from fedstack.foundations.error_text import counted, size_text
 
 if TYPE_CHECKING:
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
@@ -46,10 +46,10 @@ def run(**given: Any) -> int:
     elif status is not None:
         show(str(target), status)
     elif methods is not None:
-        print(f"{target}: fedstack {methods.version}, up for {_duration(methods.uptime_seconds)}")
+        say(f"{target}: fedstack {methods.version}, up for {_duration(methods.uptime_seconds)}")
     else:
         use = "can be used value by value, and " if kind == PLAIN else ""
-        print(f"{target}: {kind}, which {use}does not tell what it holds and has done")
+        say(f"{target}: {kind}, which {use}does not tell what it holds and has done")
     if methods is not None and methods.method and not options.json:
         show_methods(methods)
     return SUCCESS
@@ -122,12 +122,12 @@ def _method_as_object(method: "MethodDescription") -> dict[str, object]:
 
 def show_methods(methods: "ListMethodsResponse") -> None:
     """Prints registered methods as a table."""
-    print()
+    say()
     _print_table(
         ("registered", "calls", "errors", "running", "p50", "p99"),
         [
             (
-                printable(method.name),
+                method.name,
                 f"{method.calls.ended}",
                 f"{method.calls.failed}",
                 f"{method.calls.running}",
@@ -141,23 +141,23 @@ def show_methods(methods: "ListMethodsResponse") -> None:
 
 def show(target: str, status: "GetStatusResponse") -> None:
     """Prints a status as tables."""
-    print(f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}")
+    say(f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}")
     if status.HasField("seconds_until_stop"):
-        print(f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away")
-    print(
+        say(f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away")
+    say(
         f"sessions {len(status.session)}, values {status.values}, bytes {size_text(status.bytes)}, "
         f"running {status.running}"
     )
     if status.threads or status.resident_bytes:  # older servers do not tell
         memory = size_text(status.resident_bytes) if status.resident_bytes else "unknown"
-        print(
+        say(
             f"threads {status.threads}, busy {status.busy_threads}, at cancelled work {status.abandoned_threads}, "
             f"memory {memory}"
         )
     if status.stalls:
-        print(f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most")
+        say(f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most")
     if status.session:
-        print()
+        say()
         _print_table(
             ("session", "clients", "values", "bytes", "lease left"),
             [
@@ -167,7 +167,7 @@ def show(target: str, status: "GetStatusResponse") -> None:
         )
     scheduled = [session for session in status.session if session.started_running or session.started_ended]
     if scheduled:
-        print()
+        say()
         _print_table(
             ("scheduled calls of", "waiting", "in flight", "ended", "failed", "live values"),
             [
@@ -176,14 +176,14 @@ def show(target: str, status: "GetStatusResponse") -> None:
             ],
         )
     if status.work:
-        print()
+        say()
         _print_table(
             ("function", "session", "client", "runs for"),
-            [(printable(work.function), work.session, _clients(work), f"{work.seconds:.1f} s") for work in status.work],
+            [(work.function, work.session, _clients(work), f"{work.seconds:.1f} s") for work in status.work],
             words=2,
         )
     if status.calls:
-        print()
+        say()
         _print_table(
             ("method", "code", "calls"), [(call.method, call.code, f"{call.count}") for call in status.calls], words=2
         )
@@ -204,7 +204,7 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words:
             cell.ljust(width) if column < words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths))
         ]
-        print("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
 
 
 def _duration(seconds: float) -> str:

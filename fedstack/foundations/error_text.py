@@ -59,7 +59,8 @@ def shortened(text: str, limit: int) -> str:
 
 def name_text(name: str) -> str:
     """Returns a name of somebody else's for a message: it may have any length."""
-    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}[… {len(name) - _MAX_NAME} more …]"
+    shown = printable(name[:_MAX_NAME])
+    return shown if len(name) <= _MAX_NAME else f"{shown}[… {len(name) - _MAX_NAME} more …]"
 
 
 def _cut(size: int) -> str:

@@ -15,13 +15,15 @@ import re
 from fedstack.computations.leaves.arguments import argument_converter
 from fedstack.computations.leaves.bound_operation import BoundOperation
 from fedstack.computations.leaves.leaf_errors import raise_leaf_error
+from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import Type
+from fedstack.computations.types.type_structure import is_nothing
 from fedstack.computations.values.columns import Column
 from fedstack.computations.values.federated_values import column_from_values, normalize_argument
 from fedstack.computations.values.snapshots import snapshot_of
 from fedstack.computations.values.values import quick_reader
-from fedstack.errors import FedstackError, TypeMismatchError
+from fedstack.errors import FedstackError, LeafError, TypeMismatchError
 
 # What follows the name of a function in the place of a misfit: the client, and the path inside of the result.
 _INSIDE = re.compile(r"(?:\[client (\d+)\])?([^;\n]*)")
@@ -50,6 +52,7 @@ class Leaf(BoundOperation):
         self._place = f"the result of {name!r}"
         self._quick = quick_reader(result)
         self._snapshot = snapshot_of(result)
+        self._returns_nothing = is_nothing(result)
 
     def evaluate(self, argument: object, /) -> object:
         """Runs the function once, on any thread.
@@ -82,13 +85,25 @@ class Leaf(BoundOperation):
 
     def _checked(self, value: object, client: int | None) -> object:
         place = self._place + ("" if client is None else f"[client {client}]")
+        if value is None and self._returns_nothing:
+            return ()
         try:
             return normalize_argument(value, self.result, place)
         except FedstackError as error:
             raise self._misfit(error) from error.__cause__
 
     def _misfit(self, error: FedstackError) -> FedstackError:
-        """Returns the error for a result that does not fit, in whose place the path in the result comes first."""
+        """Returns the error for a result that does not fit, in whose place the path in the result comes first.
+
+        Whoever calls a method of a server gave fitting arguments: for them it is as good as what the function raises.
+        """
+        misfit = self._placed(error)
+        if not current_scope().is_method:
+            return misfit
+        text = f"{self.name!r} returned what does not fit its type: {misfit}"
+        return LeafError(text, computation_name=self.name, client_index=misfit.client_index)
+
+    def _placed(self, error: FedstackError) -> FedstackError:
         before, found, rest = str(error).rpartition(f"; at {self._place}")
         inside = _INSIDE.match(rest)
         placed = with_place(error, self.result_advice) if isinstance(error, TypeMismatchError) else error
@@ -115,6 +130,8 @@ class Leaf(BoundOperation):
             append, evaluate = values.append, self.evaluate
             for item in arguments if self._convert is None else map(self._convert, arguments):
                 append(evaluate(item))
+            if self._returns_nothing:
+                values = [() if value is None else value for value in values]
         except BaseException as error:
             raise_leaf_error(error, self.name, first_client + len(values))
         try:

@@ -11,7 +11,7 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.types.type_memory import TypeMemo
 from fedstack.computations.types.type_structure import fields_of
-from fedstack.foundations.error_text import shortened
+from fedstack.foundations.error_text import printable, shortened
 
 _known: TypeMemo[tuple[int, int]] = TypeMemo()
 _SHOWN_TENSORS = 100
@@ -67,7 +67,7 @@ def least_leaves(proto: computation_pb2.Type, most: int) -> int:
 def type_text(type_spec: Type) -> str:
     """Writes a type for a message, as the language does; of a large one only the first members of its structs."""
     is_small = count_leaves(type_spec) <= _SHOWN_TENSORS
-    return shortened(str(type_spec) if is_small else _text(type_spec, _SHOWN_TENSORS), _MAX_TEXT_BYTES)
+    return shortened(printable(str(type_spec) if is_small else _text(type_spec, _SHOWN_TENSORS)), _MAX_TEXT_BYTES)
 
 
 def _text(type_spec: Type, room: int) -> str:

@@ -72,6 +72,11 @@ def fields_of(struct: StructType) -> tuple[tuple[str | None, Type], ...]:
     return _fields.put(struct, tuple(struct.items())) if found is None else found
 
 
+def is_nothing(result: Type) -> bool:
+    """Returns whether a function of this result type returns nothing."""
+    return isinstance(result, StructType) and not fields_of(result)
+
+
 def is_scalar(tensor: TensorType) -> bool:
     """Tells whether a tensor type has rank zero."""
     return tensor.shape == ()

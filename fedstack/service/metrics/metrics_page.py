@@ -1,16 +1,20 @@
 """Shows metrics of this process to Prometheus. This is the one module that imports `prometheus_client`."""
 
-from typing import Any, cast
+import functools
+from typing import Any
 
 from fedstack.observe.metrics import Metrics
 from fedstack.observe.observers import Subscription, add_observer
 from fedstack.observe.telemetry_api import PrometheusMetricReader, SdkMeterProvider
-from fedstack.service.metrics.page_server import Application, PageServer
+from fedstack.service.metrics.page_server import PageServer
 
 try:
     import prometheus_client
 except ImportError as error:
     raise ImportError('A page of metrics needs prometheus_client: pip install "fedstack[metrics]"') from error
+
+# Prometheus takes this form whatever it asks for.
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsPage:
@@ -31,8 +35,8 @@ class MetricsPage:
         reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=registry)
         self._provider = SdkMeterProvider(metric_readers=[reader], shutdown_on_exit=False)
         self._metrics = Metrics(self._provider.get_meter("fedstack"))
-        make_application = cast(Any, prometheus_client).make_asgi_app  # its types are unknown
-        self._server = PageServer(cast(Application, make_application(registry)), host, port)
+        make = functools.partial(prometheus_client.generate_latest, registry)
+        self._server = PageServer(make, _CONTENT_TYPE, host, port)
         self._subscription: Subscription | None = None
 
     @property

@@ -5,9 +5,8 @@ import contextlib
 import http
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any
 
 from fedstack.errors import AddressError
 from fedstack.foundations.time_limits import within_seconds
@@ -20,12 +19,7 @@ SECONDS = 10.0
 MOST_CONNECTIONS = 32
 MOST_REQUEST_BYTES = 16 * 1024
 
-Message = dict[str, Any]
-# An application as ASGI has it, for requests without a body.
-Application = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
-
+_PLAIN = "Content-Type: text/plain; charset=utf-8"
 _logger = logging.getLogger(__name__)
 
 
@@ -33,13 +27,16 @@ class PageServer:
     """A server of `/metrics`.
 
     Args:
-      application: Makes the page.
+      make: Makes the page.
+      content_type: What it is.
       host: Name or address to listen at.
       port: The port, 0 for any free one.
     """
 
-    def __init__(self, application: Application, host: str, port: int) -> None:
-        self._application = application
+    def __init__(self, make: Callable[[], bytes], content_type: str, host: str, port: int) -> None:
+        self._make = make
+        self._content_type = content_type
+        self._failed = False
         self._listener = TcpListener(host, port)
         self._open: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # connections, the oldest first
         self._thread: threading.Thread | None = None
@@ -119,65 +116,41 @@ class PageServer:
             method, status, headers, body = "GET", 400, [], b"This is no request for a page.\n"
         else:
             method = request.method
-            status, headers, body = await self._page(request)
-        head = [
-            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-        ]
-        lines = [line.encode("latin-1") for line in head] + [name + b": " + value for name, value in headers]
-        writer.write(b"\r\n".join([*lines, b"", b"" if method == "HEAD" else body]))
+            status, headers, body = self._page(request)
+        first = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"
+        head = "\r\n".join([first, f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""])
+        writer.write(head.encode("ascii") + (b"" if method == "HEAD" else body))
         await writer.drain()
         writer.write_eof()
         while await reader.read(MOST_REQUEST_BYTES):  # until the client has taken all: an abort could drop the rest
             pass
 
-    async def _page(self, request: "_Request") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        plain = [(b"Content-Type", b"text/plain; charset=utf-8")]
+    def _page(self, request: "_Request") -> tuple[int, list[str], bytes]:
         if request.method not in ("GET", "HEAD"):
-            return 405, [*plain, (b"Allow", b"GET, HEAD")], b"This page can only be read.\n"
+            return 405, [_PLAIN, "Allow: GET, HEAD"], b"This page can only be read.\n"
         if request.path != PATH:
-            return 404, plain, f"There is one page here: {PATH}\n".encode()
-        answers: list[Message] = []
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Message) -> None:
-            answers.append(message)
-
+            return 404, [_PLAIN], f"There is one page here: {PATH}\n".encode()
         try:
-            await self._application(request.scope, receive, send)
-            return answers[0]["status"], list(answers[0]["headers"]), answers[1]["body"]
+            page = self._make()
         except Exception:
-            _logger.warning("The page of metrics could not be made", exc_info=True)
-            return 500, plain, b"The page could not be made; the log says why.\n"
+            if not self._failed:  # whoever asks again and again is to fill no disk
+                _logger.warning("The page of metrics could not be made", exc_info=True)
+            self._failed = True
+            return 500, [_PLAIN], b"The page could not be made; the log says why.\n"
+        self._failed = False
+        return 200, [f"Content-Type: {self._content_type}"], page
 
 
 class _Request:
-    """The head of a request.
+    """What matters of the head of a request: nothing else that a client says goes any further.
 
     Raises:
       ValueError: If it is none.
     """
 
     def __init__(self, head: bytes) -> None:
-        first, *lines = head.decode("latin-1").rstrip().split("\r\n")
+        first, *headers = head.decode("ascii").rstrip().split("\r\n")
         self.method, target, version = first.split(" ")
-        if not version.startswith("HTTP/1."):
-            raise ValueError(f"Expected HTTP/1, found {version!r}")
-        self.path, _, query = target.partition("?")
-        self.scope: Message = {
-            "type": "http",
-            "method": self.method,
-            "path": self.path,
-            "query_string": query.encode("latin-1"),
-            "headers": [_header(line) for line in lines],
-        }
-
-
-def _header(line: str) -> tuple[bytes, bytes]:
-    name, colon, value = line.partition(":")
-    if not colon:
-        raise ValueError(f"Expected a header, found {line!r}")
-    return name.strip().lower().encode("latin-1"), value.strip().encode("latin-1")
+        if not version.startswith("HTTP/1.") or not all(":" in header for header in headers):
+            raise ValueError(f"Expected a request of HTTP/1, found {first!r}")
+        self.path = target.partition("?")[0]

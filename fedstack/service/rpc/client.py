@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from fedstack.computations.values.number_checks import check_bool
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
@@ -44,6 +45,7 @@ class Client(ClosesOnExit):
         list_registered_methods: bool = True,
         timeout_in_ms: float = 0,
         credentials: ClientCredentials | None = None,
+        wait_for_ready: bool = True,
     ) -> "Client":
         """Returns a client. It waits for the server, and asks what methods that has.
 
@@ -55,21 +57,25 @@ class Client(ClosesOnExit):
             or `async with` asks.
           timeout_in_ms: How long to wait, for this and for each call that does not say; 0 for any time.
           credentials: Certificates and the token.
+          wait_for_ready: Whether this and calls wait for a server that is not there; if not, they fail at once with
+            `UNAVAILABLE`.
 
         Raises:
           DeadlineExceededError: If the server does not answer in time.
+          WorkerUnavailableError: If it is not there when the time is over, or at all without `wait_for_ready`.
           AuthenticationError: If it does not let this client in.
           InvalidValueError: If the layer is another one, or the address is none, or of several servers.
         """
         check_layer(rpc_layer)
         seconds = seconds_of(timeout_in_ms)
+        check_bool("wait_for_ready", wait_for_ready)
         stubs = make_stubs(address, credentials)
         if len(stubs) != 1:
             raise InvalidValueError(
                 f"Expected the address of one server, found {len(stubs)}: {', '.join(stub.address for stub in stubs)}; "
                 "make a client for each"
             )
-        client = cls(MethodCalls(MethodStub(stubs[0].connection)), str(name), seconds)
+        client = cls(MethodCalls(MethodStub(stubs[0].connection), wait_for_ready), str(name), seconds)
         if list_registered_methods:
             try:
                 client.refresh()

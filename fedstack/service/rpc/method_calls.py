@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from fedstack.computations.types.language import RetryableError
+from fedstack.computations.types.type_structure import is_nothing
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.errors import (
@@ -24,7 +25,7 @@ from fedstack.executors.remote.sessions.remote_transfers import check_size, rece
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
-from fedstack.service.rpc.signatures import Signature, is_nothing, read_signature
+from fedstack.service.rpc.signatures import Signature, read_signature
 from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.peers.method_stub import MethodStub
 from fedstack.transport.wire.connection_errors import never_arrived
@@ -99,6 +100,7 @@ class MethodCalls:
 
     Args:
       stub: The way to it; closed with this.
+      wait_for_ready: Whether calls wait for a server that is not there.
 
     Attributes:
       address: The server's address.
@@ -106,8 +108,9 @@ class MethodCalls:
       signatures: The methods that are known.
     """
 
-    def __init__(self, stub: MethodStub) -> None:
+    def __init__(self, stub: MethodStub, wait_for_ready: bool = True) -> None:
         self.stub = stub
+        self._waits = wait_for_ready
         self.address = stub.address
         self.io = stub.io
         self.signatures: Mapping[str, Signature] = {}
@@ -124,8 +127,15 @@ class MethodCalls:
 
         Raises:
           DeadlineExceededError: If the server does not say so in time.
+          WorkerUnavailableError: If it is not there then.
         """
-        await within(seconds, self._learn(), lambda: self._late("a list of its methods", seconds))
+        what, due = "a list of its methods", self.io.time() + seconds
+        try:
+            await within(seconds, self._learn(), lambda: self._late(what, seconds))
+        except DeadlineExceededError:
+            if self.io.time() < due:
+                raise
+            raise await self._why_late(what, seconds) from None
 
     async def call(self, arguments: Arguments, prepared: Prepared | None, seconds: float, due: float = 0.0) -> object:
         """Calls a method and returns its result.
@@ -142,14 +152,14 @@ class MethodCalls:
         try:
             if not seconds:
                 return await self._call(arguments, prepared, 0.0)
-            due = due or self.io.time() + seconds
-            work, late = self._call(arguments, prepared, due), lambda: self._late_answer(arguments.name, seconds)
+            due, what = due or self.io.time() + seconds, _answer_of(arguments.name)
+            work = self._call(arguments, prepared, due)
             try:
-                return await within(self._left(due), work, late)
+                return await within(self._left(due), work, lambda: self._late(what, seconds))
             except DeadlineExceededError:
                 if self.io.time() < due:
                     raise
-                raise late() from None  # the server may have been the first to say so
+                raise await self._why_late(what, seconds) from None  # the server may have been the first to say so
         finally:
             self._running -= 1
             if not self._running:
@@ -169,7 +179,7 @@ class MethodCalls:
             if isinstance(answer, Parcel):  # there is nothing to wait for
                 found = run_at_once(result)
             else:
-                late = lambda: self._late_answer(arguments.name, seconds)  # noqa: E731
+                late = lambda: self._late(_answer_of(arguments.name), seconds)  # noqa: E731
                 found = self.io.run_sync(within(self._left(due), result, late))
             if not isinstance(found, MethodDescription):
                 return found
@@ -189,17 +199,24 @@ class MethodCalls:
             raise
         except DeadlineExceededError:
             if 0.0 < seconds <= self.stub.soon_seconds:  # it was the caller's limit that passed
-                raise self._late_answer(prepared.request.method, seconds) from None
+                raise self._late(_answer_of(prepared.request.method), seconds) from None
             raise
 
-    def _late_answer(self, name: str, seconds: float) -> DeadlineExceededError:
-        return self._late(f"an answer of {name!r}", seconds)
+    async def _why_late(self, what: str, seconds: float) -> FedstackError:
+        """Returns the error of a call whose time is over: that of a server that is away, or that it is slow."""
+        if not self._is_ready:
+            try:
+                await self.stub.connection.wait_ready(_READY_SECONDS)
+            except FedstackError as error:
+                if never_arrived(error) or not isinstance(error, RetryableError):
+                    return error
+        return self._late(what, seconds)
 
     def _late(self, what: str, seconds: float) -> DeadlineExceededError:
-        found = "none; allow more time, or see what keeps it busy"
-        if not self._is_ready:
-            found = "that it cannot be reached; start it, or correct the address"
-        return DeadlineExceededError(f"Expected {what} from {self.address} within {seconds:.3g} seconds, found {found}")
+        return DeadlineExceededError(
+            f"Expected {what} from {self.address} within {seconds:.3g} seconds, found none; allow more time, or see "
+            "what keeps it busy"
+        )
 
     async def _call(self, arguments: Arguments, prepared: Prepared | None, due: float) -> object:
         signature = self.signatures.get(arguments.name) if prepared is None else prepared.signature
@@ -277,15 +294,21 @@ class MethodCalls:
             await self._reach()
             try:
                 response = await self.stub.list()
-            except (WorkerUnavailableError, DeadlineExceededError):
+            except (WorkerUnavailableError, DeadlineExceededError) as error:
                 self._is_ready = False
+                if not (self._waits or never_arrived(error)):
+                    raise
                 continue
             break
         self._heartbeat_seconds, self._max_value_bytes = response.heartbeat_seconds, response.max_value_bytes
         self.signatures = {method.name: read_signature(method) for method in response.method}
 
     async def _reach(self) -> None:
-        """Returns when the server can be reached, however long that takes."""
+        """Returns when the server can be reached: however long that takes, if calls wait.
+
+        Raises:
+          WorkerUnavailableError: If they do not, and it is not there.
+        """
         connection, begun, told = self.stub.connection, self.io.time(), False
         while not self._is_ready:
             if self._closed:
@@ -299,8 +322,9 @@ class MethodCalls:
                 if not told and self.io.time() - begun > _TELL_SECONDS:
                     told = True
                     _logger.warning("Waiting for a server: %s", error)
-                if connection.can_look:
-                    await connection.look(_LOOK_SECONDS)
+                is_back = connection.can_look and await connection.look(_LOOK_SECONDS)
+                if not (self._waits or is_back):
+                    raise
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _closed_error(self) -> ClosedError:
@@ -319,6 +343,10 @@ class MethodCalls:
         if self._listing is not None:
             self._listing.cancel()
         await self.stub.close()
+
+
+def _answer_of(name: str) -> str:
+    return f"an answer of {name!r}"
 
 
 def check_method_name(name: object) -> str:

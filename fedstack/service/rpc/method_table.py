@@ -1,11 +1,10 @@
 """Keeps the methods of a server by their names, and counts their calls."""
 
 import difflib
-import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import attrs
 
@@ -213,20 +212,6 @@ def _computation_of(
             f"Expected a computation or a Python function for {name!r}, found {describe(given)}; decorate a function "
             "with @fedstack.python_computation, or give it with parameter_types=[...]"
         )
-    function = given
-    if result_type is None and getattr(function, "__annotations__", {}).get("return", ...) in (None, "None"):
+    if result_type is None and getattr(given, "__annotations__", {}).get("return", ...) in (None, "None"):
         result_type = NOTHING
-    return python_computation(parameter_types, result_type)(_returning(function, result_type))
-
-
-def _returning(function: Callable[..., object], result_type: object) -> Callable[..., object]:
-    """Returns a function that may end without a return statement, if it is to return nothing."""
-    if not (result_type is NOTHING or (isinstance(result_type, (tuple, list)) and not result_type)):
-        return function
-
-    @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> object:
-        found = function(*args, **kwargs)
-        return () if found is None else found
-
-    return run
+    return python_computation(parameter_types, result_type)(given)

@@ -11,11 +11,11 @@ import numpy as np
 from fedstack.computations.types.error_places import with_place
 from fedstack.computations.types.language import ConcreteComputation, FunctionType, StructType, Type, to_type
 from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.types.type_structure import fields_of, is_nothing, type_from_proto
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
-from fedstack.foundations.error_text import name_text
+from fedstack.foundations.error_text import name_text, printable
 from fedstack.proto.methods_pb2 import MethodDescription
 
 # What a method returns that returns nothing.
@@ -95,7 +95,7 @@ class Signature:
     @property
     def shown_parameters(self) -> str:
         """The parameters as text."""
-        return f"({', '.join(f'{name}: {type_text(t)}' for name, t in self.parameter_types)})"
+        return f"({', '.join(f'{printable(name)}: {type_text(t)}' for name, t in self.parameter_types)})"
 
     def check_specs(self, output_specs: object) -> None:
         """Checks what a caller takes for the type of the result.
@@ -128,7 +128,7 @@ class Signature:
         )
 
     def __str__(self) -> str:
-        return f"{self.name}{self.shown_parameters} -> {type_text(self.function.result)}"
+        return f"{printable(self.name)}{self.shown_parameters} -> {type_text(self.function.result)}"
 
 
 def signature_of(name: str, computation: ConcreteComputation) -> Signature:
@@ -158,12 +158,7 @@ def read_signature(description: MethodDescription) -> Signature:
             f"Expected a function and the names of its parameters for {name_text(description.name)!r}, found "
             f"{type_text(function)} and {len(names)} names; is the server of another release?"
         )
-    return Signature(description.name, function, names, description.doc, description.signature)
-
-
-def is_nothing(result: Type) -> bool:
-    """Returns whether a method of this result type returns nothing."""
-    return isinstance(result, StructType) and not fields_of(result)
+    return Signature(description.name, function, names, printable(description.doc), description.signature)
 
 
 def _parameters_of(computation: ConcreteComputation) -> tuple[str, ...]:

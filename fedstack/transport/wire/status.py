@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 
 from fedstack import errors
 from fedstack.computations.types.language import RetryableError
-from fedstack.foundations.error_text import shortened
+from fedstack.foundations.error_text import printable, shortened
 from fedstack.foundations.source_lines import with_source_lines
 from fedstack.foundations.traceback_filter import cut_own_frames
 from fedstack.proto.extensions_pb2 import ErrorDetail, Status
@@ -220,7 +220,7 @@ def error_from_status(
       code: The number of the status code.
       message: The message of the status.
       details: What `grpc-status-details-bin` carried, if anything. It is not trusted: what is no error of fedstack's is
-        left out of account.
+        left out of account, and nothing in the texts is obeyed by a terminal.
       address: Who sent it, for messages.
       words: What these call what the caller gave.
 
@@ -231,8 +231,11 @@ def error_from_status(
     known = Code(code) if code in Code.__members__.values() else Code.UNKNOWN
     detail = _read(details)
     if detail is None:
-        return _plain_error(known, message, address, words)
-    detail.message, detail.traceback = with_source_lines(detail.message), with_source_lines(detail.traceback)
+        return _plain_error(known, printable(message), address, words)
+    detail.message = printable(with_source_lines(detail.message))
+    detail.traceback = printable(with_source_lines(detail.traceback))
+    detail.path[:] = map(printable, detail.path)
+    detail.error, detail.computation_name = printable(detail.error), printable(detail.computation_name)
     error = _named_error(detail, known)
     if error is None:
         error = _plain_error(known, f"{detail.error}: {detail.message}", address, words)

@@ -4,8 +4,7 @@ import http.client
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from await_until import await_until
@@ -15,23 +14,29 @@ from fedstack.service.metrics import page_server
 from fedstack.service.metrics.page_server import PageServer
 
 LIMIT = 20.0
-Message = dict[str, Any]
+PAGE = b"a_metric 1\n"
 
 
-async def application(
-    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-) -> None:
-    if scope["query_string"] == b"fail":
-        raise RuntimeError("no page")
-    assert (await receive())["type"] == "http.request"
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"Content-Type", b"text/plain")]})
-    lines = [b"%s: %s\n" % header for header in scope["headers"]]
-    await send({"type": "http.response.body", "body": b"".join(lines) * (100_000 if scope["query_string"] else 1)})
+class Page:
+    """Makes a page that the test chooses."""
+
+    content = PAGE
+    error: Exception | None = None
+
+    def __call__(self) -> bytes:
+        if self.error is not None:
+            raise self.error
+        return self.content
 
 
 @pytest.fixture
-def server() -> Iterator[PageServer]:
-    found = PageServer(application, "127.0.0.1", 0)
+def page() -> Page:
+    return Page()
+
+
+@pytest.fixture
+def server(page: Page) -> Iterator[PageServer]:
+    found = PageServer(page, "text/plain", "127.0.0.1", 0)
     found.start()
     yield found
     found.stop()
@@ -71,15 +76,15 @@ def all_of(connection: socket.socket) -> bytes:
     return found
 
 
-def test_the_page_is_there_with_what_the_client_said(server: PageServer) -> None:
+def test_the_page_is_there(server: PageServer) -> None:
     assert server.url.startswith("http://127.0.0.1:")
     assert server.url.endswith("/metrics")
-    assert ask(server) == (200, b"accept: all: of it\n")
+    assert ask(server) == (200, PAGE)
 
 
 def test_a_head_has_no_body(server: PageServer) -> None:
     found = sent(server, b"HEAD /metrics HTTP/1.1\r\na: b\r\n\r\n")
-    assert b"Content-Length: 5\r\n" in found
+    assert b"Content-Length: %d\r\n" % len(PAGE) in found
     assert found.endswith(b"\r\n\r\n")
 
 
@@ -100,10 +105,14 @@ def test_there_is_no_other_page_and_nothing_to_write(server: PageServer) -> None
         b"GET /metrics HTTP/1.1\r\nno header\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nlong: " + b"x" * 100_000 + b"\r\n\r\n",
         b"x" * 1_000_000,
+        b"GET /metrics?\xff HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nAccept: \xff\r\n\r\n",
     ],
-    ids=range(9),
+    ids=range(11),
 )
-def test_garbage_is_refused_and_does_no_harm(garbage: bytes, server: PageServer) -> None:
+def test_garbage_is_refused_and_does_no_harm(
+    garbage: bytes, server: PageServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with socket.create_connection(address(server), LIMIT) as connection:
         try:
             connection.sendall(garbage)
@@ -111,6 +120,7 @@ def test_garbage_is_refused_and_does_no_harm(garbage: bytes, server: PageServer)
         except ConnectionError:  # it does not read to the end of what is too long
             answer = b""
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert not caplog.records
     assert ask(server)[0] == 200
 
 
@@ -122,8 +132,9 @@ def test_a_client_that_leaves_does_no_harm(server: PageServer) -> None:
 
 
 def test_a_client_that_says_nothing_or_does_not_read_is_left(
-    server: PageServer, monkeypatch: pytest.MonkeyPatch
+    server: PageServer, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    page.content = PAGE * 5_000_000
     monkeypatch.setattr(page_server, "SECONDS", 0.3)
     assert sent(server, b"") == b""
     assert sent(server, b"GET /metrics HTTP/1.1\r\n") == b""
@@ -131,17 +142,18 @@ def test_a_client_that_says_nothing_or_does_not_read_is_left(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(LIMIT)
         connection.connect(address(server))
-        connection.sendall(b"GET /metrics?much HTTP/1.1\r\na: " + b"x" * 500 + b"\r\n\r\n")
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert connection.recv(1)
         await_until(lambda: not server._open)  # the whole point: it does not read on
         assert len(all_of(connection)) < 50_000_000
+    page.content = PAGE
     assert ask(server)[0] == 200
 
 
 def test_slow_clients_make_way_for_others(server: PageServer) -> None:
     slow = [socket.create_connection(address(server), LIMIT) for _ in range(page_server.MOST_CONNECTIONS + 20)]
     try:
-        assert ask(server) == (200, b"accept: all: of it\n")
+        assert ask(server) == (200, PAGE)
         assert slow[0].recv(1) == b""
         assert len(server._open) <= page_server.MOST_CONNECTIONS
     finally:
@@ -149,20 +161,28 @@ def test_slow_clients_make_way_for_others(server: PageServer) -> None:
             connection.close()
 
 
-def test_a_page_that_cannot_be_made_is_logged(server: PageServer, caplog: pytest.LogCaptureFixture) -> None:
-    assert ask(server, path="/metrics?fail")[0] == 500
+def test_nothing_that_a_client_says_goes_into_the_page(server: PageServer) -> None:
+    assert ask(server, path="/metrics?name[]=%ff&%00") == (200, PAGE)
+
+
+def test_a_page_that_cannot_be_made_is_logged_once(
+    server: PageServer, page: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    page.error = RuntimeError("no page")
+    assert [ask(server)[0] for _ in range(10)] == [500] * 10
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    page.error = None
     assert ask(server)[0] == 200
 
 
 def test_a_taken_port_is_an_error_that_says_so(server: PageServer) -> None:
     host, port = address(server)
     with pytest.raises(errors.AddressError, match=f"Port {port} of 127.0.0.1 is in use; stop what listens there, or"):
-        PageServer(application, host, port).start()
+        PageServer(Page(), "text/plain", host, port).start()
 
 
 def test_a_server_that_stops_ends_connections_and_its_thread() -> None:
-    server = PageServer(application, "localhost", 0)
+    server = PageServer(Page(), "text/plain", "localhost", 0)
     server.start()
     with socket.create_connection(address(server), LIMIT) as connection:
         assert ask(server)[0] == 200  # so the connection before has come, too

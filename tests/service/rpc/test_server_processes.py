@@ -50,7 +50,7 @@ def test_a_killed_server_fails_the_call_at_once_and_the_next_one_waits_for_it():
         with pytest.raises(WorkerUnavailableError):
             running.get_value()
         assert running.get_error()[0] == Code.UNAVAILABLE
-        assert client.call("add", [1, 2], timeout_in_ms=300).get_error()[0] == Code.DEADLINE_EXCEEDED
+        assert client.call("add", [1, 2], timeout_in_ms=300).get_error()[0] == Code.UNAVAILABLE
         waiting = client.add(3, 4)
         with process(target.rpartition(":")[2]):
             assert waiting.get_value() == 7
@@ -101,7 +101,7 @@ def test_a_client_waits_for_a_server_that_is_not_there_yet():
 
 def test_a_client_waits_no_longer_than_it_was_told():
     begun = time.monotonic()
-    with pytest.raises(DeadlineExceededError, match="a list of its methods .* found that it cannot be reached"):
+    with pytest.raises(WorkerUnavailableError, match="nothing listens there"):
         rpc.Client.create("grpc", f"localhost:{free_port()}", timeout_in_ms=300)
     assert time.monotonic() - begun < WALL
 
