@@ -1,58 +1,118 @@
 """The subcommand `fedstack status`."""
 
+import contextlib
 import json
-from collections.abc import Awaitable, Sequence
+import textwrap
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedstack.command_line.command import SUCCESS, say, subcommand
+import attrs
+import click
+
+from fedstack.command_line.command import SUCCESS, option, say, seconds, subcommand
 from fedstack.command_line.peer_options import ABOUT_ADDRESS, PEER_OPTIONS, PLAIN, ask, failed, kind_of, peer_of
-from fedstack.errors import FedstackError, RemoteError
-from fedstack.foundations.error_text import counted, size_text
+from fedstack.contexts.progress_display import PlainText, choose_text_display
+from fedstack.errors import AuthenticationError, FedstackError, RemoteError
+from fedstack.foundations.error_text import counted, printable, size_text
 
 if TYPE_CHECKING:
     from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
     from fedstack.proto.methods_pb2 import ListMethodsResponse, MethodDescription
     from fedstack.transport.peers.executor_stub import ExecutorStub
+    from fedstack.transport.wire.addresses import Target
 
 _T = TypeVar("_T")
+_WIDTH = 100
 
 
 def run(**given: Any) -> int:
-    """Prints sessions and calls of a server, as tables or as JSON."""
+    """Prints sessions and calls of a server, as tables or as JSON: once, or again and again."""
     options = SimpleNamespace(**given)
     target, credentials = peer_of(options)
 
-    async def look(stub: "ExecutorStub") -> "tuple[GetStatusResponse | None, ListMethodsResponse | None, str | None]":
-        from fedstack.transport.peers.method_stub import MethodStub
+    def look() -> str:
+        found = ask(target, credentials, options.timeout, lambda stub: _look(target, stub))
+        return found.as_json(str(target)) if options.json else found.as_text(str(target))
 
-        status = await _if_there(stub.get_status())
-        methods = await _if_there(MethodStub(stub.connection).list(with_calls=True))
-        kind = await kind_of(target, stub) if status is None and methods is None else None
-        return status, methods, kind
-
-    try:
-        status, methods, kind = ask(target, credentials, options.timeout, look)
-    except FedstackError as error:
-        return failed(target, error, as_json=options.json)
-    told: dict[str, object] = {} if kind is None else {"service": kind}
-    if status is not None:
-        told = _as_object(status)
-    if methods is not None:
-        told = {"version": methods.version, "uptime_seconds": round(methods.uptime_seconds, 3), **told}
-        told["methods"] = [_method_as_object(method) for method in methods.method]
-    if options.json:
-        print(json.dumps({"ok": True, "target": str(target), **told}))
-    elif status is not None:
-        show(str(target), status)
-    elif methods is not None:
-        say(f"{target}: fedstack {methods.version}, up for {_duration(methods.uptime_seconds)}")
-    else:
-        use = "can be used value by value, and " if kind == PLAIN else ""
-        say(f"{target}: {kind}, which {use}does not tell what it holds and has done")
-    if methods is not None and methods.method and not options.json:
-        show_methods(methods)
+    if not options.watch:
+        try:
+            text = look()
+        except FedstackError as error:
+            return failed(target, error, as_json=options.json)
+        say(text)
+        return SUCCESS
+    with contextlib.suppress(KeyboardInterrupt):  # that is how it is meant to end
+        _watch(target, look, options)
     return SUCCESS
+
+
+def _watch(target: "Target", look: Callable[[], str], options: SimpleNamespace) -> None:
+    """Shows what `look` returns, again and again, and what is wrong where it fails: the server may come back."""
+    with PlainText() if options.json else choose_text_display() as display:
+        while True:
+            begun = time.monotonic()
+            try:
+                text = look()
+            except AuthenticationError:
+                raise  # which no waiting changes
+            except FedstackError as error:
+                text = json.dumps({"ok": False, "target": str(target), "error": str(error)})
+                if not options.json:
+                    text = f"{target}: {error}"
+            display.show(printable(text))
+            time.sleep(max(0.0, options.interval - (time.monotonic() - begun)))
+
+
+@attrs.frozen
+class _Found:
+    """What a server tells of itself: as much as it has.
+
+    Attributes:
+      status: What it holds and has done.
+      methods: The methods that are registered.
+      kind: What it is, in words, if it has neither.
+    """
+
+    status: "GetStatusResponse | None"
+    methods: "ListMethodsResponse | None"
+    kind: str | None
+
+    def as_json(self, target: str) -> str:
+        """Returns it as one line of JSON."""
+        told: dict[str, object] = {} if self.kind is None else {"service": self.kind}
+        if self.status is not None:
+            told = _as_object(self.status)
+        if self.methods is not None:
+            methods = self.methods
+            told = {"version": methods.version, "uptime_seconds": round(methods.uptime_seconds, 3), **told}
+            told["methods"] = [_method_as_object(method) for method in methods.method]
+        return json.dumps({"ok": True, "target": target, **told})
+
+    def as_text(self, target: str) -> str:
+        """Returns it as tables."""
+        lines: list[str] = []
+        if self.status is not None:
+            lines += status_lines(target, self.status)
+        elif self.methods is not None:
+            up = _duration(self.methods.uptime_seconds)
+            lines.append(f"{target}: fedstack {self.methods.version}, up for {up}")
+        else:
+            use = "can be used value by value, and " if self.kind == PLAIN else ""
+            lines.append(f"{target}: {self.kind}, which {use}does not tell what it holds and has done")
+        if self.methods is not None and self.methods.method:
+            lines += method_lines(self.methods)
+        return "\n".join(lines)
+
+
+async def _look(target: "Target", stub: "ExecutorStub") -> _Found:
+    from fedstack.transport.peers.method_stub import MethodStub
+
+    status = await _if_there(stub.get_status())
+    methods = await _if_there(MethodStub(stub.connection).list(with_calls=True))
+    kind = await kind_of(target, stub) if status is None and methods is None else None
+    return _Found(status, methods, kind)
 
 
 async def _if_there(answer: "Awaitable[_T]") -> "_T | None":
@@ -75,6 +135,7 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
         "values": status.values,
         "bytes": status.bytes,
         "threads": status.threads,
+        "max_threads": status.max_threads or None,
         "busy_threads": status.busy_threads,
         "abandoned_threads": status.abandoned_threads,
         "resident_bytes": status.resident_bytes or None,
@@ -105,7 +166,31 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
             for work in status.work
         ],
         "calls": [{"method": call.method, "code": call.code, "count": call.count} for call in status.calls],
+        "limits": {limit.name: limit.value for limit in status.limit},
+        **_data_as_object(status),
     }
+
+
+def _data_as_object(status: "GetStatusResponse") -> dict[str, object]:
+    told: dict[str, object] = {}
+    if status.HasField("dispatcher"):
+        known = status.dispatcher
+        told["dispatcher"] = {
+            "datasets": known.datasets,
+            "passes": known.passes,
+            "consumers": known.consumers,
+            "data_workers": list(known.worker),
+        }
+    if status.HasField("data_worker"):
+        read = status.data_worker
+        told["data_worker"] = {
+            "attends": read.attends,
+            "streams": read.streams,
+            "ranges": read.ranges,
+            "elements": read.elements,
+            "bytes": read.bytes,
+        }
+    return told
 
 
 def _method_as_object(method: "MethodDescription") -> dict[str, object]:
@@ -120,10 +205,10 @@ def _method_as_object(method: "MethodDescription") -> dict[str, object]:
     }
 
 
-def show_methods(methods: "ListMethodsResponse") -> None:
-    """Prints registered methods as a table."""
-    say()
-    _print_table(
+def method_lines(methods: "ListMethodsResponse") -> Iterator[str]:
+    """Yields the lines of a table of registered methods."""
+    yield ""
+    yield from _table(
         ("registered", "calls", "errors", "running", "p50", "p99"),
         [
             (
@@ -139,26 +224,27 @@ def show_methods(methods: "ListMethodsResponse") -> None:
     )
 
 
-def show(target: str, status: "GetStatusResponse") -> None:
-    """Prints a status as tables."""
-    say(f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}")
+def status_lines(target: str, status: "GetStatusResponse") -> Iterator[str]:
+    """Yields the lines of a status, with tables."""
+    yield f"{target}: fedstack {status.version}, up for {_duration(status.uptime_seconds)}"
     if status.HasField("seconds_until_stop"):
-        say(f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away")
-    say(
+        yield f"stopping: running calls have {status.seconds_until_stop:.0f} s at most, and new clients are sent away"
+    yield (
         f"sessions {len(status.session)}, values {status.values}, bytes {size_text(status.bytes)}, "
         f"running {status.running}"
     )
-    if status.threads or status.resident_bytes:  # older servers do not tell
-        memory = size_text(status.resident_bytes) if status.resident_bytes else "unknown"
-        say(
-            f"threads {status.threads}, busy {status.busy_threads}, at cancelled work {status.abandoned_threads}, "
-            f"memory {memory}"
-        )
+    memory = size_text(status.resident_bytes) if status.resident_bytes else "unknown"
+    most = f" of {status.max_threads}" if status.max_threads else ""
+    yield (
+        f"threads {status.threads}{most}, busy {status.busy_threads}, at cancelled work {status.abandoned_threads}, "
+        f"memory {memory}"
+    )
     if status.stalls:
-        say(f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most")
+        yield f"stood still {counted(status.stalls, 'time')}, for {status.longest_stall_seconds:.2g} s at most"
+    yield from _data_lines(status)
     if status.session:
-        say()
-        _print_table(
+        yield ""
+        yield from _table(
             ("session", "clients", "values", "bytes", "lease left"),
             [
                 (s.id, f"{s.clients}", f"{s.values}", size_text(s.bytes), f"{s.lease_seconds_left:.0f} s")
@@ -167,8 +253,8 @@ def show(target: str, status: "GetStatusResponse") -> None:
         )
     scheduled = [session for session in status.session if session.started_running or session.started_ended]
     if scheduled:
-        say()
-        _print_table(
+        yield ""
+        yield from _table(
             ("scheduled calls of", "waiting", "in flight", "ended", "failed", "live values"),
             [
                 (s.id, *map(str, (s.started_waiting, s.started_running, s.started_ended, s.started_failed, s.values)))
@@ -176,16 +262,34 @@ def show(target: str, status: "GetStatusResponse") -> None:
             ],
         )
     if status.work:
-        say()
-        _print_table(
+        yield ""
+        yield from _table(
             ("function", "session", "client", "runs for"),
             [(work.function, work.session, _clients(work), f"{work.seconds:.1f} s") for work in status.work],
             words=2,
         )
     if status.calls:
-        say()
-        _print_table(
+        yield ""
+        yield from _table(
             ("method", "code", "calls"), [(call.method, call.code, f"{call.count}") for call in status.calls], words=2
+        )
+    if status.limit:
+        yield ""
+        limits = ", ".join(f"{limit.name.replace('_', '-')} {limit.value:.12g}" for limit in status.limit)
+        yield from textwrap.wrap(f"limits: {limits}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
+    """Yields what a server of a data service holds and has read."""
+    if status.HasField("dispatcher"):
+        known = status.dispatcher
+        workers = f"{len(known.worker)}{': ' * bool(known.worker)}{', '.join(known.worker)}"
+        yield f"datasets {known.datasets}, passes {known.passes}, consumers {known.consumers}, data workers {workers}"
+    if status.HasField("data_worker"):
+        read = status.data_worker
+        yield (
+            f"data worker, {'known' if read.attends else 'not known'} to its dispatcher: streams {read.streams}; "
+            f"read so far: ranges {read.ranges}, elements {read.elements}, bytes {size_text(read.bytes)}"
         )
 
 
@@ -196,15 +300,15 @@ def _clients(work: "Work") -> str:
     return f"{work.first_client} to {work.first_client + work.clients - 1}"
 
 
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> None:
-    """Prints rows under a header; the first columns, so many as `words` says, are aligned to the left."""
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> Iterator[str]:
+    """Yields the lines of rows under a header; the first columns, so many as `words` says, are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):
         cells = [
             cell.ljust(width) if column < words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths))
         ]
-        say("  ".join(cells).rstrip())
+        yield "  ".join(cells).rstrip()
 
 
 def _duration(seconds: float) -> str:
@@ -214,4 +318,9 @@ def _duration(seconds: float) -> str:
     return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
 
 
-COMMAND = subcommand("status", run, "Show what a server holds and has done.", PEER_OPTIONS, more=ABOUT_ADDRESS)
+OPTIONS = (
+    *PEER_OPTIONS,
+    click.Option(["--watch"], is_flag=True, help="show it again and again, until Ctrl-C"),
+    option("--interval", "SECONDS", "how often, with --watch", type=seconds(0.1, 86_400), default=2.0),
+)
+COMMAND = subcommand("status", run, "Show what a server holds and has done.", OPTIONS, more=ABOUT_ADDRESS)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import attrs
 
@@ -90,6 +90,39 @@ class LineDisplay:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether one can draw on `stream`. The output of a notebook's cell is no terminal."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class PlainText(contextlib.AbstractContextManager["PlainText"]):
+    """Prints a text again and again, one under the other."""
+
+    def show(self, text: str) -> None:
+        """Shows a text in place of the last one."""
+        print(text, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class TextDisplay(Protocol):
+    """Shows a text that changes, on standard output, for the duration of a block."""
+
+    def __enter__(self) -> "TextDisplay": ...
+
+    def show(self, text: str) -> None:
+        """Shows a text in place of the last one."""
+        ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+def choose_text_display() -> TextDisplay:
+    """Returns what suits standard output."""
+    if is_terminal(sys.stdout):
+        with contextlib.suppress(ImportError):
+            from fedstack.contexts.rich_display import LiveText
+
+            return LiveText()
+    return PlainText()
 
 
 def choose_display(title: str, unit: str) -> Display:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Console
 from rich.file_proxy import FileProxy
+from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedstack.contexts.progress_display import ProgressSnapshot
 from fedstack.foundations.after_fork import renew_after_fork
@@ -97,6 +99,24 @@ class BarDisplay:
         del snapshot
         if self._bar is not None:
             _bars.remove(self._bar)
+
+
+class LiveText:
+    """A text that changes in its place on standard output, and stays there at the end."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop")
+
+    def __enter__(self) -> "LiveText":
+        self._live.start()
+        return self
+
+    def show(self, text: str) -> None:
+        """Shows a text in place of the last one."""
+        self._live.update(Text(text), refresh=True)
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
 
 
 def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

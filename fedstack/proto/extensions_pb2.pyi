@@ -441,7 +441,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work")
+    __slots__ = ("version", "uptime_seconds", "session", "values", "bytes", "running", "calls", "seconds_until_stop", "threads", "busy_threads", "abandoned_threads", "resident_bytes", "stalls", "longest_stall_seconds", "work", "max_threads", "limit", "dispatcher", "data_worker")
     class Calls(_message.Message):
         __slots__ = ("method", "code", "count")
         METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +472,37 @@ class GetStatusResponse(_message.Message):
         started_failed: int
         started_waiting: int
         def __init__(self, id: _Optional[str] = ..., clients: _Optional[int] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., lease_seconds_left: _Optional[float] = ..., started_running: _Optional[int] = ..., started_ended: _Optional[int] = ..., started_failed: _Optional[int] = ..., started_waiting: _Optional[int] = ...) -> None: ...
+    class Limit(_message.Message):
+        __slots__ = ("name", "value")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        value: float
+        def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class Dispatcher(_message.Message):
+        __slots__ = ("datasets", "passes", "consumers", "worker")
+        DATASETS_FIELD_NUMBER: _ClassVar[int]
+        PASSES_FIELD_NUMBER: _ClassVar[int]
+        CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+        WORKER_FIELD_NUMBER: _ClassVar[int]
+        datasets: int
+        passes: int
+        consumers: int
+        worker: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, datasets: _Optional[int] = ..., passes: _Optional[int] = ..., consumers: _Optional[int] = ..., worker: _Optional[_Iterable[str]] = ...) -> None: ...
+    class DataWorker(_message.Message):
+        __slots__ = ("attends", "streams", "ranges", "elements", "bytes")
+        ATTENDS_FIELD_NUMBER: _ClassVar[int]
+        STREAMS_FIELD_NUMBER: _ClassVar[int]
+        RANGES_FIELD_NUMBER: _ClassVar[int]
+        ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+        BYTES_FIELD_NUMBER: _ClassVar[int]
+        attends: bool
+        streams: int
+        ranges: int
+        elements: int
+        bytes: int
+        def __init__(self, attends: bool = ..., streams: _Optional[int] = ..., ranges: _Optional[int] = ..., elements: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +518,10 @@ class GetStatusResponse(_message.Message):
     STALLS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
+    MAX_THREADS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DISPATCHER_FIELD_NUMBER: _ClassVar[int]
+    DATA_WORKER_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_seconds: float
     session: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Session]
@@ -502,7 +537,11 @@ class GetStatusResponse(_message.Message):
     stalls: int
     longest_stall_seconds: float
     work: _containers.RepeatedCompositeFieldContainer[Work]
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ...) -> None: ...
+    max_threads: int
+    limit: _containers.RepeatedCompositeFieldContainer[GetStatusResponse.Limit]
+    dispatcher: GetStatusResponse.Dispatcher
+    data_worker: GetStatusResponse.DataWorker
+    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., session: _Optional[_Iterable[_Union[GetStatusResponse.Session, _Mapping]]] = ..., values: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., calls: _Optional[_Iterable[_Union[GetStatusResponse.Calls, _Mapping]]] = ..., seconds_until_stop: _Optional[float] = ..., threads: _Optional[int] = ..., busy_threads: _Optional[int] = ..., abandoned_threads: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., stalls: _Optional[int] = ..., longest_stall_seconds: _Optional[float] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., max_threads: _Optional[int] = ..., limit: _Optional[_Iterable[_Union[GetStatusResponse.Limit, _Mapping]]] = ..., dispatcher: _Optional[_Union[GetStatusResponse.Dispatcher, _Mapping]] = ..., data_worker: _Optional[_Union[GetStatusResponse.DataWorker, _Mapping]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("code", "message", "details")

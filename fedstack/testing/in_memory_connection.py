@@ -10,11 +10,16 @@ class InMemoryConnection(LocalConnection):
     Args:
       service: The service.
       address: What it is called in messages.
+
+    Attributes:
+      service: The service.
+      calls: The paths of the methods that were called.
     """
 
     def __init__(self, service: Service, address: str = "memory") -> None:
         methods = methods_by_path([service])
         super().__init__(lambda: methods, address)
+        self.service = service
         self.calls: list[str] = []
 
     def _find(self, path: str) -> Method:

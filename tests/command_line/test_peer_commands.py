@@ -36,15 +36,14 @@ from fedstack.proto.executor_pb2 import Cardinality
 from fedstack.proto.extensions_pb2 import GetStatusResponse, OpenSessionRequest
 from fedstack.service import rpc
 from fedstack.service.data import DispatchServer, WorkerServer
-from fedstack.service.executor.executor_extensions import ExecutorExtensions
 from fedstack.service.executor.executor_service import ExecutorService
-from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.service.server import stall_meter
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_facts import ServerFacts
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.service.server.stall_meter import StallCounts
+from fedstack.service.server.status import StatusService
 from fedstack.testing.meeting import until_set
 from fedstack.transport.grpc.credentials import ServerCredentials
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
@@ -274,10 +273,9 @@ def test_grpc_adds_nothing_to_what_check_says(files: CertificateFiles, target: s
                 assert done.stderr.count("\n") == done.returncode
 
 
-@pytest.mark.parametrize("command", ["check", "status"])
-def test_a_grpc_server_of_another_kind_is_told_apart(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grpc_server_of_another_kind_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     with ServerThread(GrpcServer([EchoService()])) as thread:
-        assert main([command, thread.target]) == 1
+        assert main(["check", thread.target]) == 1
         expected = f"Expected a fedstack server at {thread.target}, found a gRPC server without its services"
         assert expected in capsys.readouterr().err
 
@@ -301,8 +299,12 @@ class ServiceOfTFF(ExecutorService):
 @pytest.mark.parametrize("command", ["check", "status"])
 @pytest.mark.parametrize("make", [ExecutorService, ServiceOfTFF])
 def test_a_plain_executor_service_is_called_that_and_can_be_used(
-    make: type[ExecutorService], command: str, capsys: pytest.CaptureFixture[str]
+    make: type[ExecutorService], command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def unknown(_: ExecutorStub) -> GetStatusResponse:
+        raise fedstack.errors.RemoteError("no method", code="UNIMPLEMENTED")
+
+    monkeypatch.setattr(ExecutorStub, "get_status", unknown)
     service = make(fedstack.local_executor_factory(), extensions=False)
     with ServerThread(GrpcServer([service])) as thread:
         assert main([command, thread.target]) == 0
@@ -327,11 +329,6 @@ def test_servers_of_the_data_service_are_called_that(
         address = server.target.removeprefix("grpc://")
         assert main(["check", server.target]) == 0
         assert f"{address} is up: {kind}\n" in capsys.readouterr().out
-        assert main(["status", server.target]) == 0
-        expected = f"{address}: {kind}, which does not tell what it holds and has done\n"
-        assert capsys.readouterr().out == expected
-        assert main(["status", server.target, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["service"] == kind
 
 
 def test_check_of_a_server_with_methods_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -474,7 +471,7 @@ def test_status_shows_sessions_and_calls(target: str, capsys: pytest.CaptureFixt
     lines = out.splitlines()
     assert lines[0].startswith(f"{target}: fedstack {fedstack.__version__}, up for ")
     assert lines[1] == "sessions 1, values 0, bytes 0 B, running 0"
-    assert re.fullmatch(r"threads \d+, busy \d+, at cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
+    assert re.fullmatch(r"threads \d+ of 32, busy \d+, at cancelled work 0, memory [1-9][\d.]* [KMG]iB", lines[2])
     assert lines[4].split() == ["session", "clients", "values", "bytes", "lease", "left"]
     assert lines[5].split()[1:4] == ["7", "0", "0"]
     assert lines[7].split() == ["method", "code", "calls"]
@@ -621,32 +618,31 @@ def test_status_goes_on_to_show_what_was_cancelled_and_goes_on(capsys: pytest.Ca
             end.set()
 
 
-def test_status_of_an_older_server_leaves_out_what_that_does_not_tell(
-    target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def older(_: ExecutorStub) -> GetStatusResponse:
-        return GetStatusResponse(version="0.1", uptime_seconds=3)
-
-    monkeypatch.setattr(ExecutorStub, "get_status", older)
-    assert main(["status", target]) == 0
-    assert capsys.readouterr().out == (
-        f"{target}: fedstack 0.1, up for 3 s\nsessions 0, values 0, bytes 0 B, running 0\n"
-    )
-
-
-def test_status_says_how_often_and_how_long_a_server_stood_still(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_how_often_and_how_long_a_server_stood_still() -> None:
     counts = StallCounts()
     counts.stalls, counts.longest_seconds = 3, 0.72
 
-    async def make() -> ExecutorExtensions:
-        extensions = ExecutorExtensions(ServiceCore(local_executor_factory(), ServiceLimits(), CarrierPolicy()))
-        extensions.server = ServerFacts(asks_for_token=False, stalls=counts)
-        return extensions
+    async def make() -> GetStatusResponse:
+        return await StatusService([], ServerFacts(asks_for_token=False, stalls=counts)).status()
 
-    found = on_loop(make).status()
+    found = on_loop(make)
     assert (found.stalls, found.longest_stall_seconds) == (3, 0.72)
-    status_command.show("worker", found)
-    assert "\nstood still 3 times, for 0.72 s at most\n" in capsys.readouterr().out
+    assert "stood still 3 times, for 0.72 s at most" in list(status_command.status_lines("worker", found))
+
+
+def test_status_shows_threads_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ServiceLimits(max_sessions=17)
+    service = ExecutorService(local_executor_factory(max_concurrent_clients=3), limits=limits)
+    with ServerThread(GrpcServer([service], limits=ServerLimits(max_calls=33))) as thread:
+        assert main(["status", thread.target]) == 0
+        text = capsys.readouterr().out
+        assert main(["status", thread.target, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+    assert re.search(r"^threads \d+ of 3, busy 0", text, re.MULTILINE)
+    shown = " ".join(text.partition("limits: ")[2].split())
+    assert "max-sessions 17," in shown
+    assert "max-calls 33," in shown
+    assert (told["max_threads"], told["limits"]["max_sessions"], told["limits"]["max_calls"]) == (3, 17, 33)
 
 
 def test_status_shows_registered_methods_with_their_calls(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from fedstack.testing.computation_builder import (
     reference,
 )
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
-from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS
+from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, STATUS
 from fedstack.transport.wire.frames import data_frames, header_frame
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.segments import Segment
@@ -147,6 +147,8 @@ class Request:
         if self.method in _DISPATCHER_METHODS:
             return f"/{DISPATCHER}/{self.method}"
         service = EXECUTOR_GROUP if hasattr(plain, f"{self.method}Request") else EXTENSIONS
+        if self.method == "GetStatus":
+            service = STATUS
         return f"/{service}/{self.method}"
 
     @property

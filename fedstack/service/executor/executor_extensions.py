@@ -14,7 +14,6 @@ from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
-from fedstack.executors.concurrency.thread_pool import count_threads
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.worker.received import Received, receive
@@ -29,7 +28,7 @@ from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.starts import Starts
 from fedstack.service.executor.updates import Updates
-from fedstack.service.processes.resident_memory import resident_bytes
+from fedstack.service.limits.limits import add_limits
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, Server, UploadMethod
 from fedstack.transport.wire.packing import Packer
@@ -61,7 +60,6 @@ class ExecutorExtensions:
             "Start": ExchangeMethod(self.start),
             "Update": UploadMethod(self.update),
             "RunPhase": ExchangeMethod(self.run_phase),
-            "GetStatus": control(messages.GetStatusRequest, self.get_status),
         }
 
     async def handshake(self, request: messages.HandshakeRequest) -> messages.HandshakeResponse:
@@ -210,10 +208,6 @@ class ExecutorExtensions:
     def _parcel(self, header: bytes, packer: Packer) -> Parcel:
         return Parcel(header, packer.segments, self._core.limits.chunking.chunk_bytes)
 
-    async def get_status(self, request: messages.GetStatusRequest) -> messages.GetStatusResponse:
-        """Tells what this server holds and has done."""
-        return self.status()
-
     @property
     def sessions(self) -> list[messages.GetStatusResponse.Session]:
         """The sessions as the status shows them, without what takes longer to find out."""
@@ -232,29 +226,18 @@ class ExecutorExtensions:
             for session in self._core.sessions
         ]
 
-    def status(self) -> messages.GetStatusResponse:
-        """Returns what this server holds and has done."""
-        response = messages.GetStatusResponse(version=__version__, session=self.sessions)
-        response.uptime_seconds = self._core.clock() - self._core.started
+    def report(self, status: messages.GetStatusResponse) -> None:
+        """Adds what the service holds and has done."""
+        status.session.extend(self.sessions)
         for session in self._core.sessions:
-            response.values += len(session)
-            response.bytes += session.bytes
-            response.running += session.running
-        response.threads, response.busy_threads = count_threads()
-        response.abandoned_threads = self._core.abandoned.count
-        response.resident_bytes = resident_bytes()
+            status.values += len(session)
+            status.bytes += session.bytes
+            status.running += session.running
+        status.max_threads = max(status.max_threads, self._core.max_threads)
+        status.abandoned_threads += self._core.abandoned.count
+        add_limits(status, self._core.limits)
         for work, session_id in self._core.running.longest():
-            message = response.work.add(session=session_id[:8])
-            work.write(message)
-        if self.server is not None:
-            for method, code, count in self.server.calls:
-                response.calls.add(method=method, code=code, count=count)
-            response.stalls = self.server.stalls
-            response.longest_stall_seconds = self.server.longest_stall_seconds
-            left = self.server.seconds_until_stop
-            if left is not None:
-                response.seconds_until_stop = left
-        return response
+            work.write(status.work.add(session=session_id[:8]))
 
 
 def _answer_of(packer: Packer, payload: object, type_spec: Type) -> bytes:

@@ -92,7 +92,12 @@ class ExecutorService(Service):
 
     def status(self) -> extensions_pb2.GetStatusResponse:
         """Returns what the service holds and has done."""
-        return (self._extensions or ExecutorExtensions(self._core)).status()
+        status = extensions_pb2.GetStatusResponse()
+        (self._extensions or ExecutorExtensions(self._core)).report(status)
+        return status
+
+    async def report(self, status: extensions_pb2.GetStatusResponse) -> None:
+        (self._extensions or ExecutorExtensions(self._core)).report(status)
 
     def drain(self) -> None:
         """Opens no more sessions; those that are open go on."""

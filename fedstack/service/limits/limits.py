@@ -16,6 +16,7 @@ from fedstack.computations.values.number_checks import (
     whole_number_validator,
 )
 from fedstack.errors import ResourceLimitError
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.transport.wire.frames import Chunking
 
 
@@ -193,3 +194,12 @@ def check_sizes(limits: ServiceLimits, leaves: int, depth: int) -> None:
         raise exceeded(limits, "max_leaves", leaves, "put numbers into arrays")
     if depth > limits.max_depth:
         raise exceeded(limits, "max_depth", depth, "make the structure flatter")
+
+
+def add_limits(status: GetStatusResponse, limits: attrs.AttrsInstance) -> None:
+    """Adds a table of limits to a status: those that are numbers, each once."""
+    known = {limit.name for limit in status.limit}
+    for field in attrs.fields(type(limits)):
+        value: object = getattr(limits, field.name)
+        if isinstance(value, (int, float)) and field.name not in known:
+            status.limit.add(name=field.name, value=value)

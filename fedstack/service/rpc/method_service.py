@@ -31,10 +31,11 @@ from fedstack.executors.worker.phase_pipeline import ARRAY_SPARE_BYTES
 from fedstack.executors.worker.received import Received, receive
 from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
+from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.executor.requests import beats, control, read_value
 from fedstack.service.executor.sessions import held_values
 from fedstack.service.executor.sessions.service_core import ServiceCore
-from fedstack.service.limits.limits import ServiceLimits
+from fedstack.service.limits.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import Method, MethodTable
 from fedstack.transport.grpc.credentials import ClientCredentials, check_calls_with
@@ -261,6 +262,10 @@ class MethodService(Service):
             argument = await held_values.create_known(executor, payload, parameter)
         value = await held_values.create_call(executor, function, argument)
         return await held_values.written(value, await pull(value), functools.partial(_response, packer))
+
+    async def report(self, status: GetStatusResponse) -> None:
+        status.abandoned_threads += self._core.abandoned.count
+        add_limits(status, self._core.limits)
 
     def drain(self) -> None:
         """Takes no new calls; those that run go on."""

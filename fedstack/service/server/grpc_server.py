@@ -22,6 +22,7 @@ from fedstack.service.server.health import HealthService
 from fedstack.service.server.listening import Listener, TcpListener, UnixListener, check_exposure
 from fedstack.service.server.server_facts import ServerFacts
 from fedstack.service.server.stall_meter import StallMeter
+from fedstack.service.server.status import StatusService
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, SERVER_OPTIONS
 from fedstack.transport.grpc.credentials import ServerCredentials, server_credentials
 from fedstack.transport.grpc.grpc_module import grpc
@@ -96,22 +97,25 @@ class GrpcServer:
         if not self._is_private:
             runs_code = any(service.runs_code for service in services)
             check_exposure(host, self._credentials, insecure=insecure, runs_code=runs_code)
-        self._health = HealthService([name for service in services for name in service.methods])
-        background = [self._health, *_reflection_of([*services, self._health], wanted=reflection)]
+        self._meter = StallMeter()
+        counts = CallCounts()
+        self._facts = ServerFacts(
+            asks_for_token=bool(self._credentials.tokens),
+            calls=counts,
+            stalls=self._meter.counts,
+            limits=[self._limits],
+        )
+        served = [*services, StatusService(services, self._facts)]
+        self._health = HealthService([name for service in served for name in service.methods])
+        background = [self._health, *_reflection_of([*served, self._health], wanted=reflection)]
         self._router = CallRouter(
-            services,
+            served,
             is_allowed=self._is_allowed,
             limits=self._limits,
             caller=self._caller,
             background=background,
             public=[self._health],  # whoever supervises a server need not be able to use it
-        )
-        self._meter = StallMeter()
-        self._facts = ServerFacts(
-            asks_for_token=bool(self._credentials.tokens),
-            asks_for_certificate=self._credentials.client_root_certificates is not None,
-            calls=self.call_counts,
-            stalls=self._meter.counts,
+            counts=counts,
         )
         for service in services:
             service.attach(self._facts)

@@ -1,7 +1,9 @@
 """What a server knows and its services report: its calls, whom it lets in, whether it is about to stop."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import attrs
 
 from fedstack.service.server.calls.call_counts import CallCounts
 from fedstack.service.server.stall_meter import StallCounts
@@ -15,6 +17,7 @@ class ServerFacts:
       asks_for_certificate: Whether callers must show a certificate.
       calls: Counts the calls that have ended.
       stalls: How often its loop stood still.
+      limits: Its own limits: tables of them.
       clock: Tells the time in seconds.
 
     Attributes:
@@ -28,11 +31,13 @@ class ServerFacts:
         asks_for_certificate: bool = False,
         calls: CallCounts | None = None,
         stalls: StallCounts | None = None,
+        limits: Sequence[attrs.AttrsInstance] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.asks_for_token = asks_for_token
         self.asks_for_certificate = asks_for_certificate
         self.calls = calls or CallCounts()
+        self.limits = tuple(limits)
         self.target = ""
         self._stalls = stalls or StallCounts()
         self._clock = clock

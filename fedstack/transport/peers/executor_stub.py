@@ -24,6 +24,7 @@ from fedstack.transport.wire.segments import Segment
 PROTOCOL = 1
 EXECUTOR_GROUP = "tensorflow_federated.v0.ExecutorGroup"
 EXTENSIONS = "fedstack.v1.ExecutorExtensions"
+STATUS = "fedstack.v1.ServerStatus"
 # Within this time a peer has an answer, or says that there will be one.
 SOON_SECONDS = 1.0
 
@@ -151,7 +152,7 @@ class ExecutorStub(ServiceStub):
 
     async def get_status(self) -> extended.GetStatusResponse:
         """Returns what the server holds and has done."""
-        return await self._extended("GetStatus", extended.GetStatusRequest(), extended.GetStatusResponse)
+        return await self.call(f"/{STATUS}/GetStatus", extended.GetStatusRequest(), extended.GetStatusResponse)
 
     def evaluate(
         self, request: extended.EvaluateRequest, segments: Sequence[Segment], heartbeat_seconds: float

@@ -99,6 +99,11 @@ class Server(Protocol):
         """How long running calls have at most; `None` if the server is not about to stop."""
         ...
 
+    @property
+    def limits(self) -> Sequence[attrs.AttrsInstance]:
+        """Its own limits: tables of them."""
+        ...
+
 
 class Service(abc.ABC):
     """What a server can be given to serve.
@@ -126,6 +131,9 @@ class Service(abc.ABC):
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
         """What is kept for clients, and how long, for whoever sees that nothing is left."""
         return ()
+
+    async def report(self, status: GetStatusResponse) -> None:  # noqa: B027
+        """Adds what it holds and has done to the status of its server."""
 
     def attach(self, server: Server) -> None:  # noqa: B027
         """Is told once of the server that serves this, before any call comes."""

@@ -5,6 +5,7 @@ import pytest
 from federated_language import FunctionType, StructType, TensorType
 
 from fedstack.command_line import status_command
+from fedstack.command_line.command import say
 from fedstack.errors import InvalidValueError, LeafError
 from fedstack.proto.extensions_pb2 import GetStatusResponse, Work
 from fedstack.proto.methods_pb2 import ListMethodsResponse, MethodDescription
@@ -49,6 +50,9 @@ def test_and_so_is_a_status(capsys: pytest.CaptureFixture[str]) -> None:
         work=[Work(function=EVIL, session=EVIL)],
         calls=[GetStatusResponse.Calls(method=EVIL, code=EVIL, count=1)],
     )
-    status_command.show("somewhere", status)
-    status_command.show_methods(ListMethodsResponse(method=[_description()]))
+    for line in (
+        *status_command.status_lines("somewhere", status),
+        *status_command.method_lines(ListMethodsResponse(method=[_description()])),
+    ):
+        say(line)
     assert _is_clean(capsys.readouterr().out)

@@ -29,7 +29,7 @@ from fedstack.service.data.dispatcher.heard_commits import HeardCommits
 from fedstack.service.data.dispatcher.journal import Journal, Tables
 from fedstack.service.data.dispatcher.news import News
 from fedstack.service.executor.requests import control
-from fedstack.service.limits.limits import DispatcherLimits
+from fedstack.service.limits.limits import DispatcherLimits, add_limits
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.grpc.tokens import token_matches
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
@@ -143,6 +143,13 @@ class DispatchService(Service):
 
     def attach(self, server: Server) -> None:
         self._server = server
+
+    async def report(self, status: GetStatusResponse) -> None:
+        counts = await self._run(lambda tables: [_count(tables, table) for table in ("datasets", "passes")])
+        status.dispatcher.datasets, status.dispatcher.passes = counts
+        status.dispatcher.consumers = len(self._consumers)
+        status.dispatcher.worker.extend(sorted(self._attendance.workers.values()))
+        add_limits(status, self._limits)
 
     async def register(self, incoming: Incoming) -> bytes:
         """Registers a dataset."""
@@ -394,3 +401,8 @@ class DispatchService(Service):
 
     def __repr__(self) -> str:
         return f"<DispatchService with {len(self._attendance.workers)} workers, {self._journal!r}>"
+
+
+def _count(tables: Tables, table: str) -> int:
+    (count,) = tables.execute(f"SELECT COUNT(*) FROM {table}").fetchone()
+    return count

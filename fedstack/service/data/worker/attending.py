@@ -48,6 +48,11 @@ class Attending:
         """What stands for the worker, from its start to its end."""
         return self._worker.worker
 
+    @property
+    def attends(self) -> bool:
+        """Whether the dispatcher has heard of it, and nothing has gone wrong since."""
+        return self._first is not None and self._first.done() and self._failure is None
+
     def start(self, address: str) -> None:
         """Attends from now on as the worker at an address. Idempotent."""
         if self._task is None:

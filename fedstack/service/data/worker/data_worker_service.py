@@ -32,7 +32,7 @@ from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
 from fedstack.service.executor.requests import beats
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.fair_shares import FairShares
-from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, exceeded
+from fedstack.service.limits.limits import DataWorkerLimits, ServiceLimits, add_limits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
@@ -109,6 +109,8 @@ class DataWorkerService(Service):
         self._scope = attrs.evolve(core.scope, data_roots=roots, gathered=self._gathered)
         self._definitions = DefinitionCache(dispatcher, self._scope, self._limits)
         self._streams: dict[Stream, bytes] = {}  # and the id of each, for status
+        self._counting = threading.Lock()
+        self._read = (0, 0, 0)  # ranges, elements and bytes, for status
         self._places = FairShares(self._limits.max_streams)
         self._room = AheadRoom(self._limits.max_ahead_bytes)
         self._clients = ClientGroups(self._limits)
@@ -127,6 +129,14 @@ class DataWorkerService(Service):
     @property
     def sessions(self) -> Sequence[GetStatusResponse.Session]:
         return [GetStatusResponse.Session(id=id.hex()[:8]) for id in self._streams.values()]
+
+    async def report(self, status: GetStatusResponse) -> None:
+        read = status.data_worker
+        read.attends, read.streams = self.attending.attends, len(self._streams)
+        read.ranges, read.elements, read.bytes = self._read
+        status.abandoned_threads += self._core.abandoned.count
+        for limits in (self._limits, self._rules):
+            add_limits(status, limits)
 
     @property
     def runs_code(self) -> bool:
@@ -188,6 +198,19 @@ class DataWorkerService(Service):
             packer.pack_elements(response.elements, column, element, "elements")
             yield Block(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
 
+    def _counted(self, blocks: Blocks, element: Type) -> Blocks:
+        """Yields blocks, and counts them for the status: those that go to consumers of this process, too."""
+        bytes_of = size_in(element)
+        for column in blocks:
+            self._count_read(0, len(column), bytes_of(column))
+            yield column
+        self._count_read(1, 0, 0)
+
+    def _count_read(self, ranges: int, elements: int, size: int) -> None:
+        with self._counting:
+            before = self._read
+            self._read = (before[0] + ranges, before[1] + elements, before[2] + size)
+
     async def find(self, request: ReadRequest) -> Range:
         """Returns what a request asks for.
 
@@ -203,9 +226,10 @@ class DataWorkerService(Service):
         place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
         if request.client:
             of = self._clients.read(request.digest, known.clients, request.client, request.first_element)
-            return Range(of.element, _placed(of.blocks, f"in clients {place}"), scope, of.rows)
+            blocks = self._counted(_placed(of.blocks, f"in clients {place}"), of.element)
+            return Range(of.element, blocks, scope, of.rows)
         element, blocks, what = _elements(known, request)
-        return Range(element, _placed(blocks, f"in {what} {place}"), scope)
+        return Range(element, self._counted(_placed(blocks, f"in {what} {place}"), element), scope)
 
     async def list_clients(self, request: ListClientsRequest) -> ListClientsResponse:
         """Lists the clients of a dataset.

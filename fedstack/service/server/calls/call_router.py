@@ -72,8 +72,9 @@ class CallRouter(grpc.GenericRpcHandler):
         caller: Callable[[Context], str],
         background: Sequence[Service] = (),
         public: Sequence[Service] = (),
+        counts: CallCounts | None = None,
     ) -> None:
-        self.counts = CallCounts()
+        self.counts = counts or CallCounts()
         self._refusals = RefusalLog()
         self._failures = FailureLog()
         self._is_allowed = is_allowed

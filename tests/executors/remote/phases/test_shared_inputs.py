@@ -91,8 +91,7 @@ def phases(connection: RecordingConnection) -> list[tuple[PhaseRequest, int]]:
 
 
 def held_by(connection: RecordingConnection) -> int:
-    status = io_loop.run_sync(ExecutorStub(connection).get_status())
-    return status.values
+    return connection.service.status().values
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

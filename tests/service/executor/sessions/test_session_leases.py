@@ -31,7 +31,7 @@ REQUESTS: dict[str, type[Any]] = {
     "Update": extended.UpdateRequest,
     "RunPhase": extended.PhaseRequest,
 }
-WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession", "GetStatus"}
+WITHOUT_SESSION = {"GetExecutor", "DisposeExecutor", "Handshake", "OpenSession"}
 
 
 class Clock:
