@@ -101,6 +101,7 @@ class GrpcServer:
         counts = CallCounts()
         self._facts = ServerFacts(
             asks_for_token=bool(self._credentials.tokens),
+            asks_for_certificate=self._credentials.client_root_certificates is not None,
             calls=counts,
             stalls=self._meter.counts,
             limits=[self._limits],
@@ -236,7 +237,10 @@ class GrpcServer:
     async def _idle(self) -> None:
         await self._router.wait_idle()
         for service in self._services:
-            await service.handed_over()
+            try:
+                await service.handed_over()
+            except Exception:  # the others hand over all the same
+                _logger.exception("Waiting until %r has handed over its results failed", service)
         await self._router.wait_idle()  # for the last of those calls
 
     def _bind(self, server: grpc.aio.Server) -> int:

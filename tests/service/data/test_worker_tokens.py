@@ -89,6 +89,19 @@ def test_a_stranger_with_a_token_of_clients_is_no_worker(listener: Listener, tok
     assert listener.seen == []
 
 
+def test_a_stranger_with_a_certificate_of_clients_is_no_worker(listener: Listener, tmp_path: Path) -> None:
+    files = write_certificates(tmp_path)
+    server = ServerCredentials.from_files(
+        certificate=files.server_cert, private_key=files.server_key, client_root_certificates=files.ca
+    )
+    ours = ClientCredentials.from_files(
+        root_certificates=files.ca, certificate=files.client_cert, private_key=files.client_key
+    )
+    with DispatchServer(DispatcherConfig(credentials=server)) as dispatcher, Peer(dispatcher.target, ours) as peer:
+        with pytest.raises(MembershipError, match="proves to be one"):
+            peer.attend(b"w", listener.target)
+
+
 def test_workers_prove_that_they_may_attend_with_a_token_of_their_own(
     listener: Listener, tokens: Path, worker_token: Path
 ) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fedstack.service.server.health import HEALTH_SERVICE
 from fedstack.service.server.listening import TcpListener
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
+from fedstack.transport.peers.methods import Method
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Data, Header, Heartbeat
 from fedstack.transport.wire.parcels import Incoming
@@ -371,6 +372,37 @@ def test_a_service_that_cannot_close_does_not_keep_others_open(
     assert "stuck" in caplog.text
 
 
+def test_a_service_that_cannot_hand_over_is_logged_and_the_others_hand_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(EchoService):
+        @property
+        def methods(self) -> Mapping[str, Mapping[str, Method]]:
+            return {}
+
+        async def handed_over(self) -> None:
+            raise ZeroDivisionError("lost count")
+
+    class Slow(EchoService):
+        async def handed_over(self) -> None:
+            self.entered.set()
+            await self.release.wait()
+
+    slow = Slow()
+
+    async def work() -> None:
+        server = GrpcServer([Broken(), slow])
+        await server.start()
+        stopping = asyncio.ensure_future(server.stop(10 * WALL))
+        await asyncio.wait_for(slow.entered.wait(), WALL)
+        assert not stopping.done()
+        slow.release.set()
+        await asyncio.wait_for(stopping, WALL)
+
+    on_loop(work)
+    assert "lost count" in caplog.text
+
+
 def test_joining_waits_for_the_stop(echo: EchoService) -> None:
     thread = ServerThread(GrpcServer([echo]))
     thread.start()
@@ -453,6 +485,7 @@ def test_reflection_describes_services_with_all_that_they_use(version: str) -> N
         listed, group, health, unknown = on_loop(lambda: work(thread.target))
     assert {service.name for service in listed.list_services_response.service} == {
         "tensorflow_federated.v0.ExecutorGroup",
+        "fedstack.v1.ServerStatus",
         HEALTH_SERVICE,
         "grpc.reflection.v1alpha.ServerReflection",
     }
