@@ -10,13 +10,7 @@ from typing import TypeVar
 
 import attrs
 
-from fedstack.errors import (
-    ClosedError,
-    FedstackError,
-    InvalidValueError,
-    MembershipError,
-    WorkerUnavailableError,
-)
+from fedstack.errors import ClosedError, FedstackError, InvalidValueError, MembershipError, WorkerUnavailableError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop, read_message
 from fedstack.executors.worker.received import receive
@@ -145,7 +139,8 @@ class DispatchService(Service):
         self._server = server
 
     async def report(self, status: GetStatusResponse) -> None:
-        counts = await self._run(lambda tables: [_count(tables, table) for table in ("datasets", "passes")])
+        count = "SELECT (SELECT COUNT(*) FROM datasets), (SELECT COUNT(*) FROM passes)"
+        counts = await self._run(lambda tables: tables.execute(count).fetchone())
         status.dispatcher.datasets, status.dispatcher.passes = counts
         status.dispatcher.consumers = len(self._consumers)
         status.dispatcher.worker.extend(sorted(self._attendance.workers.values()))
@@ -401,8 +396,3 @@ class DispatchService(Service):
 
     def __repr__(self) -> str:
         return f"<DispatchService with {len(self._attendance.workers)} workers, {self._journal!r}>"
-
-
-def _count(tables: Tables, table: str) -> int:
-    (count,) = tables.execute(f"SELECT COUNT(*) FROM {table}").fetchone()
-    return count
