@@ -16,7 +16,7 @@ INPUTS := pyproject.toml constraints.txt fedstack/_version.py
 ENGINES := tests/engines
 # What the core tests leave out: what is true of the repository and of its examples, whatever Python reads it. These
 # tests need the packages of `dev`, the others only those of `test`.
-NOT_CORE := tests/benchmarks tests/demo tests/project $(ENGINES)
+NOT_CORE := tests/benchmarks tests/demo tests/mutants tests/project $(ENGINES)
 # What waits for processes, connections and time limits more than it computes.
 SERVING := tests/command_line tests/service
 FAULTS := tests/faults
@@ -32,7 +32,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint bench soak simulate protos environments matrix clean
+.PHONY: help demo test check lint bench soak simulate mutants protos environments matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -66,6 +66,12 @@ FIRST ?= 0
 
 simulate: .venv/.installed-dev ## run the simulations: make simulate SEEDS=100000
 	$(BIN)/python tests/testing/simulation/simulate.py --seeds $(SEEDS) --first $(FIRST)
+
+# How many bugs, and which: MUTANTS="--planted" for those that simulations alone have to find, see its --help.
+MUTANTS ?= --count 300
+
+mutants: .venv/.installed-dev ## plant bugs in what decides over time, and list those that no test finds
+	$(BIN)/python tests/mutants/mutants.py $(MUTANTS)
 
 protos: .venv/.installed-dev ## compile the .proto files and the stubs
 	$(BIN)/python scripts/generate_protos.py

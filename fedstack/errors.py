@@ -124,8 +124,12 @@ class MembershipError(InvalidValueError):
     """A job or task is not in the cluster, or it is not plain which is meant; the message has those that are."""
 
 
-class RetryLimitError(FedstackError, RuntimeError):
-    """Every attempt that the context was allowed failed with a retryable error; the last one is the cause."""
+class RetryLimitError(FedstackError, RetryableError, RuntimeError):
+    """Every attempt that the context was allowed failed with a retryable error; the last one is the cause.
+
+    It is retryable itself, as `LostWorkersError` is: what a later attempt may bring does not depend on which of the
+    errors that can pass was the last one.
+    """
 
 
 class WorkerUnavailableError(FedstackError, RetryableError, ConnectionError):

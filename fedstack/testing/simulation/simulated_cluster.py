@@ -18,6 +18,7 @@ from fedstack.testing.simulation.simulated_connection import SimulatedConnection
 from fedstack.testing.simulation.simulated_network import SimulatedFaults, SimulatedNetwork
 from fedstack.testing.simulation.simulated_worker import SimulatedWorker
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
+from fedstack.testing.simulation.watchdog import Watchdog
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import Service
 
@@ -29,6 +30,8 @@ _SWEEP_SECONDS = 2.0
 _SETTLE_SECONDS = 200.0
 # At the end, tasks that are cancelled may start others that end something: so many times over at most.
 _MOST_ENDINGS = 10
+# How long that may take in real time.
+_END_SECONDS = 60.0
 # A task that another one asks for by way of the loop begins after so many steps of it.
 _STEPS_TO_BEGIN = 3
 
@@ -59,6 +62,7 @@ class SimulatedCluster:
       seed: Decides all that is left to chance.
       faults: What goes wrong; by default nothing but that messages take a while.
       seconds: How long the program may take, in simulated seconds.
+      real_seconds: How long it may take in real seconds: what goes round in circles ends then.
       make_services: Makes what each worker serves, each time that it starts; by default an executor service. It gets
         what tells the time.
     """
@@ -70,12 +74,15 @@ class SimulatedCluster:
         faults: SimulatedFaults | None = None,
         *,
         seconds: float = 3600.0,
+        real_seconds: float = 60.0,
         make_services: "Callable[[Callable[[], float]], Sequence[Service]] | None" = None,
     ) -> None:
         check_whole_number("workers", workers, 1)
         check_whole_number("seed", seed, 0)
         check_number("seconds", seconds, positive=True)
+        check_number("real_seconds", real_seconds, positive=True)
         self.seed = seed
+        self._real_seconds = real_seconds
         self._faults = SimulatedFaults() if faults is None else faults
         self._seconds = seconds
         self._loop = VirtualLoop()
@@ -126,14 +133,17 @@ class SimulatedCluster:
             with without_threads(), _seeded(self.seed), ids_from(random.Random(self.seed)):
                 self._loop.set_exception_handler(self._lost_error)
                 try:
-                    result = self._loop.run_until_complete(self._whole(program))
+                    with Watchdog().watching(self._real_seconds, self._out_of_time):
+                        result = self._loop.run_until_complete(self._whole(program))
                 finally:
-                    self._end()
+                    with contextlib.suppress(SimulationError), Watchdog().watching(_END_SECONDS, self._out_of_time):
+                        self._end()
+                    self._loop.close()
         except Exception as error:
             self.say(f"failed: {error}")
             raise self._failed("".join(traceback.format_exception(error)).strip()) from error
-        if self._failures:
-            raise self._failed("; ".join(self._failures))
+        if failures := [*self._network.wrongs, *self._failures]:
+            raise self._failed("; ".join(failures))
         return result
 
     async def _whole(self, program: "Callable[[SimulatedCluster], Coroutine[Any, Any, _T]]") -> _T:
@@ -212,6 +222,12 @@ class SimulatedCluster:
                 "program opens"
             )
 
+    def _out_of_time(self) -> Exception:
+        return SimulationError(
+            f"The program did not end within {self._real_seconds:g} real seconds; it may go round in circles, or this "
+            "machine is slow: see what happened last, or give more real_seconds"
+        )
+
     def _lost_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         said = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
@@ -225,7 +241,7 @@ class SimulatedCluster:
         )
 
     def _end(self) -> None:
-        """Ends what still runs, and the loop."""
+        """Ends what still runs."""
         for _ in range(_MOST_ENDINGS):
             for _ in range(_STEPS_TO_BEGIN):  # what is cancelled before it has begun does nothing of what it should
                 self._loop.run_until_complete(asyncio.sleep(0))
@@ -236,7 +252,6 @@ class SimulatedCluster:
                 task.cancel()
             with contextlib.suppress(Exception):
                 self._loop.run_until_complete(asyncio.wait(tasks, timeout=60))
-        self._loop.close()
 
 
 def _executor_service(clock: Callable[[], float]) -> Sequence[Service]:

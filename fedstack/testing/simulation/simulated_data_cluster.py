@@ -38,6 +38,7 @@ class SimulatedDataCluster(SimulatedCluster):
       seed: Decides all that is left to chance.
       faults: What goes wrong.
       seconds: How long the program may take, in simulated seconds.
+      real_seconds: How long it may take in real seconds.
 
     Attributes:
       dispatcher: The dispatcher; its journal is in real files.
@@ -52,8 +53,9 @@ class SimulatedDataCluster(SimulatedCluster):
         faults: SimulatedFaults | None = None,
         *,
         seconds: float = 3600.0,
+        real_seconds: float = 60.0,
     ) -> None:
-        super().__init__(workers, seed, faults, seconds=seconds)
+        super().__init__(workers, seed, faults, seconds=seconds, real_seconds=real_seconds)
         self.dispatcher = _Dispatcher(self._network, self._crash)
         self.data_workers = tuple(self._data_worker(f"data-{index}:1") for index in range(workers))
         self.consumers = tuple(

@@ -88,6 +88,7 @@ class SimulatedNetwork:
       io: The loop, for whoever has a connection.
       chance: The source of all that is random.
       lines: What has happened so far, a line each.
+      wrongs: What was found wrong so far, whatever the program makes of it.
       changed: Is done when something has happened to a process, or the way between two; another one then.
     """
 
@@ -96,6 +97,7 @@ class SimulatedNetwork:
         self.faults = faults
         self.chance = random.Random(seed)
         self.lines: list[str] = []
+        self.wrongs: list[str] = []
         self.changed: asyncio.Future[None] = loop.create_future()
         self._calls = 0
         self._cut: set[frozenset[str]] = set()
@@ -103,6 +105,11 @@ class SimulatedNetwork:
     def say(self, text: str) -> None:
         """Writes down what happens."""
         self.lines.append(f"{self.io.time():10.4f}  {text}")
+
+    def wrong(self, text: str) -> None:
+        """Writes down what must not be; the run fails."""
+        self.say(f"wrong: {text}")
+        self.wrongs.append(text)
 
     def change(self, text: str) -> None:
         """Writes down what has happened to a process or a way, and wakes those who wait for such things."""

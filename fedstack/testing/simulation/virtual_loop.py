@@ -10,20 +10,33 @@ from fedstack.errors import FedstackError
 
 # More than asyncio lets timers go off too early.
 _LEAST_SECONDS = 1e-8
+# So many times over things may be done while the clock stands still. A simulated second has some hundreds of them.
+_MOST_STEPS = 100_000
 
 
 class StuckError(FedstackError, RuntimeError):
     """Nothing is left to do, no timer runs, and yet something is waited for: outside it would be for ever."""
 
 
+class SpinningError(FedstackError, RuntimeError):
+    """There is always something to do at once, so that the clock stands still: it would be for ever."""
+
+
 class _Clock(selectors.SelectSelector):
     """In place of waiting for sockets or for a timer it sets the clock forward."""
 
     now = 0.0
+    _steps = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise StuckError(f"Nothing is left to wait for after {self.now:.3f} simulated seconds")
+        self._steps = 0 if timeout > 0 else self._steps + 1
+        if self._steps > _MOST_STEPS:
+            self._steps = 0
+            raise SpinningError(
+                f"The clock has stood still at {self.now:.3f} simulated seconds for {_MOST_STEPS} steps of the loop"
+            )
         self.now += max(0.0, timeout)
         return []
 
@@ -36,6 +49,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     Raises:
       StuckError: From `run_until_complete`, if what it runs waits for something that nobody does.
+      SpinningError: From there too, if what it runs never lets the clock go on.
     """
 
     def __init__(self) -> None:

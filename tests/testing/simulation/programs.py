@@ -1,7 +1,9 @@
 """Programs for simulated clusters, each of which checks every result that it gets."""
 
 import asyncio
+import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ Program = Callable[[SimulatedCluster], Coroutine[Any, Any, None]]
 # anew once: 10 s each, and a bit for what is on its way.
 LONGEST_CALL = 45.0
 ROUNDS = 12
+LONGEST_LEASE = 130.0
 CLIENTS = 37
 
 
@@ -37,6 +40,22 @@ def third(value):
 @fedstack.python_computation([np.float32, np.float32], np.float32)
 def blended(left, right):
     return (left + right) / np.float32(1.9)
+
+
+FUNCTIONS = (third, blended)
+# How often `counted` has run, by its argument.
+_ran: Counter[int] = Counter()
+
+
+@fedstack.python_computation(np.float32, np.float32)
+def counted(value):
+    _ran[int(value)] += 1
+    return value / np.float32(3)
+
+
+def runs() -> Counter[int]:
+    """Returns how often `counted` has run since the last program began, by its argument."""
+    return Counter(_ran)
 
 
 @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS), fl.FederatedType(np.float32, fl.SERVER))
@@ -140,6 +159,37 @@ async def scheduled_calls(cluster: SimulatedCluster) -> None:
         check("value", number, await bounded(cluster, value), known)
     del value, found, left, right
     values.clear()
+    # What was lost meanwhile has run out by then; what is left are functions.
+    cluster.calm()
+    await asyncio.sleep(LONGEST_LEASE)
+    kept = [session.values for worker in cluster.workers for session in worker.sessions]
+    assert max(kept, default=0) <= len(FUNCTIONS), f"nobody refers to a value any more, and workers hold {kept}"
+    coordinator.close()
+
+
+async def calls_that_are_not_repeated(cluster: SimulatedCluster) -> None:
+    """Calls that may not run again: each runs once at most, and a value that is there comes of the one run."""
+    chance = random.Random(cluster.seed)
+    _ran.clear()
+    coordinator = AsyncClusterCoordinator(cluster.stubs(), connect_seconds=LONGEST_CALL, on_error="continue")
+    values: list[tuple[Awaitable[object], int, bool]] = []
+    for number in range(30):
+        may_repeat = chance.random() < 0.2
+        value = await coordinator.schedule(
+            counted, [np.float32(number)], repeatable=may_repeat, prefetch=chance.random() < 0.5
+        )
+        values.append((value, number, may_repeat))
+        await asyncio.sleep(chance.expovariate(2.0))
+    with contextlib.suppress(RetryableError):
+        await bounded(cluster, coordinator.join())
+    for value, number, may_repeat in values:
+        try:
+            check("value", number, await bounded(cluster, value), np.float32(number) / np.float32(3))
+            assert _ran[number], f"call {number} has a value, and has not run"
+        except RetryableError as error:
+            assert not may_repeat, f"call {number} was not repeated: {error!r}"
+            cluster.say(f"call {number}: {type(error).__name__}")
+        assert may_repeat or _ran[number] <= 1, f"call {number} ran {_ran[number]} times"
     coordinator.close()
 
 
@@ -185,7 +235,8 @@ def check(what: str, number: int, found: object, known: np.float32) -> None:
 
 
 PROGRAMS: dict[str, Program] = {
-    program.__name__: program for program in (rounds, kept_values, scheduled_calls, called_methods)
+    program.__name__: program
+    for program in (rounds, kept_values, scheduled_calls, calls_that_are_not_repeated, called_methods)
 }
 
 

@@ -17,7 +17,7 @@ from programs import PROGRAMS, rough_run
 from fedstack.testing import SimulationError
 
 _AT_ONCE = 10
-_RUNS = {**{name: functools.partial(rough_run, name) for name in PROGRAMS}, "passes": rough_passes}
+RUNS = {**{name: functools.partial(rough_run, name) for name in PROGRAMS}, "passes": rough_passes}
 
 
 def failures_of(name: str, seeds: Sequence[int]) -> list[str]:
@@ -26,7 +26,7 @@ def failures_of(name: str, seeds: Sequence[int]) -> list[str]:
     found: list[str] = []
     for seed in seeds:
         try:
-            _RUNS[name](seed)
+            RUNS[name](seed)
         except SimulationError as error:
             found.append(f"{name}, make simulate FIRST={seed} SEEDS=1:\n{error}")
     return found
@@ -40,7 +40,7 @@ def main() -> int:
     options = parser.parse_args()
     begin, failures, done = time.monotonic(), 0, 0
     seeds = range(options.first, options.first + options.seeds)
-    work = ((name, seeds[start : start + _AT_ONCE]) for start in range(0, len(seeds), _AT_ONCE) for name in _RUNS)
+    work = ((name, seeds[start : start + _AT_ONCE]) for start in range(0, len(seeds), _AT_ONCE) for name in RUNS)
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=spawn) as pool:
         # Bounded: a hundred thousand futures would take their time to make.

@@ -1,6 +1,7 @@
 """Simulated clusters: programs over many seeds, the same run again, and what they find in programs that are wrong."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import PROGRAMS, rough_run, rounds, third
+from programs import PROGRAMS, rough_run, rounds, runs, third
 
 import fedstack
 from fedstack.errors import ContextError, DeadlineExceededError, InvalidValueError, WorkerUnavailableError
@@ -22,7 +23,7 @@ from fedstack.service.coordinator import ClusterCoordinator
 from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
 from fedstack.transport.peers.methods import Method, Service
 
-SEEDS = range(50)  # each with every program: 200 runs
+SEEDS = range(50)  # each with every program: 250 runs
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,35 @@ def test_every_result_is_right_whatever_happens_to_workers(name, tens):
 @pytest.mark.parametrize("seed", [5019, 5079])
 def test_what_a_lost_worker_still_answers_fails_no_call(seed):
     rough_run("scheduled_calls", seed)
+
+
+def test_who_does_not_try_again_gets_an_error_that_says_that_one_may():
+    # There a worker crashes twice within one call, which ends with a session that is gone.
+    cluster = rough_run("rounds", 50000323)
+    assert "RetryLimitError" in cluster.trace
+
+
+def test_calls_run_once_where_nothing_is_lost():
+    cluster = SimulatedCluster(3, seed=3)
+    cluster.run(PROGRAMS["calls_that_are_not_repeated"])
+    assert "Error" not in cluster.trace
+    assert set(runs().values()) == {1}
+
+
+def test_a_program_that_goes_round_in_circles_ends_with_its_seed():
+    async def spin(cluster):
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def circle(cluster):
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(SimulationError, match=r"seed 5 failed after 0\.0000(.|\n)*clock has stood still"):
+        SimulatedCluster(seed=5).run(spin)
+    with pytest.raises(SimulationError, match=r"seed 6 failed(.|\n)*did not end within 0\.2 real seconds"):
+        SimulatedCluster(seed=6, real_seconds=0.2).run(circle)
 
 
 def test_a_calm_cluster_answers_every_call():

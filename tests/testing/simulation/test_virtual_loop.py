@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fedstack.testing.simulation.virtual_loop import StuckError, VirtualLoop
+from fedstack.testing.simulation.virtual_loop import SpinningError, StuckError, VirtualLoop
 
 
 @pytest.fixture
@@ -65,3 +65,17 @@ def test_a_time_comes_however_little_is_left_until_then(loop):
             await wait_until(number / 7 + 0.1)
 
     loop.run_until_complete(wait())
+
+
+def test_a_clock_that_never_goes_on_is_an_error(loop):
+    async def spin():
+        await asyncio.sleep(2.5)
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    task = loop.create_task(spin())
+    with pytest.raises(SpinningError, match=r"stood still at 2\.500 simulated seconds"):
+        loop.run_until_complete(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)

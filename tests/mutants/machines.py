@@ -1,0 +1,90 @@
+"""What may have bugs planted in it, and what is to find them: fast tests first, then simulations."""
+
+import attrs
+
+_DATA = "tests/service/data"
+_FLEET = "tests/executors/fleet"
+_COORDINATOR = "tests/service/coordinator"
+_PEERS = "tests/transport/peers"
+
+
+@attrs.frozen
+class Tests:
+    """Tests that run in this order, as pytest names them."""
+
+    names: tuple[str, ...]
+
+
+@attrs.frozen
+class Seeds:
+    """A simulated program, and how many seeds it gets, from zero on."""
+
+    program: str
+    count: int
+
+
+@attrs.frozen
+class Machine:
+    """What decides something over time.
+
+    Attributes:
+      paths: Its modules, from the root of the repository.
+      finders: What is to find bugs in it, in this order.
+    """
+
+    paths: tuple[str, ...]
+    finders: tuple[Tests | Seeds, ...]
+
+
+MACHINES = (
+    Machine(
+        (
+            "fedstack/service/data/dispatcher/journal.py",
+            "fedstack/service/data/dispatcher/ledger.py",
+            "fedstack/service/data/dispatcher/definition_files.py",
+        ),
+        (
+            Tests((f"{_DATA}/dispatcher/test_journal.py", f"{_DATA}/dispatcher/test_copies.py")),
+            Seeds("passes", 12),
+        ),
+    ),
+    Machine(
+        ("fedstack/service/data/dispatcher/passes.py", "fedstack/service/data/dispatcher/ranges.py"),
+        (
+            Tests((f"{_DATA}/dispatcher/test_dispatch_service.py",)),
+            Seeds("passes", 10),
+            Tests((f"{_DATA}/dispatcher/test_range_rules.py", f"{_DATA}/dispatcher/test_dispatcher_fuzz.py")),
+            Seeds("passes", 10),
+        ),
+    ),
+    Machine(
+        ("fedstack/service/data/consumer/pass_plan.py", "fedstack/service/data/consumer/deliveries.py"),
+        (Tests((f"{_DATA}/consumer/test_pass_plan.py",)), Seeds("passes", 20)),
+    ),
+    Machine(
+        (
+            "fedstack/service/coordinator/scheduling/scheduler.py",
+            "fedstack/service/coordinator/scheduling/queues.py",
+            "fedstack/service/coordinator/scheduling/losses.py",
+            "fedstack/service/coordinator/scheduling/pace.py",
+        ),
+        (
+            Tests((f"{_COORDINATOR}/test_scheduler.py",)),
+            Seeds("scheduled_calls", 10),
+            Tests((f"{_COORDINATOR}/test_scheduler_machine.py",)),
+            Seeds("scheduled_calls", 10),
+            Seeds("calls_that_are_not_repeated", 10),
+        ),
+    ),
+    Machine(
+        ("fedstack/executors/fleet/fleet.py", "fedstack/executors/fleet/waits.py"),
+        (
+            Tests((f"{_FLEET}/test_fleet.py", f"{_FLEET}/test_fleet_waits.py", f"{_FLEET}/test_fleet_machine.py")),
+            Seeds("rounds", 10),
+        ),
+    ),
+    Machine(
+        ("fedstack/transport/peers/leases.py", "fedstack/transport/peers/retry.py"),
+        (Tests((f"{_PEERS}/test_leases.py", f"{_PEERS}/test_retry.py")), Seeds("kept_values", 10), Seeds("rounds", 10)),
+    ),
+)
