@@ -129,6 +129,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "service.data.clients.client_references.reader_of_this_process": (1, "takes no argument"),
     "service.data.consumer.distribute._REFUSED": (CONSTANT, "names of arguments"),
     "service.data.consumer.sharding._NAMES": (CONSTANT, "names of policies"),
+    "service.data.datasets.arrow_elements._NUMPY_NAMES": (CONSTANT, "dtypes"),
     "service.data.datasets.definitions._FILES": (CONSTANT, "formats of files"),
     "service.data.datasets.definitions._SOURCES": (CONSTANT, "kinds of sources"),
     "service.data.datasets.definitions._STEPS": (CONSTANT, "kinds of steps"),
@@ -164,6 +165,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a service._core.sessions._sessions": (None, "sessions that are open: --max-sessions"),
     "a service._core.sessions._shares._held": (None, "clients that have sessions"),
     "a service._core.sessions._shares._refused": (2, "the latest two"),
+    "a server._facts.calls._counts": (None, "methods of the server by 17 codes"),
     "a server._router._checks._gave_way": (None, "calls that run"),
     "a server._router._checks._shares._held": (None, "clients that call"),
     "a server._router._checks._shares._refused": (2, "the latest two"),
@@ -189,7 +191,6 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "a server._router._watches.running": (None, "calls that run: --max-watches"),
     "a server._router._watches.silent": (None, "calls that run: --max-watches"),
     "a server._router._wholes._kept": (None, "calls that run: --max-calls"),
-    "a server._router.counts._counts": (None, "methods of the server by 17 codes"),
 }
 _CACHED: type = type(functools.cache(len))
 _KEEPERS = (MutableMapping, MutableSequence, MutableSet, collections.deque, _CACHED)

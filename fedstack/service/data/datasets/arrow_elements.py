@@ -15,6 +15,9 @@ from fedstack.data.arrow_arrays import check_nothing_null, dense, imported_pyarr
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import column_over
 
+# Where Arrow's names are others than NumPy's. What Arrow itself offers for this imports pandas.
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
 
 def type_of_arrow(kind: Any, path: str) -> Type:
     """Returns the type of elements that a column has, by its type in Arrow.
@@ -38,8 +41,8 @@ def type_of_arrow(kind: Any, path: str) -> Type:
     text = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
     is_text = any(getattr(types, f"is_{name}")(kind) for name in text)
     try:
-        return TensorType(np.str_ if is_text else np.dtype(kind.to_pandas_dtype()).type)
-    except (TypeError, ValueError, NotImplementedError):
+        return TensorType(np.str_ if is_text else np.dtype(_NUMPY_NAMES.get(str(kind), str(kind))).type)
+    except (TypeError, ValueError, SyntaxError, NotImplementedError):
         raise TypeMismatchError(
             f"Expected numbers, text, or lists and structs of these, found {kind}; at {path}; read other columns only: "
             "columns=[...]"
