@@ -161,6 +161,7 @@ def _as_object(status: "GetStatusResponse") -> dict[str, object]:
                 "function": work.function,
                 "first_client": work.first_client if work.clients else None,
                 "clients": work.clients,
+                "client": work.client if work.HasField("client") else None,
                 "seconds": round(work.seconds, 3),
             }
             for work in status.work
@@ -294,7 +295,9 @@ def _data_lines(status: "GetStatusResponse") -> Iterator[str]:
 
 
 def _clients(work: "Work") -> str:
-    """Returns at which clients a function runs; nothing for one that runs at the server."""
+    """Returns the client that a function is at, or those that it runs for; nothing for one that runs at the server."""
+    if work.HasField("client"):
+        return f"{work.client}"
     if work.clients <= 1:
         return f"{work.first_client}" if work.clients else "-"
     return f"{work.first_client} to {work.first_client + work.clients - 1}"

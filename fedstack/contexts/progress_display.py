@@ -212,5 +212,7 @@ def show_progress(computation: ConcreteComputation) -> Generator[ProgressCounts]
 def _shown(work: Work) -> str:
     """Says who works, and for how long: `client 7 for 8 s`."""
     first, last = work.first_client, work.first_client + work.clients - 1
+    if work.client is not None:
+        first = last = work.client
     who = "the server" if not work.clients else f"client {first}" if first == last else f"clients {first} to {last}"
     return f"{who} for {work.seconds:.0f} s"

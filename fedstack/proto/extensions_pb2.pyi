@@ -50,18 +50,20 @@ class Heartbeat(_message.Message):
     def __init__(self, done: _Optional[int] = ..., running: _Optional[int] = ..., failed: _Optional[int] = ..., work: _Optional[_Iterable[_Union[Work, _Mapping]]] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("first_client", "clients", "function", "seconds", "session")
+    __slots__ = ("first_client", "clients", "function", "seconds", "session", "client")
     FIRST_CLIENT_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     first_client: int
     clients: int
     function: str
     seconds: float
     session: str
-    def __init__(self, first_client: _Optional[int] = ..., clients: _Optional[int] = ..., function: _Optional[str] = ..., seconds: _Optional[float] = ..., session: _Optional[str] = ...) -> None: ...
+    client: int
+    def __init__(self, first_client: _Optional[int] = ..., clients: _Optional[int] = ..., function: _Optional[str] = ..., seconds: _Optional[float] = ..., session: _Optional[str] = ..., client: _Optional[int] = ...) -> None: ...
 
 class HandshakeRequest(_message.Message):
     __slots__ = ("protocol", "version", "nonce", "process_digest")

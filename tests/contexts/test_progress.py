@@ -167,6 +167,7 @@ def test_what_runs_is_told_with_client_function_and_time() -> None:
         held.open.set()
     assert first.function == "linger"
     assert 5 in clients_of(first)
+    assert first.client == 5
     assert 0 < first.seconds < second.seconds < LIMIT
     assert counts.work() == []
 
@@ -186,9 +187,9 @@ def test_where_clients_are_counted_one_by_one_it_is_told_which_of_them_runs() ->
     counts = ProgressCounts()
     with running(called(widen_all, list(range(16)), lambda _: contextlib.nullcontext(counts), clients_per_thread=16)):
         assert held.reached.wait(LIMIT)
-        found = [(work.first_client, work.clients) for work in counts.work()]
+        found = [(work.first_client, work.clients, work.client) for work in counts.work()]
         held.open.set()
-    assert found == [(0, 16)]  # how large results are is not known yet
+    assert found == [(0, 16, 13)]  # how large results are is not known yet
     held.reached.clear()
     held.open.clear()
     context = fedstack.create_sync_local_execution_context(
@@ -205,6 +206,40 @@ def test_where_clients_are_counted_one_by_one_it_is_told_which_of_them_runs() ->
         found = [(work.first_client, work.clients) for work in counts.work()]
         held.open.set()
     assert found == [(13, 1)]
+
+
+def test_the_clients_of_a_computation_within_a_function_are_not_taken_for_those_of_the_function() -> None:
+    held = Held(1)
+    inner_counts = ProgressCounts()
+    inner = fedstack.create_sync_local_execution_context(
+        progress=lambda _: contextlib.nullcontext(inner_counts), max_concurrent_clients=1, clients_per_thread=4
+    )
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def wait_for_one(x: Any) -> Any:
+        held.at(x)
+        return x
+
+    @fl.federated_computation(INTS)
+    def wait_for_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(wait_for_one, values)
+
+    @fedstack.python_computation([np.int32], np.int32)
+    def call_another(x: Any) -> Any:
+        with fedstack.use_context(inner):
+            return wait_for_all([0, 0, 0, x - 1])[0]
+
+    @fl.federated_computation(INTS)
+    def call_all(values: fl.Value) -> fl.Value:
+        return fl.federated_map(call_another, values)
+
+    counts = ProgressCounts()
+    watched = lambda _: contextlib.nullcontext(counts)  # noqa: E731
+    with inner, running(called(call_all, [0, 1, 2, 3], watched, max_concurrent_clients=1, clients_per_thread=4)):
+        assert held.reached.wait(LIMIT)
+        found = [(work.first_client, work.clients, work.client) for work in counts.work() + inner_counts.work()]
+        held.open.set()
+    assert found == [(0, 4, 2), (0, 4, 3)]
 
 
 def test_work_at_the_server_is_told_of_too() -> None:
@@ -271,6 +306,7 @@ def test_heartbeats_of_a_worker_tell_what_runs_there() -> None:
     io_loop.run_sync(service.close())
     (work,) = heard[0].work
     assert work.function == "train"
+    assert work.client == 7
     assert work.seconds > 0
     assert (heard[0].done, heard[0].running) == (8 - work.clients, work.clients)
 

@@ -1,5 +1,6 @@
 """Defines what a program calls once its executor has bound it: payload in, payload out."""
 
+from fedstack.computations.leaves.column_calls import ColumnCall
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, column_from_payloads
 
@@ -35,5 +36,8 @@ class BoundOperation:
     def call_column(self, argument: Column | None, first_client: int, size: int) -> Column:
         """Runs it once for each of `size` clients, `first_client` and those after it."""
         arguments = [None] * size if argument is None else argument.items()
-        payloads = [self.call(item, client) for client, item in enumerate(arguments, first_client)]
+        payloads: list[object] = []
+        with ColumnCall(first_client, payloads):
+            for client, item in enumerate(arguments, first_client):
+                payloads.append(self.call(item, client))
         return column_from_payloads(payloads, self.result, list_is_own=True)

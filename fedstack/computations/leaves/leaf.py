@@ -14,6 +14,7 @@ import re
 
 from fedstack.computations.leaves.arguments import argument_converter
 from fedstack.computations.leaves.bound_operation import BoundOperation
+from fedstack.computations.leaves.column_calls import ColumnCall
 from fedstack.computations.leaves.leaf_errors import raise_leaf_error
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.error_places import with_place
@@ -128,8 +129,9 @@ class Leaf(BoundOperation):
         try:
             # Not by extend() and map(), which take a StopIteration of the function's for the end.
             append, evaluate = values.append, self.evaluate
-            for item in arguments if self._convert is None else map(self._convert, arguments):
-                append(evaluate(item))
+            with ColumnCall(first_client, values):
+                for item in arguments if self._convert is None else map(self._convert, arguments):
+                    append(evaluate(item))
             if self._returns_nothing:
                 values = [() if value is None else value for value in values]
         except BaseException as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from fedstack.computations.leaves.column_calls import ThreadPlace
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.interpreter import ProgramRunner, max_parallel, prefers_columns, run_columns
 from fedstack.computations.plan.program import Program
@@ -49,6 +50,7 @@ class _Block:
       start: The first of them.
       stop: The one after the last.
       begin: When they began, on the clock of `time.perf_counter`.
+      place: Where the thread is.
       is_counted: Whether somebody counts those that are done.
       done: How many these are.
     """
@@ -56,15 +58,19 @@ class _Block:
     start: int
     stop: int
     begin: float
+    place: ThreadPlace
     is_counted: bool
     done: int = 0
 
     def work(self, function: str, now: float) -> Work:
-        """Returns what runs: one client if it is known which."""
+        """Returns what runs, and at which client if that is known."""
         if self.is_counted:
             first = min(self.start + self.done, self.stop - 1)
             return Work(first, 1, function, now - self.begin)
-        return Work(self.start, self.stop - self.start, function, now - self.begin)
+        client = self.place.client()
+        if client == self.stop:
+            client = None  # all have returned
+        return Work(self.start, self.stop - self.start, function, now - self.begin, client)
 
 
 class ClientBlocks:
@@ -283,7 +289,8 @@ class ClientBlocks:
             size = self._block_size()
             stop = min((start // size + 1) * size, self.clients.stop)
             self._next = stop
-            block = self._working[start] = _Block(start, stop, time.perf_counter(), self._is_streamed())
+            block = _Block(start, stop, time.perf_counter(), ThreadPlace(), self._is_streamed())
+            self._working[start] = block
             return block
 
     def _block_size(self) -> int:

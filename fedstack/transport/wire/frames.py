@@ -77,17 +77,27 @@ class Work:
       clients: For how many clients it runs, one after the other; 0 for work at the server.
       function: Its name; of several that run in turn, all names.
       seconds: For how long it has run.
+      client: The client that it is at; `None` if that is not known.
     """
 
     first_client: int
     clients: int
     function: str
     seconds: float
+    client: int | None = None
 
     def write(self, message: extensions_pb2.Work) -> None:
         """Fills in the message for it."""
         message.first_client, message.clients = self.first_client, self.clients
         message.function, message.seconds = _named(self.function), self.seconds
+        if self.client is not None:
+            message.client = self.client
+
+    @classmethod
+    def read(cls, message: extensions_pb2.Work) -> "Work":
+        """Reads the message for it."""
+        client = message.client if message.HasField("client") else None
+        return cls(message.first_client, message.clients, message.function, message.seconds, client)
 
 
 @attrs.frozen
@@ -205,8 +215,8 @@ def parse_frame(frame: bytes) -> Header | Data | Heartbeat:
         return Data(memoryview(parsed.data))
     if kind == "heartbeat":
         beat = parsed.heartbeat
-        work = (Work(w.first_client, w.clients, w.function, w.seconds) for w in itertools.islice(beat.work, _MOST_WORK))
-        return Heartbeat(beat.done, beat.running, beat.failed, tuple(work))
+        work = tuple(map(Work.read, itertools.islice(beat.work, _MOST_WORK)))
+        return Heartbeat(beat.done, beat.running, beat.failed, work)
     raise InvalidValueError(
         f"Expected a frame with a header, data or a heartbeat, found {len(frame)} bytes without; the peer may be newer"
     )
