@@ -32,7 +32,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint bench soak simulate mutants protos environments matrix clean
+.PHONY: help demo test long check lint bench soak simulate mutants protos environments matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -42,8 +42,11 @@ help: ## list the targets
 demo: .venv/.installed-demo ## run the demo
 	$(BIN)/fedstack demo
 
-test: .venv/.installed-dev ## run the tests on all cores, all but the soak tests
+test: .venv/.installed-dev ## run the tests on all cores, all but those that take long
 	$(BIN)/python -m pytest -q -n auto
+
+long: .venv/.installed-dev ## run the tests that take long, on all cores
+	$(BIN)/python -m pytest -q -n auto -m long
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project
@@ -89,7 +92,7 @@ matrix: $(FOUND:%=matrix-%) ## run the core tests on every supported Python foun
 # After .venv, as then the goals of .ci/run begin in their order.
 matrix-%: .venv-%/.installed-test | .venv/.installed-dev
 	@echo "matrix: Python $*"
-	.venv-$*/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=few -m "not slow and not soak" \
+	.venv-$*/bin/python -m pytest -q -p no:cacheprovider --hypothesis-profile=few -m "not slow and not long and not soak" \
 		$(NOT_CORE:%=--ignore=%)
 
 clean: ## remove all that make made, the virtual environments too

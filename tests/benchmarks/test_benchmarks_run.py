@@ -10,7 +10,7 @@ from benchmarks import report
 from benchmarks.harness import TINY, Measurement, compare
 from benchmarks.workloads import WORKLOADS, Workload
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 # What needs a cluster runs in tests/engines.
 HERE = [workload for workload in WORKLOADS if workload.name != "ray"]
 

@@ -262,6 +262,7 @@ def test_certificates_that_do_not_fit_are_wrong_usage_before_anybody_is_dialled(
         assert expected in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_grpc_adds_nothing_to_what_check_says(files: CertificateFiles, target: str) -> None:
     for options in (["--tls-ca", files.ca], []):
         with new_server(tls(files, mutual=True)) as thread:

@@ -18,7 +18,7 @@ from fedstack.demo.training import load_example
 from fedstack.service import ClusterSpec
 from fedstack.service.server.certificates import CertificateFiles, make_test_certificates
 
-pytestmark = pytest.mark.slow  # several processes each, that import much
+pytestmark = pytest.mark.long  # several processes each, that import much
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = {"PYTHONPATH": str(EXAMPLES)}

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_a_node_that_joins_gets_work_and_what_one_that_is_killed_had_is_run_again(tmp_path) -> None:
     script = str(Path(__file__).parent / "ray_nodes_driver.py")
     environment = {**os.environ, "RAY_ADDRESS": "local"}

@@ -10,6 +10,7 @@ from pages import blocks_of
 from benchmarks import ray_rounds
 from benchmarks.harness import TINY
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,6 +16,7 @@ from fedstack.data.ray_tables import RayRows
 from fedstack.errors import InvalidValueError, RemoteError, TypeMismatchError
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.usefixtures("cluster"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of its own, which it uses
 ]

@@ -19,7 +19,7 @@ from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError
 from fedstack.executors import FederatingExecutor, LeafExecutor, ReferenceResolvingExecutor, SequenceExecutor
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 LIMIT_SECONDS = 40
 NUMBERS = [0, 1, 2, 3, 7]

@@ -32,7 +32,7 @@ import fedstack
 from fedstack.errors import LeafError, NoWorkersError
 from fedstack.service.pool.worker_pool import WorkerPool, local_worker_pool
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")]
 CLIENTS = list(range(16))
 # A search among few is a short one: most tests are about what it finds.
 FEW = list(range(KILLER - 3, KILLER + 1))

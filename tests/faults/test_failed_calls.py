@@ -55,7 +55,7 @@ def failing() -> Iterator[Failing]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", failed_calls.WAYS)
 def test_failed_calls_keep_nothing_of_size(way: str, failing: Failing) -> None:
     found = failing.kept_by(way)

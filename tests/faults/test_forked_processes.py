@@ -63,7 +63,7 @@ def check_children(role: str, target: str, children: int) -> None:
     assert found["errors"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["client", "server"])
 def test_children_of_a_busy_process_live_and_work_and_so_does_their_parent(fleet: Fleet, role: str) -> None:
     check_children(role, fleet.start().target, 15)
@@ -76,7 +76,7 @@ def test_hundreds_of_children_of_a_busy_process_live_and_work(fleet: Fleet, role
     check_children(role, fleet.start().target, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_locks_that_other_threads_held_are_free_in_the_child() -> None:
     found, held = map(json.loads, run_script("lock_walker.py"))
     assert held == ["control"], "renew these, see foundations/after_fork.py"
@@ -104,7 +104,7 @@ os.wait()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["port", "socket"])
 def test_who_dials_a_server_that_was_killed_sees_it_though_a_child_of_its_lives_on(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "s"
@@ -202,7 +202,7 @@ def test_grpc_is_told_to_be_quiet_and_to_leave_forks_alone_and_nobody_else_is(gi
     assert afterwards == [given.get(name) for name in names]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "given", "warnings"),
     [("grpc", {}, 1), ("fedstack", {}, 0), ("grpc", {"GRPC_ENABLE_FORK_SUPPORT": "0"}, 0)],

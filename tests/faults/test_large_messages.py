@@ -25,7 +25,7 @@ from fedstack.service.pool.worker_pool import WorkerPool
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP
 from fedstack.transport.peers.io_loop import io_loop
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 WALL = 100.0
 # A client takes a worker for dead that shows no sign of life for four heartbeats of so many seconds.
 HEARTBEAT_SECONDS = 5.0

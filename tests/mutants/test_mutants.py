@@ -47,7 +47,7 @@ def test_a_mutant_without_an_argument_is_refused() -> None:
         equivalents("a.py in f\n- one\n+ two\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_planted_bug_is_found_and_the_module_as_it_is_has_none() -> None:
     bugs = {bug.what: bug for bug in planted_bugs(PLANTED.read_text())}
     bug = bugs["a call that may not be repeated runs again"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.long
 TESTS = Path(__file__).resolve().parents[1]
 HANGS = """
 import subprocess, sys, time

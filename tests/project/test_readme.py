@@ -115,7 +115,7 @@ def served(*options: str) -> Iterator[str]:
             process.kill()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["README.md", *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[1:])])
 def test_every_python_block_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
     options = ["--allow-python-code"]
     with contextlib.ExitStack() as stack:

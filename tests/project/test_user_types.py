@@ -27,7 +27,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 UNTYPED = ["--disable-error-code", "import-untyped", "--disable-error-code", "import-not-found"]
 
 # The first run of a checker reads all packages, which takes minutes on a busy machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 class Found(NamedTuple):

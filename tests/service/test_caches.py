@@ -396,7 +396,7 @@ def known_types() -> int:
     return sum(map(len, importlib.import_module("federated_language.types.computation_types")._intern_pool.values()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_40_000_types_that_nobody_has_sent_before_leave_memory_as_it_was() -> None:
     service = service_of()
     peer = Peer(service)

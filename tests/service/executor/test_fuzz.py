@@ -28,7 +28,7 @@ from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 
 # What the fuzzer's own leaf functions compute may overflow, of which NumPy warns; what the service computes may not.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning:fuzz_requests")]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::RuntimeWarning:fuzz_requests")]
 
 SEED = "FEDSTACK_FUZZ_SEED"
 # The same in each run, so that who changes something finds what it breaks; the long siege draws others.

@@ -24,6 +24,8 @@ from fedstack.testing import SimulatedCluster, SimulatedFaults, SimulationError
 from fedstack.transport.peers.methods import Method, Service
 
 SEEDS = range(50)  # each with every program: 250 runs
+# Seeds by tens: the first ten in each run.
+TENS = [0, *(pytest.param(tens, marks=pytest.mark.long) for tens in range(1, len(SEEDS) // 10))]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def _quiet():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("tens", range(len(SEEDS) // 10))
+@pytest.mark.parametrize("tens", TENS)
 def test_every_result_is_right_whatever_happens_to_workers(name, tens):
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
         rough_run(name, seed)
