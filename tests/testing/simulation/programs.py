@@ -2,21 +2,29 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
+import attrs
 import federated_language as fl
 import numpy as np
 
 import fedstack
 from fedstack.computations.types.language import RetryableError
+from fedstack.errors import StaleSessionError
 from fedstack.executors import RemoteExecutor
+from fedstack.executors.remote.remote_values import RemoteValue
+from fedstack.proto.extensions_pb2 import UpdateRequest
 from fedstack.service.coordinator import AsyncClusterCoordinator
+from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
 from fedstack.service.rpc import Client, MethodService
 from fedstack.testing import SimulatedCluster, SimulatedFaults
+from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import Service
+from fedstack.transport.wire.addresses import Target
 
 Program = Callable[[SimulatedCluster], Coroutine[Any, Any, None]]
 # A call waits for a worker to be there, then for one that does not answer, and the session that a phase needs is opened
@@ -214,6 +222,81 @@ async def called_methods(cluster: SimulatedCluster) -> None:
     await asyncio.gather(*(play(client, number) for number, client in enumerate(clients, 1)))
 
 
+async def shared_variables(cluster: SimulatedCluster) -> None:
+    """Two callers add to each variable: none of what they add is lost, comes twice, or is read before it was sent."""
+
+    async def play(number: int, own: ExecutorStub, stubs: Sequence[ExecutorStub]) -> None:
+        for _ in range(3):
+            executor = RemoteExecutor(own)
+            executor.set_cardinalities({})
+            try:
+                value = await started(executor, np.int64(0))
+            except RetryableError as error:
+                cluster.say(f"variable {number}: {type(error).__name__}")
+            else:
+                target = Target("localhost:1")  # each caller dials the server by itself
+                held = HeldVariable(target, value.session.executor.id, value.id, value.type_signature, is_own=False)
+                adders = [Adder(cluster, held, stub) for stub in stubs]
+                await asyncio.gather(*(adder.run(adders) for adder in adders))
+            executor.close()
+
+    first, second, third_ones = cluster.stubs(), cluster.stubs(), cluster.stubs()
+    await asyncio.gather(
+        *(play(number, *stubs) for number, *stubs in zip(itertools.count(), first, zip(second, third_ones)))
+    )
+
+
+async def started(executor: RemoteExecutor, initial: np.int64) -> RemoteValue:
+    """Returns a value that the server has, and keeps as long as this is there."""
+    value = await executor.create_value(initial, np.int64)
+    assert isinstance(value, RemoteValue)
+    for error in (await executor.start([value])).values():
+        if error is not None:
+            raise error
+    return value
+
+
+class Adder:
+    """Adds to a variable, and reads it now and then.
+
+    Attributes:
+      begun: How much it has begun to add.
+      done: How much of that is known to have been added.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, held: HeldVariable, stub: ExecutorStub) -> None:
+        self.begun = self.done = 0
+        self._cluster = cluster
+        self._held = held
+        self._server = VariableServer(stub)
+
+    async def run(self, adders: "Sequence[Adder]") -> None:
+        """Adds until the variable is gone.
+
+        Args:
+          adders: All that add to it.
+        """
+        for step in range(ROUNDS):
+            begun = self._cluster.time
+            try:
+                if step % 3 == 2:
+                    least = sum(adder.done for adder in adders)
+                    found = await self._held.read(self._server)
+                    most = sum(adder.begun for adder in adders)
+                    assert least <= int(cast("np.int64", found)) <= most, f"it is {found}, not {least} to {most}"
+                else:
+                    self.begun += step + 1
+                    await self._held.update(self._server, UpdateRequest.ADD, np.int64(step + 1))
+                    self.done += step + 1
+            except StaleSessionError:
+                self._cluster.say("the variable is gone")
+                return
+            except RetryableError as error:
+                self._cluster.say(f"adding: {type(error).__name__}")
+            assert self._cluster.time - begun < LONGEST_CALL, f"step {step} took {self._cluster.time - begun} s"
+            await asyncio.sleep(0.5)
+
+
 def methods(clock: Callable[[], float]) -> Sequence[Service]:
     """Makes what workers serve to `called_methods`."""
     service = MethodService(fedstack.local_executor_factory(max_concurrent_clients=1))
@@ -236,13 +319,25 @@ def check(what: str, number: int, found: object, known: np.float32) -> None:
 
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
-    for program in (rounds, kept_values, scheduled_calls, calls_that_are_not_repeated, called_methods)
+    for program in (
+        rounds,
+        kept_values,
+        scheduled_calls,
+        calls_that_are_not_repeated,
+        called_methods,
+        shared_variables,
+    )
 }
 
 
 def rough_run(name: str, seed: int) -> SimulatedCluster:
     """Runs a program over three workers to which everything happens; returns what it ran over."""
     services = methods if name == "called_methods" else None
-    cluster = SimulatedCluster(3, seed, SimulatedFaults.rough(), make_services=services)
+    faults = SimulatedFaults.rough()
+    if name == "shared_variables":
+        faults = attrs.evolve(
+            faults, doubled_rate=0.0
+        )  # the transport brings an update once, or not: nothing repeats it
+    cluster = SimulatedCluster(3, seed, faults, make_services=services)
     cluster.run(PROGRAMS[name])
     return cluster
