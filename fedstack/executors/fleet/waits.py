@@ -71,8 +71,6 @@ class Wait:
         if self._fleet.closed:
             return GiveUp(closed_error())
         states, is_any_ready = self._fleet.states, self._fleet.number_ready > 0
-        if is_any_ready and len(states) == 1:
-            return self._over()
         patience = min(_SETTLE_SECONDS, self._patience) if is_any_ready else self._patience
         left = patience - (self._fleet.clock() - self._begun)
         is_vain = State.BACK not in states if self._has_looked else states and states <= HOPELESS

@@ -1,11 +1,11 @@
 """Which workers a fleet calls ready, which it has asked again, and when."""
 
 import pytest
-from fake_fleet import ABLE, AWAY, WRONG, FakeFleet
+from fake_fleet import ABLE, AWAY, WRONG, FakeFleet, Name
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.fleet.fleet import AGAIN_SECONDS, FIRST_PAUSE, FULL_SECONDS, LONGEST_PAUSE
-from fedstack.executors.fleet.worker import Features, State
+from fedstack.executors.fleet.fleet import AGAIN_SECONDS, LONGEST_PAUSE, Change, Fleet
+from fedstack.executors.fleet.worker import Features, State, Worker
 
 FULL = ResourceLimitError("no room")
 
@@ -48,7 +48,7 @@ def test_pauses_between_attempts_grow_up_to_a_bound_and_begin_anew_after_an_answ
             assert fleet.due() == [worker]
         return found
 
-    growing = [FIRST_PAUSE, 0.2, 0.4, 0.8, 1.6, LONGEST_PAUSE, LONGEST_PAUSE]
+    growing = [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert pauses(7) == growing
     fleet.answered(worker, ABLE)
     fleet.lost(worker, AWAY)
@@ -67,6 +67,66 @@ def test_a_loss_is_told_once_however_often_it_is_found_out(fleet: FakeFleet) -> 
     fleet.answered(worker, ABLE)
     fleet.lost(worker, AWAY)
     assert fleet.changes() == [("a", "READY"), ("a", "AWAY")]
+
+
+def test_a_change_has_its_cause(fleet: FakeFleet) -> None:
+    worker = fleet.join("a")
+    fleet.failed(worker, AWAY)
+    fleet.returned(worker)
+    fleet.answered(worker, ABLE)
+    new, away, back, ready = State.NEW, State.AWAY, State.BACK, State.READY
+    changes = [Change(worker, new, away, AWAY), Change(worker, away, back, AWAY), Change(worker, back, ready, None)]
+    assert fleet.take_changes() == changes
+    assert fleet.take_changes() == []
+
+
+def test_how_many_are_ready_and_which_states_there_are_is_known_after_each_event(fleet: FakeFleet) -> None:
+    first, second = fleet.join("a"), fleet.join("b")
+    assert (fleet.number_ready, fleet.states) == (0, {State.NEW})
+    fleet.answered(first, ABLE)
+    assert (fleet.number_ready, fleet.states) == (1, {State.NEW, State.READY})
+    fleet.answered(second, ABLE)
+    fleet.answered(second, ABLE)
+    assert (fleet.number_ready, fleet.states) == (2, {State.READY})
+    fleet.lost(first, AWAY)
+    assert (fleet.number_ready, fleet.states) == (1, {State.AWAY, State.READY})
+    fleet.remove(second)
+    assert (fleet.number_ready, fleet.states) == (0, {State.AWAY})
+    fleet.remove(first)
+    assert (fleet.number_ready, fleet.states) == (0, set())
+
+
+def test_a_loss_that_is_found_out_in_a_pause_does_not_shorten_it(fleet: FakeFleet) -> None:
+    worker = fleet.join("a")
+    for _ in range(3):
+        fleet.failed(worker, AWAY)
+        fleet.time.now += 2.0
+        fleet.due()
+    fleet.failed(worker, AWAY)
+    fleet.lost(worker, AWAY)
+    assert fleet.seconds_to_due() == pytest.approx(0.8)
+
+
+def test_a_worker_that_is_ready_is_not_asked_because_it_is_said_to_be_there(fleet: FakeFleet) -> None:
+    worker = fleet.join("a", ready=True)
+    fleet.returned(worker)
+    assert fleet.ready == [worker]
+    assert fleet.seconds_to_due() is None
+
+
+def test_those_that_need_not_be_asked_any_more_are_told_once(fleet: FakeFleet) -> None:
+    away, answering, removed, gone, back, in_pause = (fleet.join(name) for name in "abcdef")
+    fleet.failed(in_pause, AWAY)
+    fleet.answered(answering, ABLE)
+    fleet.lost(away, AWAY)
+    fleet.lost(gone, AWAY, for_good=True)
+    fleet.returned(back)
+    fleet.remove(removed)
+    fleet.remove(in_pause)
+    assert fleet.take_at_rest() == [answering, gone, back, removed]
+    assert fleet.take_at_rest() == []
+    fleet.close()
+    assert fleet.take_at_rest() == [away]
 
 
 def test_a_worker_that_refuses_us_is_asked_on_and_one_that_is_gone_is_not(fleet: FakeFleet) -> None:
@@ -124,9 +184,13 @@ def test_a_closed_fleet_asks_nobody(fleet: FakeFleet) -> None:
     fleet.failed(asked, AWAY)
     fleet.lost(lost, AWAY)
     fleet.returned(asked)
+    fleet.answered(asked, ABLE)
     fleet.time.now += 1000.0
     assert fleet.due() == []
     assert not asked.asking
+    assert (asked.state, lost.state) == (State.NEW, State.READY), "what is heard does not count any more"
+    fleet.add(Worker(Name("late")))
+    assert fleet.seconds_to_due() is None
 
 
 def test_a_worker_that_had_no_room_counts_as_full_for_a_while(fleet: FakeFleet) -> None:
@@ -136,8 +200,9 @@ def test_a_worker_that_had_no_room_counts_as_full_for_a_while(fleet: FakeFleet) 
     assert not fleet.full(worker, FULL)
     assert worker.refusal is not FULL  # which has frames
     assert str(worker.refusal) == str(FULL)
+    fleet.time.now += 4.875
     assert fleet.is_full(worker)
-    fleet.time.now += FULL_SECONDS
+    fleet.time.now += 0.125
     assert not fleet.is_full(worker)
     assert fleet.full(worker, FULL) is False  # it has had none all the time
     fleet.has_room(worker)
@@ -172,6 +237,21 @@ def test_workers_that_only_waiting_finds_are_given_the_time_that_they_were_left_
     assert fleet.patience() == 3.0
     fleet.time.now += 100.0
     assert fleet.patience() == 10.0
+
+
+def test_whoever_waits_for_a_fleet_without_workers_in_vain_waits_a_moment_the_next_time() -> None:
+    fleet = FakeFleet(3.0)
+    fleet.waited(in_vain=True)
+    fleet.time.now += 2.0
+    assert fleet.patience() == 0.25
+
+
+def test_nobody_waits_for_longer_than_they_said() -> None:
+    fleet = FakeFleet(0.125)
+    assert fleet.patience() == 0.125
+    fleet.waited(in_vain=True)
+    assert fleet.patience() == 0.125
+    assert Fleet().patience() == 10.0, "by default"
 
 
 def test_a_worker_says_what_is_known_of_it(fleet: FakeFleet) -> None:

@@ -163,6 +163,8 @@ class FleetPromises(RuleBasedStateMachine):
         for worker in self.removed:
             assert worker.state is State.REMOVED
             assert worker not in self.fleet.workers
+        assert self.fleet.number_ready == len(self.fleet.ready)
+        assert self.fleet.states == {worker.state for worker in self.fleet.workers}
 
     @invariant()
     def exactly_those_are_asked_of_whom_that_tells_something(self) -> None:
@@ -178,4 +180,4 @@ class FleetPromises(RuleBasedStateMachine):
 
 
 TestFleetPromises = FleetPromises.TestCase
-TestFleetPromises.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
+TestFleetPromises.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -31,6 +31,33 @@ def test_the_first_worker_that_is_ready_waits_a_second_for_those_never_heard_of(
     assert wait.decide() == Use([first])
 
 
+def test_the_wait_for_others_is_over_after_a_second_to_the_moment(fleet: FakeFleet) -> None:
+    first, _ = fleet.join("a", ready=True), fleet.join("b")
+    wait = Wait(fleet)
+    fleet.time.now += 1.0
+    assert wait.decide() == Use([first])
+
+
+def test_the_first_worker_waits_no_longer_for_others_than_its_caller_does() -> None:
+    fleet = FakeFleet(0.5)
+    first, _ = fleet.join("a", ready=True), fleet.join("b")
+    wait = Wait(fleet)
+    fleet.time.now += 0.25
+    assert wait.decide() == Pause(0.25)
+    fleet.time.now += 0.25
+    assert wait.decide() == Use([first])
+
+
+def test_a_caller_waits_to_the_end_of_its_time_for_workers_that_are_away(fleet: FakeFleet) -> None:
+    worker = fleet.join("a")
+    fleet.failed(worker, AWAY)
+    wait = Wait(fleet)
+    assert wait.seconds == 10.0
+    for now, seconds in [(100.0, 0.25), (109.5, 0.25), (109.875, 0.125)]:
+        fleet.time.now = now
+        assert wait.decide() == Pause(seconds)
+
+
 def test_before_a_wait_ends_in_vain_workers_are_looked_for_once_more(fleet: FakeFleet) -> None:
     away, other, wrong = fleet.join("a"), fleet.join("b"), fleet.join("c")
     fleet.failed(away, AWAY)
@@ -66,6 +93,16 @@ def test_a_worker_that_is_found_again_has_two_seconds_to_answer(fleet: FakeFleet
     assert decision.error.causes == {"a": "no answer within 10 s"}
     fleet.answered(worker, ABLE)
     assert Wait(fleet).decide() == Use([worker])
+
+
+def test_the_time_to_answer_of_a_worker_that_is_found_again_is_over_to_the_moment(fleet: FakeFleet) -> None:
+    worker = fleet.join("a")
+    wait = Wait(fleet)
+    fleet.time.now += 10.0
+    assert wait.decide() == LookFor([worker])
+    fleet.returned(worker)
+    fleet.time.now += 2.0
+    assert isinstance(wait.decide(), GiveUp)
 
 
 def test_nobody_waits_for_workers_that_time_does_not_mend(fleet: FakeFleet) -> None:

@@ -1,58 +1,12 @@
 """Which closure runs where, in which order, and what becomes of it."""
 
 import pytest
+from scheduler_world import AWAY, World
 
 from fedstack.errors import ClosureCancelledError, LostWorkersError, NoWorkersError, WorkerUnavailableError
-from fedstack.service.coordinator.scheduling.closures import Closure, Place, State
+from fedstack.service.coordinator.scheduling.closures import State
 from fedstack.service.coordinator.scheduling.losses import MOST_DEPTH
 from fedstack.service.coordinator.scheduling.queues import GATHER_SECONDS
-from fedstack.service.coordinator.scheduling.scheduler import Scheduler
-
-AWAY = WorkerUnavailableError("it is away")
-
-
-class World:
-    """A scheduler, a clock that the test sets, and places that answer when the test says so."""
-
-    def __init__(self, places: int = 1, **options: object) -> None:
-        self.now = 100.0
-        self.scheduler = Scheduler(clock=lambda: self.now, **options)  # type: ignore[arg-type]
-        self.places = [self.join(index) for index in range(places)]
-
-    def join(self, index: int) -> Place:
-        place = Place(index, f"worker {index}")
-        self.scheduler.add_place(place)
-        return place
-
-    def add(self, name: str, *needs: Closure, **options: object) -> Closure:
-        closure = Closure("a call", needs, name=name, **options)  # type: ignore[arg-type]
-        self.scheduler.schedule(closure)
-        return closure
-
-    def given(self) -> dict[str, list[str]]:
-        """Starts what the scheduler has decided; returns the names of the closures by worker."""
-        given = self.scheduler.assignments()
-        for place, _ in given:
-            self.scheduler.calls_begin(place, 1)
-        return {place.name: [closure.name for closure in closures] for place, closures in given}
-
-    def done(self, *closures: Closure) -> None:
-        """Workers have run some closures, which are all that they were given in one call."""
-        for closure in closures:
-            place = next(place for place in self.scheduler.places if closure in place.running)
-            self.scheduler.succeeded(closure, place, f"{closure.name} at {place.name}")
-        for place in self.scheduler.places:
-            while place.calls and not place.running:
-                self.scheduler.call_ended(place)
-
-    def fail(self, closure: Closure, error: Exception) -> None:
-        place = next(place for place in self.scheduler.places if closure in place.running)
-        self.scheduler.failed(closure, place, error)
-        self.scheduler.call_ended(place)
-
-    def run(self, *closures: Closure) -> None:
-        self.given()
-        self.done(*closures)
 
 
 def test_closures_are_spread_over_places_in_the_order_of_scheduling() -> None:
@@ -348,16 +302,6 @@ def test_a_dropped_value_is_rebuilt_for_what_was_made_of_it() -> None:
     assert world.given() == {"worker 1": ["b"]}
 
 
-def test_a_chain_that_is_too_long_to_be_repeated_is_not_remembered() -> None:
-    world = World()
-    last = world.add("0")
-    world.run(last)
-    for number in range(MOST_DEPTH + 1):
-        last = world.add(f"{number + 1}", last)
-        world.run(last)
-    assert last.depth <= 2
-
-
 def test_a_value_at_the_end_of_a_long_chain_is_not_rebuilt_and_the_error_says_why() -> None:
     world = World(goes_on=True)
     last = world.add("0")
@@ -388,8 +332,10 @@ def test_without_any_place_all_fail_once_nobody_waits_any_more() -> None:
     b = world.add("b", a)
     world.scheduler.gave_up(AWAY)
     assert (a.error, b.error) == (AWAY, AWAY)
+    assert (a.state, b.state) == (State.FAILED, State.FAILED)
     assert world.scheduler.take_errors() == [AWAY]
-    assert world.scheduler.has_room
+    assert world.scheduler.take_ended() == [a, b]
+    assert world.scheduler.is_idle
 
 
 def test_who_gives_up_waiting_for_places_is_told_what_ran_where_they_were_lost() -> None:
@@ -403,3 +349,104 @@ def test_who_gives_up_waiting_for_places_is_told_what_ran_where_they_were_lost()
     world.scheduler.gave_up(error)
     told = "\n  these ran where workers were lost, and may have ended them: 'a' (2 times), 'beside it' (1 time)"
     assert str(error) == f"none is ready:\n  worker 0: away{told}"
+
+
+def test_errors_are_told_once_and_at_once_unless_others_go_on() -> None:
+    world = World()
+    assert world.scheduler.stops_at_errors
+    assert not world.scheduler.has_errors
+    error = ValueError("no")
+    a = world.add("a")
+    world.given()
+    world.fail(a, error)
+    world.add("b")
+    assert world.scheduler.has_errors
+    assert world.scheduler.take_errors() == [error]
+    assert not world.scheduler.has_errors
+
+
+def test_where_others_go_on_errors_are_told_when_all_have_ended() -> None:
+    world = World(goes_on=True)
+    assert not world.scheduler.stops_at_errors
+    error = ValueError("no")
+    a = world.add("a")
+    world.given()
+    world.fail(a, error)
+    assert world.scheduler.has_errors
+    assert world.scheduler.take_errors() == [error]
+    assert not world.scheduler.has_errors
+
+
+def test_what_ended_and_what_was_cancelled_is_told_once() -> None:
+    world = World(most_running=2)
+    a, b, c = [world.add(name) for name in "abc"]
+    d = world.add("d", c)
+    world.given()
+    world.done(a)
+    world.scheduler.cancel(b)
+    world.scheduler.cancel(c)
+    assert world.scheduler.take_ended() == [a, b, c, d]
+    assert world.scheduler.take_ended() == []
+    assert world.scheduler.take_cancelled() == [b]
+    assert world.scheduler.take_cancelled() == []
+
+
+def test_a_closure_that_its_caller_cancelled_has_no_error_to_tell() -> None:
+    world = World()
+    a, b = world.add("a"), world.add("b")
+    world.given()
+    world.scheduler.cancel(a)
+    world.fail(a, ValueError("no"))
+    world.scheduler.cancel(b)
+    world.done(b)
+    c = world.add("c", a)
+    assert {one.state for one in (a, b, c)} == {State.CANCELLED}
+    assert not world.scheduler.has_errors
+    assert world.scheduler.values == 0
+
+
+def test_a_closure_that_has_ended_without_a_value_keeps_nothing_of_its_call() -> None:
+    world = World(goes_on=True)
+    a = world.add("a")
+    b, c = world.add("b", a), world.add("c", a)
+    world.scheduler.cancel(c)
+    assert list(a.dependents) == [b]
+    world.given()
+    world.fail(a, ValueError("no"))
+    for closure in (a, b, c):
+        assert (closure.call, closure.needs, dict(closure.dependents)) == (None, (), {})
+
+
+@pytest.mark.parametrize("how", ["prefetched", "copied", "not repeatable"])
+def test_a_closure_that_will_not_run_again_keeps_nothing_of_its_call(how: str) -> None:
+    world = World()
+    a = world.add("a")
+    world.run(a)
+    b = world.add("b", a, repeatable=how != "not repeatable")
+    ((place, _),) = world.scheduler.assignments()
+    world.scheduler.succeeded(b, place, "held", ("the value",) if how == "prefetched" else None)
+    if how == "copied":
+        assert (b.call, b.needs) == ("a call", (a,))
+        world.scheduler.copied(b, "the value")
+    assert (b.call, b.needs) == (None, ())
+
+
+def test_a_value_that_nobody_wants_any_more_is_dropped_as_soon_as_it_is_there() -> None:
+    world = World()
+    a = world.add("a")
+    world.given()
+    world.scheduler.drop(a)
+    world.done(a)
+    assert (a.held, world.scheduler.values, world.scheduler.is_idle) == ({}, 0, True)
+
+
+def test_a_value_stays_for_its_caller_when_those_that_needed_it_have_ended() -> None:
+    world = World()
+    a = world.add("a")
+    world.run(a)
+    b, c = world.add("b", a), world.add("c", a, a)
+    world.scheduler.cancel(b)
+    world.run(c)
+    assert (a.state, world.scheduler.values) == (State.READY, 2)
+    world.scheduler.drop(a)
+    assert world.scheduler.values == 1

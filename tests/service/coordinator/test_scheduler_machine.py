@@ -53,22 +53,45 @@ class Scheduling(RuleBasedStateMachine):
         self.now += seconds
         for place, closures in self.scheduler.assignments():
             assert closures
+            assert not place.silent
+            assert not place.draining
             self.scheduler.calls_begin(place, 1)
             for closure in closures:
                 assert closure.state is State.RUNNING
                 assert all(need.is_there for need in closure.needs)
             self.calls.append((place, closures))
+        seconds = self.scheduler.seconds_to_assignments()
+        assert seconds is None or seconds > 0
+
+    @rule()
+    def wait(self) -> None:
+        """Where there is no time to ask again, time alone changes nothing."""
+        self.assign(0.0)
+        if self.scheduler.seconds_to_assignments() is None:
+            self.now += 100.0
+            assert self.scheduler.assignments() == []
+
+    @precondition(lambda self: self.places)
+    @rule(data=st.data(), what=st.sampled_from(["silent", "not silent", "drain"]))
+    def stop(self, data: st.DataObject, what: str) -> None:
+        place = data.draw(st.sampled_from(self.places))
+        if what == "drain":
+            self.scheduler.drain(place)
+        else:
+            self.scheduler.silent(place, what == "silent")
+        saved = self.scheduler.held_only_by(place)
+        assert all(closure.copy is None and place in closure.held for closure in saved)
 
     @precondition(lambda self: self.calls)
-    @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
-    def answer(self, data: st.DataObject, fails: bool) -> None:
+    @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]), comes_home=st.booleans())
+    def answer(self, data: st.DataObject, fails: bool, comes_home: bool) -> None:
         place, closures = call = data.draw(st.sampled_from(self.calls))
         self.calls.remove(call)
         for closure in closures:
             if fails:
                 self.scheduler.failed(closure, place, ValueError(closure.name))
             else:
-                self.scheduler.succeeded(closure, place, "held")
+                self.scheduler.succeeded(closure, place, "held", ("the value",) if comes_home else None)
         self.scheduler.call_ended(place)
 
     @precondition(lambda self: self.handles)
@@ -84,7 +107,7 @@ class Scheduling(RuleBasedStateMachine):
         elif what == "need":
             self.scheduler.need(closure)
         else:
-            self.scheduler.copied(closure, "a value")
+            self.scheduler.copied(closure, "the value")
 
     @invariant()
     def values_are_where_they_are_said_to_be(self) -> None:
@@ -102,6 +125,7 @@ class Scheduling(RuleBasedStateMachine):
     def nothing_is_forgotten(self) -> None:
         unfinished = [closure for closure in self.closures if not closure.has_ended]
         assert len(unfinished) == self.scheduler.unfinished
+        assert self.scheduler.waiting == sum(closure.state is not State.RUNNING for closure in unfinished)
         for closure in unfinished:
             if closure.state is State.WAITING:
                 assert closure.missing == sum(closure in need.dependents for need in set(closure.needs)) > 0

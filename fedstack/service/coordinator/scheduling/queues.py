@@ -42,22 +42,22 @@ class Queues:
         """A place is gone; what waited for it runs elsewhere."""
         self._anywhere.extendleft(reversed(self._places.pop(place)))
 
-    def add(self, closure: Closure, *, first: bool = False, at_once: bool = False) -> None:
+    def add(self, closure: Closure, *, first: bool, at_once: bool) -> None:
         """A closure can run.
 
         Args:
           closure: The closure.
           first: Whether it is to run before others.
-          at_once: Whether not to wait for others to go along with: of a chain, each link would wait anew.
+          at_once: Whether not to wait for others to go along with to where its arguments are: of a chain, each link
+            would wait anew.
         """
         if runs_alone(closure):
             self._suspects.append(closure)
             return
         home = next((place for need in closure.needs for place in need.held), None)
         queue = self._anywhere if home is None else self._places[home]
-        if at_once:
-            for place in self._places if home is None else (home,):
-                place.due = 0.0
+        if home is not None and at_once:
+            home.due = 0.0
         if first:
             queue.appendleft(closure)
         else:
@@ -92,7 +92,7 @@ class Queues:
         if not (self._anywhere or self._suspects or any(self._places.values())):
             return None
         now = self._clock()
-        due = [place.due for place in self._places if place.due > now and not self._is_full(place)]
+        due = [place.due for place in self._places if self._gathers(place, now) and not self._is_full(place)]
         if self._again is not None:
             due.append(max(now, self._again))
         return min(due) - now if due else None
@@ -111,9 +111,13 @@ class Queues:
             place.pace.note(closure.name, now - begun, now)
 
     def _takes_more(self, place: Place, now: float) -> bool:
-        if self._is_full(place) or (place.calls and place.due > now):
+        if self._is_full(place) or self._gathers(place, now):
             return False
         return not any(map(runs_alone, place.running))
+
+    def _gathers(self, place: Place, now: float) -> bool:
+        """Returns whether what comes while a call to a place is under way still waits for others to go along with."""
+        return place.calls > 0 and place.due > now
 
     def _is_full(self, place: Place) -> bool:
         return place.silent or place.draining or len(place.running) >= self._most_at(place)

@@ -65,7 +65,8 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many closures have not begun: they wait for a place, or for others."""
-        return max(0, len(self._unfinished) - self.running)
+        begun = sum(closure.state is State.RUNNING for place in self.places for closure in tuple(place.running))
+        return max(0, len(self._unfinished) - begun)
 
     @property
     def values(self) -> int:
@@ -87,7 +88,7 @@ class Scheduler:
     def schedule(self, closure: Closure) -> None:
         """A caller wants a closure to run, and has a handle to its value."""
         closure.users += 1
-        self._begin([closure])
+        self._begin(closure)
 
     def cancel(self, closure: Closure) -> bool:
         """A caller does not want a closure any more; returns whether it had not ended."""
@@ -99,7 +100,7 @@ class Scheduler:
     def need(self, closure: Closure) -> None:
         """A caller needs the value of a closure, which is rebuilt if it was lost."""
         if not is_gone(closure) and closure.state is State.LOST:
-            self._begin([closure])
+            self._begin(closure)
 
     def drop(self, closure: Closure) -> None:
         """A caller has no handle to a closure any more. One that has not ended runs all the same."""
@@ -152,7 +153,7 @@ class Scheduler:
                 continue  # cancelled, since another one failed
             failure = why_not_again(closure, error)
             if failure is None:
-                self._begin([closure], first=True)
+                self._begin(closure, first=True)
             else:
                 self._fail(closure, failure)
 
@@ -187,8 +188,6 @@ class Scheduler:
     def call_ended(self, place: Place) -> None:
         """A call to a place has ended."""
         place.calls -= 1
-        if not place.calls:
-            place.due = 0.0
 
     def gone(self, closure: Closure, place: Place) -> None:
         """A place has nothing more to do with a closure that was cancelled."""
@@ -210,8 +209,6 @@ class Scheduler:
         closure.held[place] = held
         place.values[closure] = None
         self._end(closure, State.READY)
-        if not may_be_rebuilt(closure):
-            self._forget_call(closure)
         if not closure.users:
             release(closure)
 
@@ -240,7 +237,7 @@ class Scheduler:
 
     def gave_up(self, error: Exception) -> None:
         """There was no place for so long that nothing is waited for any more."""
-        error.args = (f"{error}{told_of(self._unfinished)}", *error.args[1:])
+        error.args = (f"{error}{told_of(self._unfinished)}",)
         for closure in list(self._unfinished):
             if not closure.has_ended:
                 closure.error = error
@@ -264,33 +261,31 @@ class Scheduler:
         for closure in list(self._unfinished):
             self._cancel(closure)
 
-    def _begin(self, closures: list[Closure], *, first: bool = False) -> None:
-        """Queues closures whose arguments are there; others wait for those, of which the lost ones are rebuilt."""
-        stack = list(reversed(closures))
+    def _begin(self, begun: Closure, *, first: bool = False) -> None:
+        """Queues a closure if its arguments are there; else it waits for those, of which the lost ones are rebuilt."""
+        stack = [begun]
         while stack:
             closure = stack.pop()
             if closure not in self._unfinished:
                 self._unfinished[closure] = None
                 for need in closure.needs:
                     need.users += 1
-            closure.missing = 0
             closure.state = State.WAITING
-            for need in dict.fromkeys(closure.needs):
-                if need.is_there:
-                    continue
-                if is_gone(need):
-                    self._end_as(closure, need)
-                    break
-                closure.missing += 1
+            gone = next(filter(is_gone, closure.needs), None)
+            if gone is not None:
+                self._end_as(closure, gone)
+                return  # what is left of the stack was for those that have ended with it
+            lacking = [need for need in dict.fromkeys(closure.needs) if not need.is_there]
+            closure.missing = len(lacking)
+            for need in lacking:
                 need.dependents[closure] = None
-                if need.state is State.LOST:
-                    stack.append(need)
-            if closure.state is State.WAITING and not closure.missing:
+            stack += [need for need in lacking if need.state is State.LOST]
+            if not lacking:
                 self._queue(closure, first=first)
 
     def _queue(self, closure: Closure, *, first: bool = False, at_once: bool = False) -> None:
         closure.state = State.QUEUED
-        closure.depth = 1 + max((need.depth for need in closure.needs if need.copy is None), default=0)
+        closure.depth = 1 + max((need.depth for need in closure.needs), default=0)
         self._queues.add(closure, first=first, at_once=at_once)
 
     def _can_begin(self, closure: Closure) -> bool:
@@ -299,7 +294,7 @@ class Scheduler:
             return False  # cancelled, or run from another queue
         if all(need.is_there for need in closure.needs):
             return True
-        self._begin([closure])
+        self._begin(closure)
         return False
 
     def _fail(self, closure: Closure, error: Exception) -> None:
@@ -323,7 +318,7 @@ class Scheduler:
             for need in ending.needs:
                 need.dependents.pop(ending, None)
                 self._unuse(need)
-            if ending.state in (State.FAILED, State.CANCELLED):
+            if ending.state is not State.READY or not may_be_rebuilt(ending):
                 self._forget_call(ending)
 
     def _all_that_end(self, closure: Closure, state: State) -> Iterator[Closure]:
@@ -359,9 +354,7 @@ class Scheduler:
             release(closure)
 
     def _forget_call(self, closure: Closure) -> None:
-        """Drops what it would take to run a closure again."""
-        if not closure.has_ended or closure in self._unfinished:
-            return
+        """Drops what it would take to run a closure again, which has ended."""
         closure.call, closure.needs, closure.depth = None, (), 0
 
     def __repr__(self) -> str:
