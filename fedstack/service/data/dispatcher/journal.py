@@ -272,7 +272,7 @@ class Journal:
             return JournalError(
                 f"Another dispatcher uses this journal: {self.file}; stop that one, or give another work_dir"
             )
-        if "not a database" in text or "malformed" in text or isinstance(error, UnicodeDecodeError):
+        if any(what in text for what in ("not a database", "malformed", "not decode", "can't decode")):
             return self._damaged(text)
         place = self.file
         if isinstance(error, OSError):

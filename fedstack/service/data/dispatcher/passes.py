@@ -82,7 +82,7 @@ def check_request(request: OpenPassRequest) -> None:
 
 
 def open_pass(
-    tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits, places: int = 0
+    tables: Tables, request: OpenPassRequest, dataset: DatasetDescription, limits: DispatcherLimits, places: int
 ) -> OpenPassResponse:
     """Lets a consumer take part in a pass, which begins if there is none yet.
 
@@ -108,8 +108,8 @@ def open_pass(
     one = found or _begin(tables, wanted, dataset, limits, places)
     row = _row(tables, one.id, request.consumer)
     if row is None:
-        _check_room(tables, "consumers", limits, "max_consumers")
-    _, number, answer, opening = row or (True, 0, None, b"")
+        _make_room(tables, "consumers", limits, "max_consumers")
+    number, answer, opening = row[1:] if row else (0, None, b"")
     if request.resumes and not (opening and opening == request.opening):
         number, answer = (number // _NUMBERS_SKIPPED + 1) * _NUMBERS_SKIPPED, None
     tables.execute(
@@ -269,8 +269,7 @@ def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: Di
             f"Expected a file at least for each of {places} workers under FILE, found {len(dataset.file_splits)}; use "
             "DATA or DYNAMIC"
         )
-    _make_room(tables, limits)
-    _check_room(tables, "passes", limits, "max_passes")
+    _make_room(tables, "passes", limits, "max_passes")
     is_shard = wanted.policy == Policy.DATA
     is_whole = is_shard or (wanted.policy == Policy.OFF and bool(dataset.after))
     splits = places if is_shard else dataset.num_splits
@@ -280,17 +279,23 @@ def _begin(tables: Tables, wanted: Pass, dataset: DatasetDescription, limits: Di
     return one
 
 
-def _make_room(tables: Tables, limits: DispatcherLimits) -> None:
+def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str) -> None:
     """Gives up the passes of one consumer that have been without it for the longest time, where room is needed.
 
     A program that takes a cursor in each of its passes leaves them all behind.
+
+    Raises:
+      ResourceLimitError: If there are too few.
     """
-    for table, most in (("passes", limits.max_passes), ("consumers", limits.max_consumers)):
-        (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
-        if count >= most:
-            idle = "SELECT pass FROM passes WHERE idle_since IS NOT NULL AND job = '' ORDER BY idle_since LIMIT ?"
-            for (pass_id,) in tables.execute(idle, (count - most + 1,)).fetchall():
-                _delete(tables, pass_id)
+    most = getattr(limits, limit)
+    (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
+    if count >= most:
+        idle = "SELECT pass FROM passes WHERE idle_since IS NOT NULL AND job = '' ORDER BY idle_since LIMIT ?"
+        old = tables.execute(idle, (count - most + 1,)).fetchall()
+        if len(old) <= count - most:
+            raise exceeded(limits, limit, advice="let others end")
+        for (pass_id,) in old:
+            _delete(tables, pass_id)
 
 
 def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:
@@ -339,12 +344,6 @@ def _row(tables: Tables, pass_id: bytes, consumer: bytes) -> tuple[bool, int, by
 def _find(tables: Tables, where: str, *values: object) -> Pass | None:
     row = tables.execute(f"SELECT * FROM passes WHERE {where}", values).fetchone()
     return None if row is None else Pass(*row)
-
-
-def _check_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str) -> None:
-    (count,) = tables.execute(f"SELECT count(*) FROM {table}").fetchone()
-    if count >= getattr(limits, limit):
-        raise exceeded(limits, limit, advice="let others end")
 
 
 def _name(kind: Any, value: int) -> str:

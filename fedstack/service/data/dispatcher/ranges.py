@@ -50,7 +50,7 @@ class Pass:
         return self.guarantee == Guarantee.EXACTLY_ONCE
 
 
-def begin_lists(tables: Tables, one: Pass, places: int = 0, file_splits: Sequence[int] = ()) -> None:
+def begin_lists(tables: Tables, one: Pass, places: int, file_splits: Sequence[int]) -> None:
     """Puts all splits of a pass that begins where ranges are cut from; for each worker apart, when that comes.
 
     Args:
@@ -115,26 +115,19 @@ def hand_out(
     want = min(want, _MOST_RANGES_AT_ONCE)
     left = _rows(tables, one, "consumer IS NULL ORDER BY id LIMIT ?", want)
     for row in left:
-        worker = row[3] if row[3] in workers else _ANY_WORKER
-        tables.execute(
-            "UPDATE ranges SET consumer = ?, worker = ? WHERE pass = ? AND id = ?", (consumer, worker, one.id, row[0])
-        )
-        yield _message(one, (*row[:3], worker))
+        tables.execute("UPDATE ranges SET consumer = ? WHERE pass = ? AND id = ?", (consumer, one.id, row[0]))
+        yield _message(one, row)
     if one.policy == Policy.OFF and want and not one.is_sealed:
         for worker in workers:
             _add_list(tables, one, worker)
     (consumers,) = tables.execute("SELECT count(*) FROM consumers WHERE pass = ? AND is_here = 1", (one.id,)).fetchone()
     readers = max(1, len(workers)) if one.policy == Policy.DYNAMIC else 1
     id = one.next_range
-    for _ in range(want - len(left)):
-        # Of lists for a worker each, the one that is behind.
-        found = tables.execute(
-            "SELECT worker, next, last FROM lists WHERE pass = ? AND next < last ORDER BY next, worker", (one.id,)
-        ).fetchone()
-        if found is None:
-            break
+    # Of lists for a worker each, the one that is behind.
+    behind = "SELECT worker, next, last FROM lists WHERE pass = ? AND next < last ORDER BY next, worker"
+    while id < one.next_range + want - len(left) and (found := tables.execute(behind, (one.id,)).fetchone()):
         bound, first, end = found
-        share = (end - first) // (_SHARES * readers * max(1, consumers))
+        share = (end - first) // (_SHARES * readers * consumers)
         last = first + min(max(1, share), _MOST_SPLITS_AT_ONCE)
         tables.execute("UPDATE lists SET next = ? WHERE pass = ? AND worker = ?", (last, one.id, bound))
         worker = _bound(one, bound, workers, assigned)
@@ -154,9 +147,8 @@ def is_exhausted(tables: Tables, one: Pass, consumer: bytes) -> bool:
     ):
         if tables.execute(query, values).fetchone():
             return False
-    if one.policy == Policy.OFF and not one.is_sealed:
-        if not tables.execute("SELECT 1 FROM lists WHERE pass = ?", (one.id,)).fetchone():
-            return False  # no worker has come yet
+    if not tables.execute("SELECT 1 FROM lists WHERE pass = ?", (one.id,)).fetchone():
+        return False  # each worker reads all of it, and none has come yet
     if one.guarantee != Guarantee.AT_LEAST_ONCE:
         return True
     # Others may be lost, and what they have not finished is read again.

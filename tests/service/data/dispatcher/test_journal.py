@@ -99,8 +99,8 @@ def write_newer(file: Path) -> None:
 
 def write_damaged(file: Path) -> None:
     journal = Journal(file.parent)
-    for index in range(200):
-        register(journal, f"name-{index}", b"%d" % index)
+    with journal.transaction() as tables:
+        tables.executemany("INSERT INTO names VALUES (?, x'00')", [(f"name-{index}" * 20,) for index in range(200)])
     journal.compact()
     journal.close()
     content = bytearray(file.read_bytes())
