@@ -3,12 +3,13 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
 
 import fedstack
+from fedstack.computations.values.columns import Column
 from fedstack.errors import FedstackError, ResourceLimitError, StaleSessionError, WorkerUnavailableError
 from fedstack.service.data import Dataset
 from fedstack.service.data.consumer.cursors import read_cursor
@@ -169,9 +170,7 @@ class _Consumer:
     async def _read(self, source: DistributedSource, driver: PassDriver) -> None:
         begin = len(self.found)
         while True:
-            while not driver.has_news():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # a thread would wait here
-            column = driver.next()
+            column = await take(driver)
             if column is None:
                 driver.deliver(None)
                 return
@@ -211,6 +210,72 @@ def check(job: Job, consumers: Sequence[_Consumer], copies: int) -> None:
         assert not lost, f"{lost} of {len(job.elements)} elements are missing"
     if are_through and job.guarantee is Guarantee.EXACTLY_ONCE:
         assert len(set(counts.values())) <= 1, "some elements came more often than others"
+
+
+# What computing an element does beside that.
+_happens: dict[int, Callable[[], None]] = {}
+
+
+@fedstack.python_computation(np.int64, np.int64)
+def fatal(value):
+    _happens.get(int(value), _nothing)()
+    return value
+
+
+def _nothing() -> None:
+    pass
+
+
+async def passes_over_fatal_elements(cluster: SimulatedDataCluster) -> None:
+    """Passes over elements of which some end every worker that reads them: what is given up for those is counted."""
+    chance = random.Random(cluster.seed)
+    size, guarantee = chance.choice((1, 30, 400, 400)), chance.choice((Guarantee.AT_MOST_ONCE, *Guarantee))
+    fatal_ones = chance.sample(range(size), chance.randint(0, min(3, size)))
+
+    def end_workers() -> None:
+        for worker in cluster.data_workers:
+            worker.crash()
+            asyncio.get_running_loop().call_later(chance.uniform(0.1, 2.0), worker.start)
+
+    _happens.clear()
+    _happens.update(dict.fromkeys(fatal_ones, end_workers))
+    known, found = described(Dataset.range(size).map(fatal)), list[int]()
+    terms = Terms(ShardingPolicy.DYNAMIC, guarantee)
+    driver = DistributedSource(known, terms, cluster.connections(cluster.consumers[0])).begin()
+    failure: Exception | None = None
+    try:
+        while (column := await take(driver)) is not None:
+            found += map(int, column)
+            driver.deliver(len(found))
+        driver.deliver(None)
+    except WorkerUnavailableError as error:
+        failure = error
+    finally:
+        driver.close()
+    cluster.say(f"{guarantee.value}: {len(found)} of {size} elements, {driver.missing} missing, {failure!r}")
+    lost = size - len(set(found))
+    assert not set(found) & set(fatal_ones), "what ends workers never comes"
+    assert len(set(found)) == len(found) or guarantee is Guarantee.AT_LEAST_ONCE, "an element came twice"
+    if guarantee is Guarantee.AT_MOST_ONCE:
+        assert failure is None
+        assert driver.missing == lost >= len(fatal_ones), f"{lost} are missing, {driver.missing} were counted"
+    else:
+        assert driver.missing == 0
+        assert bool(lost) is bool(fatal_ones) is (failure is not None), f"{lost} are missing: {failure!r}"
+
+
+async def take(driver: PassDriver) -> Column | None:
+    """Returns the next elements of a pass; `None` at its end."""
+    while not driver.has_news():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # a thread would wait here
+    return driver.next()
+
+
+def fatal_passes(seed: int) -> SimulatedDataCluster:
+    """Runs the pass of a seed over fatal elements; returns what it ran over."""
+    cluster = SimulatedDataCluster(1 + seed % 2, 1, seed)
+    cluster.run(passes_over_fatal_elements)
+    return cluster
 
 
 def rough_passes(seed: int) -> SimulatedDataCluster:

@@ -11,13 +11,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-from data_programs import rough_passes
+from data_programs import fatal_passes, rough_passes
 from programs import PROGRAMS, rough_run
 
 from fedstack.testing import SimulationError
 
 _AT_ONCE = 10
-RUNS = {**{name: functools.partial(rough_run, name) for name in PROGRAMS}, "passes": rough_passes}
+RUNS = {
+    **{name: functools.partial(rough_run, name) for name in PROGRAMS},
+    "passes": rough_passes,
+    "passes_over_fatal_elements": fatal_passes,
+}
 
 
 def failures_of(name: str, seeds: Sequence[int]) -> list[str]:

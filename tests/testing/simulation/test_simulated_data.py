@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,15 +13,13 @@ from pathlib import Path
 
 import attrs
 import pytest
-from data_programs import Job, passes, rough_passes, run_job
+from data_programs import Job, fatal_passes, passes, rough_passes, run_job, take
 
-from fedstack.computations.values.columns import Column
 from fedstack.errors import JournalError, ResourceLimitError
 from fedstack.service.data import Dataset
 from fedstack.service.data.consumer.cursors import read_cursor
 from fedstack.service.data.consumer.descriptions import described
 from fedstack.service.data.consumer.distributed_dataset import DistributedSource, Terms
-from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Guarantee
 from fedstack.service.data.consumer.sharding import ShardingPolicy
 from fedstack.service.data.datasets import blocks
@@ -32,6 +31,8 @@ from fedstack.testing.simulation.simulated_network import SimulatedNetwork
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 
 SEEDS = range(60)
+# Seeds by tens: the first ten in each run.
+TENS = [0, *(pytest.param(tens, marks=pytest.mark.long) for tens in range(1, len(SEEDS) // 10))]
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +44,23 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tens", range(len(SEEDS) // 10))
+@pytest.mark.parametrize("tens", TENS)
 def test_each_guarantee_is_held_whatever_happens(tens: int) -> None:
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
         rough_passes(seed)
+
+
+def test_what_is_given_up_for_elements_that_end_workers_is_counted() -> None:
+    told = "".join(fatal_passes(seed).trace for seed in (7, 8))
+    assert re.search(r"at_most_once: [1-9]\d* of 400 elements, [1-9]\d* missing, None", told)
+    assert "4 workers in a row got lost over the element" in told
+
+
+@pytest.mark.slow
+def test_every_guarantee_is_held_where_elements_end_workers() -> None:
+    told = "".join(fatal_passes(seed).trace for seed in range(8, 40))
+    for guarantee in Guarantee:
+        assert f"{guarantee.value}: " in told
 
 
 def test_a_calm_service_sends_everything_once_without_an_error() -> None:
@@ -83,7 +97,7 @@ def test_a_seed_does_the_same_again_on_a_slow_machine(monkeypatch: pytest.Monkey
     assert [rough_passes(seed).trace for seed in range(4)] == traces
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_seed_does_the_same_again_in_another_process_too() -> None:
     program = (
         "import logging; logging.disable(logging.ERROR)\n"
@@ -154,7 +168,7 @@ def test_who_has_lost_the_dispatcher_finds_it_a_moment_after_its_return() -> Non
     SimulatedDataCluster(2, 1).run(program)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", Guarantee)
 def test_a_pass_holds_its_guarantee_at_whichever_write_of_the_journal_the_power_fails(
     guarantee: Guarantee, monkeypatch: pytest.MonkeyPatch
@@ -216,14 +230,8 @@ def test_a_disk_that_is_full_costs_the_requests_meanwhile_and_nothing_else(monke
     assert sorted(SimulatedDataCluster(2, 1).run(program)) == list(range(400))
 
 
-async def take(driver: PassDriver) -> Column | None:
-    while not driver.has_news():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)  # a thread would wait here
-    return driver.next()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
 def test_a_disk_without_power_has_all_that_was_committed_and_nothing_by_half(tmp_path: Path, seed: int) -> None:
     loop = VirtualLoop()
     network = SimulatedNetwork(loop, seed, SimulatedFaults(power_loss_rate=0.2))

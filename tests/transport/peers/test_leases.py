@@ -63,6 +63,35 @@ def test_a_lease_that_has_ended_is_not_renewed(leases, clock):
     assert leases.expired() == ["a"]
 
 
+def test_a_lease_may_be_short(leases, clock):
+    leases.open("a", 0.5)
+    assert leases.next_expiry() == 0.5
+    clock.now += 0.25
+    assert "a" in leases
+    clock.now += 0.25
+    assert leases.expired() == ["a"]
+
+
+def test_a_lease_that_there_is_not_has_no_time_left(leases):
+    assert leases.seconds_left("never opened") == 0.0
+    assert "never opened" not in leases
+
+
+def test_a_lease_is_idle_since_it_was_opened_or_renewed_and_never_while_it_is_held(leases, clock):
+    assert leases.idle_seconds("never opened") == 0.0
+    leases.open("a", 10.0)
+    clock.now += 4.0
+    assert leases.idle_seconds("a") == 4.0
+    leases.renew("a")
+    assert leases.idle_seconds("a") == 0.0
+    leases.hold("a")
+    clock.now += 4.0
+    assert leases.idle_seconds("a") == 0.0
+    leases.release("a")
+    clock.now += 12.0
+    assert leases.idle_seconds("a") == 12.0
+
+
 def test_a_held_lease_does_not_run_out_and_begins_anew_when_it_is_released(leases, clock):
     leases.open("a", 10.0)
     assert leases.hold("a")
@@ -123,6 +152,14 @@ def test_there_are_at_most_so_many(leases, clock):
     clock.now += 10.0
     leases.expired()
     leases.open("e", 10.0)
+
+
+def test_there_are_ten_thousand_unless_it_is_said_otherwise(clock):
+    leases = Leases(clock=clock)
+    for key in range(10_000):
+        leases.open(key, 10.0)
+    with pytest.raises(ResourceLimitError, match="at most 10000 leases"):
+        leases.open("one more", 10.0)
 
 
 def test_a_key_has_one_lease(leases):

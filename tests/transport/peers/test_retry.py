@@ -31,6 +31,12 @@ def test_not_even_the_first_pause_is_longer_than_the_longest():
     assert list(RetryPolicy(attempts=2, first_pause=5.0, longest_pause=2.0).pauses()) == [2.0]
 
 
+@pytest.mark.usefixtures("longest_draws")
+def test_by_default_there_are_five_tries_within_a_second_and_no_pause_of_more_than_ten():
+    assert list(RetryPolicy().pauses()) == [0.05, 0.1, 0.2, 0.4]
+    assert max(RetryPolicy(attempts=20).pauses()) == 10.0
+
+
 def test_pauses_are_drawn_at_random_below_their_bounds():
     pauses = [next(RetryPolicy(first_pause=1.0).pauses()) for _ in range(100)]
     assert len(set(pauses)) > 90
@@ -58,6 +64,10 @@ def test_the_first_try_may_use_up_the_longest_total():
     pauses = RetryPolicy(longest_total=5.0).pauses(clock)
     clock.now += 6.0
     assert list(pauses) == []
+
+
+def test_the_longest_total_may_be_for_ever():
+    assert len(list(RetryPolicy(attempts=3, longest_total=float("inf")).pauses())) == 2
 
 
 def test_the_limits_can_be_told():
