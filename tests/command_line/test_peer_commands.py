@@ -24,6 +24,7 @@ from certificate_files import CertificateFiles, write_certificates
 from echo_service import EchoService
 from free_ports import free_port
 from freezing import freeze
+from out_of_time import slowness
 from serving import served
 
 import fedstack
@@ -371,7 +372,8 @@ def test_a_server_that_is_paused_is_said_not_to_answer(
             capsys.readouterr()
             freeze(server.process.pid)
             for command in ("check", "status"):
-                assert main([command, server.target, "--timeout", "0.5", *map(str, ours)]) == 1
+                seconds = str(0.5 * slowness())
+                assert main([command, server.target, "--timeout", seconds, *map(str, ours)]) == 1
                 expected = f"Cannot use the server at {server.target}: it does not answer (it accepts connections, and "
                 assert expected in capsys.readouterr().err
 

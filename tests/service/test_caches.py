@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[int | None, str]] = {
     "foundations.loop_timers._timers": (None, "weakly: event loops, and their timers"),
     "executors.fleet.fleet_driver.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
+    "computations.leaves.column_calls._calls": (None, "calls that run, by the thread"),
     "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),
     "data.ray_tables._ordered._switches": (None, "one for each dataset of Ray that is split just now"),
     "backends.guest._guest": (4, "stacks, for numbers of functions at the same time that senders ask for"),
