@@ -77,6 +77,26 @@ def column_array(value: Any, path: str) -> NDArray[Any]:
     return array if _same(array, objects) else objects
 
 
+def full_column(value: Any, path: str) -> NDArray[Any]:
+    """Returns what `column_array` does, if none of its values is None.
+
+    Raises:
+      InvalidValueError: If one is.
+    """
+    array = column_array(value, path)
+    if (
+        array.ndim
+        and array.dtype == np.object_
+        and (missing := [place for place, item in enumerate(array.flat) if item is None])
+    ):
+        row = missing[0] // (array.size // len(array))
+        raise InvalidValueError(
+            f"Expected a value in every row, found None in row {row} ({len(missing)} missing); at {path}; drop such "
+            "rows, or say what stands for missing values"
+        )
+    return array
+
+
 def _same(array: NDArray[Any], objects: NDArray[Any]) -> bool:
     """Tells whether an array of text, bytes or floats holds what the objects are that it was made of."""
     if array.dtype.kind == "U":

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
-from fedstack.computations.values.tensor_values import is_data_frame, speaks_arrow
+from fedstack.computations.values.tensor_values import is_data_frame, is_lazy, speaks_arrow
 from fedstack.data.argument_checks import checked_flag, checked_positive, checked_seed
 from fedstack.data.arrow_arrays import columns_of_arrow
-from fedstack.data.client_columns import check_named_once, column_array
+from fedstack.data.client_columns import check_named_once, full_column
 from fedstack.errors import InvalidValueError, TypeMismatchError
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def batches(
 
     Raises:
       TypeMismatchError: If there is a scalar or a masked array among the arrays, or an argument is not an integer.
-      InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a nullable column
+      InvalidValueError: If the numbers of rows differ, a data frame has several columns of one name, a column
         has no value in a row, an argument is out of range, or there is no `shuffle_seed` for `round` or `reshuffle`.
     """
     batching = batching_of(
@@ -154,7 +154,9 @@ def _freeze(arrays: Arrays, path: str, lengths: dict[str, int]) -> Any:
             f"Expected an array with a row per example, found the one-shot iterator `{kind.__name__}`; at {path}; "
             "give a list or an array of its rows"
         )
-    array = column_array(arrays, path)[...]
+    if is_lazy(arrays):
+        raise TypeMismatchError(f"Expected a table, found `{kind.__name__}`; at {path}; collect() it first")
+    array = full_column(arrays, path)[...]
     if array.ndim == 0:
         raise TypeMismatchError(
             f"Expected an array with a row per example, found the scalar `{type(arrays).__name__}`; at {path}; "

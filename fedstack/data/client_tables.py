@@ -7,12 +7,20 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.values.tensor_values import ArrowTable, DataFrameLike, describe, is_data_frame, speaks_arrow
+from fedstack.computations.values.tensor_values import (
+    ArrowTable,
+    DataFrameLike,
+    describe,
+    is_data_frame,
+    is_lazy,
+    speaks_arrow,
+)
 from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import (
     check_named_once,
     check_unmasked,
     column_array,
+    full_column,
     is_missing,
     unusable_ids,
 )
@@ -54,13 +62,15 @@ def by_client(
     Raises:
       TypeMismatchError: If the table is neither, or a column is a masked array.
       InvalidValueError: If a column is missing, of another length or not the only one of its name, a row has no
-        client id, or a nullable column has no value in a row.
+        client id, or a column has no value in a row.
     """
     if isinstance(cast(object, client_id), list):  # as pandas' groupby takes it
         raise TypeMismatchError(
             f"Expected the name of one column as client_id, found {describe(client_id)}; at by_client; make one "
             "column of them first"
         )
+    if is_lazy(table):  # which warns whoever looks at its columns
+        raise TypeMismatchError(f"Expected a table, found `{type(table).__name__}`; at by_client; collect() it first")
     arrow = columns_of_arrow(table) if speaks_arrow(table) else None
     names, opened = (_column_names(table, client_id), cast(Any, table)) if arrow is None else arrow
     if isinstance(table, RayDataset) and not names:
@@ -77,7 +87,7 @@ def by_client(
         raise InvalidValueError(
             f"Expected one client id per row, found shape {list(ids.shape)}; at column {client_id!r}; use a flat column"
         )
-    arrays = {name: column_array(opened[name], f"column {name!r}") for name in kept}
+    arrays = {name: full_column(opened[name], f"column {name!r}") for name in kept}
     for name, array in arrays.items():
         if array.shape[:1] != ids.shape:
             raise InvalidValueError(

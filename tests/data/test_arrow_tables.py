@@ -78,6 +78,17 @@ def test_frames_of_polars_are_read_with_their_lists_arrays_and_categories() -> N
         by_client(pl.DataFrame({"who": [1, 2], "x": [5, None]}), "who")
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_frame_that_is_yet_to_be_computed_is_to_be_collected_first() -> None:
+    import polars as pl
+
+    lazy = pl.DataFrame({"who": [1], "x": [1.0]}).lazy()
+    with pytest.raises(TypeMismatchError, match=r"found `LazyFrame`; at by_client; collect\(\) it first"):
+        by_client(lazy, "who")  # type: ignore[call-overload]
+    with pytest.raises(TypeMismatchError, match=r"found `LazyFrame`; at arrays; collect\(\) it first"):
+        batches(lazy, 1)
+
+
 def test_columns_of_arrow_stand_in_dicts_too() -> None:
     columns = {"who": TABLE["who"], "x": pa.array([1, 2, 3], pa.int16()), "y": np.arange(3)}
     assert {name: array.tolist() for name, array in by_client(columns, "who")["b"].items()} == {
@@ -111,6 +122,7 @@ def test_lists_of_one_length_become_a_dimension(column: Any) -> None:
         (pa.array([5, None]), r"column of int64, found none in row 1 \(1 missing\); at column 'x'; .*fill_null"),
         (pa.chunked_array([[0.5], [None]]), r"column of double, found none in row 1 \(1 missing\)"),
         (pa.array([[1, 2], None]), r"found none in row 1 \(1 missing\)"),
+        (pa.array([[1, 2], [3, None]]), r"found none in row 1 \(1 missing\)"),
         (pa.array([[1], [2, 3]]), r"Expected lists of one length, found list.*; at column 'x'; pad its rows"),
         (pa.array([{"a": 1}, {"a": 2}]), r"found struct<a: int64>; at column 'x'; make columns"),
     ],
@@ -131,8 +143,11 @@ def test_several_columns_of_one_name_are_refused() -> None:
 
 def test_a_table_where_values_of_clients_are_wanted_is_called_by_its_columns() -> None:
     assert describe(TABLE) == "a Table with the columns ['who', 'n', 'x', 'name', 'open']"
+    clients = fl.FederatedType(fl.StructType([("n", (np.int64, [None]))]), fl.CLIENTS)
     with pytest.raises(TypeMismatchError, match=r"found a Table with the columns .*by_client"):
-        normalize_argument(TABLE, fl.FederatedType(fl.StructType([("n", (np.int64, [None]))]), fl.CLIENTS))
+        normalize_argument(TABLE, clients)
+    with pytest.raises(TypeMismatchError, match=r"give {c: df\[c\]\.to_numpy\(\) for c in df\.column_names}, or"):
+        normalize_argument([TABLE], clients)
 
 
 def test_an_arrow_column_is_an_argument_unless_a_value_is_missing() -> None:

@@ -291,6 +291,16 @@ def test_batches_refuse_masked_arrays(arrays):
         batches(arrays, 1)
 
 
+@pytest.mark.parametrize(
+    "column", [["a", None, None], [1.5, None, None], np.array([[1, 2], [3, None], [None, 4]], np.object_)]
+)
+def test_none_in_a_row_is_no_value(column):
+    with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at column 'x'; drop such rows"):
+        by_client({"id": [1, 2, 1], "x": column}, "id")
+    with pytest.raises(InvalidValueError, match=r"found None in row 1 \(2 missing\); at arrays\['x'\]"):
+        batches({"x": column}, 1)
+
+
 @pytest.mark.parametrize("column", [MASKED, [1, np.ma.masked], [[1, np.ma.masked], [2, 3]]])
 @pytest.mark.parametrize("name", ["id", "x"])
 def test_by_client_refuses_masked_columns(name, column):

@@ -167,7 +167,7 @@ STRUCT = fl.to_type({"id": (np.int64, [None]), "x": (np.float32, [None])})
             [FRAME],
             fl.FederatedType(STRUCT, fl.CLIENTS),
             "found a Frame with the columns ['who', 'id', 'x']; at arg[client 0]; give {c: df[c].to_numpy() for c in "
-            "df}, or all clients' rows at once: fedstack.by_client(df, id)",
+            "df.columns}, or all clients' rows at once: fedstack.by_client(df, id)",
         ),
         (
             FRAME,

@@ -246,7 +246,9 @@ def split_struct(value: object, struct: StructType, path: str) -> Sequence[objec
         return members
     advice = _advice_on_arguments(struct, path) or "give a dictionary, a tuple or a list"
     if is_data_frame(value):
-        advice = "give {c: df[c].to_numpy() for c in df}, or all clients' rows at once: fedstack.by_client(df, id)"
+        names = "column_names" if hasattr(value, "column_names") else "columns"  # Arrow has the former
+        advice = f"give {{c: df[c].to_numpy() for c in df.{names}}}, or all clients' rows at once: "
+        advice += "fedstack.by_client(df, id)"
     return mismatch(struct, describe(value), path, advice)
 
 

@@ -145,7 +145,12 @@ class DataFrameLike(Protocol):
 
 def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
     """Tells whether a value is a table with named columns, and no array whose fields NumPy shows as attributes."""
-    return isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
+    return not is_lazy(value) and isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
+
+
+def is_lazy(value: object) -> bool:
+    """Returns whether a value is a table that is yet to be computed, as those of polars' `lazy()` are."""
+    return hasattr(type(value), "collect") and hasattr(type(value), "columns")
 
 
 class ArrowTable(Protocol):
