@@ -1,6 +1,7 @@
 """Makes NumPy arrays of what speaks Arrow's C stream protocol: tables and columns of pyarrow, polars and others."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -70,16 +71,22 @@ def joined(column: Any) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def dense(array: Any, path: str) -> NDArray[Any] | None:
-    """Returns a `pyarrow.Array` as one array; `None` if it has lists of several lengths. See `array_of_arrow`."""
-    check_nothing_null(array, path)
+def dense(array: Any, path: str, row_of: Callable[[int], object] = int) -> NDArray[Any] | None:
+    """Returns a `pyarrow.Array` as one array; `None` if it has lists of several lengths. See `array_of_arrow`.
+
+    Args:
+      array: The array.
+      path: Where it stands, for messages.
+      row_of: From the place of a value to what its row is called in messages.
+    """
+    check_nothing_null(array, path, row_of)
     types, kind = imported_pyarrow().types, array.type
     if types.is_dictionary(kind):
         words = dense(array.dictionary, path)  # which Arrow itself cannot pick of all its kinds of text
-        return None if words is None else words[dense(array.indices, path)]
+        return None if words is None else words[dense(array.indices, path, row_of)]
     if hasattr(kind, "extension_name"):
         shape = getattr(kind, "shape", None)
-        return dense(array.storage, path) if shape is None else array.to_numpy_ndarray()
+        return dense(array.storage, path, row_of) if shape is None else array.to_numpy_ndarray()
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         raise InvalidValueError(
             f"Expected numbers, text or lists of these, found {kind}; at {path}; make columns of its members first"
@@ -90,7 +97,7 @@ def dense(array: Any, path: str) -> NDArray[Any] | None:
     length = int(lengths[0]) if len(lengths) else getattr(kind, "list_size", 0)
     if np.any(lengths != length):
         return None
-    inner = dense(array.flatten(), path)
+    inner = dense(array.flatten(), path, rows_of_items(array, row_of))
     return None if inner is None else inner.reshape(len(array), length, *inner.shape[1:])
 
 
@@ -112,19 +119,24 @@ def list_lengths(array: Any) -> NDArray[Any]:
     return imported_pyarrow(".compute").list_value_length(array).to_numpy(zero_copy_only=False)
 
 
-def check_nothing_null(array: Any, path: str, first: int = 0) -> None:
+def rows_of_items(array: Any, row_of: Callable[[int], object]) -> Callable[[int], object]:
+    """Returns the same as `row_of` for the items of all lists of a `pyarrow.Array`, one after the other."""
+    return lambda item: row_of(int(np.searchsorted(np.cumsum(list_lengths(array)), item, "right")))
+
+
+def check_nothing_null(array: Any, path: str, row_of: Callable[[int], object] = int) -> None:
     """Refuses missing values, of which NumPy would make NaN.
 
     Args:
       array: A `pyarrow.Array`.
       path: Where it stands, for messages.
-      first: The number of its first row.
+      row_of: See `dense`.
 
     Raises:
       InvalidValueError: If a value is missing.
     """
     if array.null_count:
-        row = first + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        row = row_of(int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
         raise InvalidValueError(
             f"Expected a value in every row of a column of {array.type}, found none in row {row} "
             f"({array.null_count} missing); at {path}; drop such rows, or say what stands for missing values: "

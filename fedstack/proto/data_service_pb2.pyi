@@ -20,7 +20,7 @@ class Commit(_message.Message):
     def __init__(self, number: _Optional[int] = ..., branch: _Optional[bytes] = ..., seal: _Optional[bytes] = ...) -> None: ...
 
 class DatasetDescription(_message.Message):
-    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "file_splits", "definition_bytes", "commit")
+    __slots__ = ("dataset_id", "digest", "element", "num_splits", "split_element", "after", "cardinality", "is_endless", "client_column", "file_splits", "definition_bytes", "commit", "protocol", "version")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,8 @@ class DatasetDescription(_message.Message):
     FILE_SPLITS_FIELD_NUMBER: _ClassVar[int]
     DEFINITION_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
     element: _computation_pb2.Type
@@ -45,7 +47,9 @@ class DatasetDescription(_message.Message):
     file_splits: _containers.RepeatedScalarFieldContainer[int]
     definition_bytes: int
     commit: Commit
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., file_splits: _Optional[_Iterable[int]] = ..., definition_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., num_splits: _Optional[int] = ..., split_element: _Optional[_Union[_computation_pb2.Type, _Mapping]] = ..., after: _Optional[_Iterable[_Union[_datasets_pb2.DatasetStep, _Mapping]]] = ..., cardinality: _Optional[int] = ..., is_endless: bool = ..., client_column: _Optional[str] = ..., file_splits: _Optional[_Iterable[int]] = ..., definition_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RegisterDatasetRequest(_message.Message):
     __slots__ = ("dataset",)
@@ -54,16 +58,20 @@ class RegisterDatasetRequest(_message.Message):
     def __init__(self, dataset: _Optional[_Union[DatasetDescription, _Mapping]] = ...) -> None: ...
 
 class DescribeDatasetRequest(_message.Message):
-    __slots__ = ("dataset_id", "digest", "may_lack", "commit")
+    __slots__ = ("dataset_id", "digest", "may_lack", "commit", "protocol", "version")
     DATASET_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     MAY_LACK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     dataset_id: str
     digest: bytes
     may_lack: bool
     commit: Commit
-    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, dataset_id: _Optional[str] = ..., digest: _Optional[bytes] = ..., may_lack: bool = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class OpenPassRequest(_message.Message):
     __slots__ = ("digest", "job_name", "repetition", "policy", "guarantee", "target_workers", "consumer", "resumes", "commit", "opening")
@@ -146,7 +154,7 @@ class SplitRange(_message.Message):
     def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., whole: bool = ..., worker: _Optional[bytes] = ..., is_finished: bool = ..., shard: bool = ...) -> None: ...
 
 class TakeRequest(_message.Message):
-    __slots__ = ("commit", "pass_id", "consumer", "number", "want", "wait_seconds", "finished", "given_back", "workers_version")
+    __slots__ = ("commit", "pass_id", "consumer", "number", "want", "wait_seconds", "finished", "given_back", "workers_version", "waits")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +164,7 @@ class TakeRequest(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     WORKERS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     pass_id: bytes
     consumer: bytes
@@ -165,7 +174,8 @@ class TakeRequest(_message.Message):
     finished: _containers.RepeatedScalarFieldContainer[int]
     given_back: _containers.RepeatedScalarFieldContainer[int]
     workers_version: int
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., number: _Optional[int] = ..., want: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., workers_version: _Optional[int] = ...) -> None: ...
+    waits: bool
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., consumer: _Optional[bytes] = ..., number: _Optional[int] = ..., want: _Optional[int] = ..., wait_seconds: _Optional[float] = ..., finished: _Optional[_Iterable[int]] = ..., given_back: _Optional[_Iterable[int]] = ..., workers_version: _Optional[int] = ..., waits: bool = ...) -> None: ...
 
 class TakeResponse(_message.Message):
     __slots__ = ("range", "is_exhausted", "worker", "workers_version", "commit")
@@ -212,26 +222,34 @@ class ReleasePassResponse(_message.Message):
     def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("worker", "leaves", "token", "commit")
+    __slots__ = ("worker", "leaves", "token", "commit", "protocol", "version")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     worker: DataWorkerAddress
     leaves: bool
     token: str
     commit: Commit
-    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ..., token: _Optional[str] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, worker: _Optional[_Union[DataWorkerAddress, _Mapping]] = ..., leaves: bool = ..., token: _Optional[str] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("commit", "interval_seconds", "lease_seconds")
+    __slots__ = ("commit", "interval_seconds", "lease_seconds", "protocol", "version")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     interval_seconds: float
     lease_seconds: float
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., interval_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., interval_seconds: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ()
@@ -244,7 +262,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, worker: _Optional[_Iterable[_Union[DataWorkerAddress, _Mapping]]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes", "commit")
+    __slots__ = ("digest", "splits", "client", "num_splits", "first_element", "block_bytes", "commit", "pass_id", "protocol", "version")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +270,9 @@ class ReadRequest(_message.Message):
     FIRST_ELEMENT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     splits: SplitRange
     client: _containers.RepeatedScalarFieldContainer[bytes]
@@ -259,38 +280,53 @@ class ReadRequest(_message.Message):
     first_element: int
     block_bytes: int
     commit: Commit
-    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    pass_id: bytes
+    protocol: int
+    version: str
+    def __init__(self, digest: _Optional[bytes] = ..., splits: _Optional[_Union[SplitRange, _Mapping]] = ..., client: _Optional[_Iterable[bytes]] = ..., num_splits: _Optional[int] = ..., first_element: _Optional[int] = ..., block_bytes: _Optional[int] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., pass_id: _Optional[bytes] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("rows", "elements", "is_last", "client_rows", "block")
+    __slots__ = ("rows", "elements", "is_last", "client_rows", "block", "protocol", "version")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ROWS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     rows: int
     elements: _extensions_pb2.Packed
     is_last: bool
     client_rows: _containers.RepeatedScalarFieldContainer[int]
     block: int
-    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ..., block: _Optional[int] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, rows: _Optional[int] = ..., elements: _Optional[_Union[_extensions_pb2.Packed, _Mapping]] = ..., is_last: bool = ..., client_rows: _Optional[_Iterable[int]] = ..., block: _Optional[int] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ListClientsRequest(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "protocol", "version")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, digest: _Optional[bytes] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ListClientsResponse(_message.Message):
-    __slots__ = ("client", "rows")
+    __slots__ = ("client", "rows", "protocol", "version")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     client: _containers.RepeatedScalarFieldContainer[bytes]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, client: _Optional[_Iterable[bytes]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    protocol: int
+    version: str
+    def __init__(self, client: _Optional[_Iterable[bytes]] = ..., rows: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class PassCursor(_message.Message):
-    __slots__ = ("commit", "digest", "job_name", "repetition", "consumer", "finished", "begun")
+    __slots__ = ("commit", "digest", "job_name", "repetition", "consumer", "finished", "begun", "left_out", "policy")
     class Begun(_message.Message):
         __slots__ = ("range", "rows")
         RANGE_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +341,8 @@ class PassCursor(_message.Message):
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     commit: Commit
     digest: bytes
     job_name: str
@@ -312,4 +350,6 @@ class PassCursor(_message.Message):
     consumer: bytes
     finished: _containers.RepeatedScalarFieldContainer[int]
     begun: _containers.RepeatedCompositeFieldContainer[PassCursor.Begun]
-    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., begun: _Optional[_Iterable[_Union[PassCursor.Begun, _Mapping]]] = ...) -> None: ...
+    left_out: int
+    policy: str
+    def __init__(self, commit: _Optional[_Union[Commit, _Mapping]] = ..., digest: _Optional[bytes] = ..., job_name: _Optional[str] = ..., repetition: _Optional[int] = ..., consumer: _Optional[bytes] = ..., finished: _Optional[_Iterable[int]] = ..., begun: _Optional[_Iterable[_Union[PassCursor.Begun, _Mapping]]] = ..., left_out: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...

@@ -44,22 +44,51 @@ MACHINES = (
             "fedstack/service/data/dispatcher/definition_files.py",
         ),
         (
-            Tests((f"{_DATA}/dispatcher/test_journal.py", f"{_DATA}/dispatcher/test_copies.py")),
+            Tests(
+                (
+                    f"{_DATA}/dispatcher/test_ledger.py",
+                    f"{_DATA}/dispatcher/test_definition_files.py",
+                    f"{_DATA}/dispatcher/test_journal_format.py",
+                )
+            ),
+            Tests(
+                (
+                    f"{_DATA}/dispatcher/test_journal.py",
+                    f"{_DATA}/dispatcher/test_private_folder.py",
+                    f"{_DATA}/dispatcher/test_lost_commits.py",
+                )
+            ),
             Seeds("passes", 12),
         ),
     ),
     Machine(
         ("fedstack/service/data/dispatcher/passes.py", "fedstack/service/data/dispatcher/ranges.py"),
         (
-            Tests((f"{_DATA}/dispatcher/test_dispatch_service.py",)),
+            Tests(
+                (
+                    f"{_DATA}/dispatcher/test_ranges.py",
+                    f"{_DATA}/dispatcher/test_passes.py",
+                    f"{_DATA}/dispatcher/test_journal_format.py",
+                )
+            ),
+            Tests((f"{_DATA}/dispatcher/test_dispatch_service.py", f"{_DATA}/dispatcher/test_copies.py")),
             Seeds("passes", 10),
             Tests((f"{_DATA}/dispatcher/test_range_rules.py", f"{_DATA}/dispatcher/test_dispatcher_fuzz.py")),
-            Seeds("passes", 10),
         ),
     ),
     Machine(
         ("fedstack/service/data/consumer/pass_plan.py", "fedstack/service/data/consumer/deliveries.py"),
-        (Tests((f"{_DATA}/consumer/test_pass_plan.py",)), Seeds("passes", 20)),
+        (
+            Tests(
+                (
+                    f"{_DATA}/consumer/test_deliveries.py",
+                    f"{_DATA}/consumer/test_what_a_pass_takes.py",
+                    f"{_DATA}/consumer/test_who_reads_in_a_pass.py",
+                    f"{_DATA}/consumer/test_pass_plan.py",
+                )
+            ),
+            Seeds("passes", 20),
+        ),
     ),
     Machine(
         (
@@ -69,7 +98,16 @@ MACHINES = (
             "fedstack/service/coordinator/scheduling/pace.py",
         ),
         (
-            Tests((f"{_COORDINATOR}/test_scheduler.py",)),
+            Tests(
+                (
+                    f"{_COORDINATOR}/test_scheduler.py",
+                    f"{_COORDINATOR}/test_scheduler_losses.py",
+                    f"{_COORDINATOR}/test_scheduler_order.py",
+                    f"{_COORDINATOR}/test_slow_places.py",
+                    f"{_COORDINATOR}/test_pace.py",
+                    f"{_COORDINATOR}/test_unequal_workers.py",
+                )
+            ),
             Seeds("scheduled_calls", 10),
             Tests((f"{_COORDINATOR}/test_scheduler_machine.py",)),
             Seeds("scheduled_calls", 10),

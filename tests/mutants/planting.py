@@ -191,6 +191,8 @@ def _failed_test(names: Sequence[str]) -> str:
     first = _FirstFailure()
     options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "--timeout=0"]
     options += [
+        "-o",
+        "fedstack_leak_grace_seconds=3",  # what a bug leaves open stays open
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
         f"--rootdir={ROOT}",

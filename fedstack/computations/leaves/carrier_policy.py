@@ -6,7 +6,8 @@ from typing import TypeAlias
 import attrs
 
 from fedstack.computations.leaves.code_modules import is_as_good_as_code, is_inside, is_internal
-from fedstack.errors import CarrierError
+from fedstack.computations.values.tensor_values import describe
+from fedstack.errors import CarrierError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
 
 # What to do about a function that can go by value only, where the worker is one of ours.
@@ -77,6 +78,20 @@ class CarrierPolicy:
         """
         in_modules = any(module == "*" or is_as_good_as_code(module) for module in self.modules)
         return self.python_code or bool(self.runtimes) or in_modules
+
+
+def checked_carrier_policy(policy: object) -> CarrierPolicy:
+    """Returns a policy that somebody has given.
+
+    Raises:
+      TypeMismatchError: If it is none.
+    """
+    if not isinstance(policy, CarrierPolicy):
+        raise TypeMismatchError(
+            f"Expected policy as a fedstack.leaves.CarrierPolicy, found {describe(policy)}; say which functions may "
+            "run, as in CarrierPolicy(modules=['mine'])"
+        )
+    return policy
 
 
 # This process's own; a service has one for its clients, see `work_scope.current_policy`.

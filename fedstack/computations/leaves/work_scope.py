@@ -148,6 +148,8 @@ class WorkScope:
       loop: The event loop of executors of another origin that a thread waits for.
       is_wanted: Returns whether somebody still wants the elements of the dataset that is read; `None` for always.
       gathered: Bounds what steps of datasets gather; `None` where there is no bound.
+      first_stamp: Returns the stamp that a file had when the pass that is read first opened it, given its path and its
+        stamp now; `None` where each reading of a source is a pass.
       clock: Tells how long elements of datasets take to make, in seconds; a simulation has its own.
     """
 
@@ -171,6 +173,7 @@ class WorkScope:
     loop: asyncio.AbstractEventLoop | None = None
     is_wanted: Callable[[], bool] | None = None
     gathered: GatheredBytes | None = None
+    first_stamp: Callable[[str, tuple[int, ...]], tuple[int, ...]] | None = None
     clock: Callable[[], float] = time.perf_counter
 
     @property

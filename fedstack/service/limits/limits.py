@@ -120,7 +120,7 @@ class DataWorkerLimits:
       max_ahead_bytes: Bytes of elements that are made and not sent yet.
       max_definition_bytes: Bytes of the definition of a dataset, and of all that are kept.
       max_client_bytes: Bytes of elements of datasets that are read by client, which are held.
-      max_gathered_bytes: Bytes of elements that shuffles, batches and prefetches of all streams gather.
+      max_gathered_bytes: Bytes of elements that steps of all streams gather or take apart.
 
     Raises:
       InvalidValueError: If a number is out of its range.

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from fedstack.errors import RemoteError
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest
-from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer
+from fedstack.transport.peers.executor_stub import SOON_SECONDS, Answer, with_protocol
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 
@@ -30,6 +30,7 @@ class DataWorkerStub(ServiceStub):
         Raises:
           RemoteError: If the peer is no data worker, and likely another server than was meant.
         """
+        with_protocol(request)
         soon = self._control_seconds + SOON_SECONDS
         path = f"/{DATA_WORKER}/Read"
         if is_large:
@@ -43,6 +44,7 @@ class DataWorkerStub(ServiceStub):
     @contextlib.asynccontextmanager
     async def list_clients(self, request: ListClientsRequest) -> AsyncGenerator[Incoming, None]:
         """Lists the clients of a dataset: a header of `ListClientsResponse`."""
+        with_protocol(request)
         async with self._known(self.download(f"/{DATA_WORKER}/ListClients", request, HEARTBEAT_SECONDS)) as incoming:
             yield incoming
 

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.proto import data_service_pb2 as messages
+from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.segments import Segment
@@ -49,12 +50,17 @@ class DispatcherStub(ServiceStub):
 
         Raises:
           InvalidValueError: If there is none of that id; the message has some that there are.
+          ProtocolVersionError: If the dispatcher speaks another version of the protocol.
         """
-        return await self._unary("Describe", request, messages.DatasetDescription)
+        with_protocol(request)
+        response = await self._unary("Describe", request, messages.DatasetDescription)
+        check_protocol(response.protocol, response.version, self.address)
+        return response
 
     @contextlib.asynccontextmanager
     async def define(self, request: messages.DescribeDatasetRequest) -> AsyncGenerator[Incoming, None]:
         """Gets the definition of a dataset: a header of `DatasetDescription`, then as many bytes as that says."""
+        with_protocol(request)
         async with self.download(f"/{DISPATCHER}/Define", request, _HEARTBEAT_SECONDS) as incoming:
             yield incoming
 
@@ -72,8 +78,15 @@ class DispatcherStub(ServiceStub):
         return await self._unary("Release", request, messages.ReleasePassResponse)
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Says that a worker is there, or leaves."""
-        return await self._unary("Attend", request, messages.AttendResponse)
+        """Says that a worker is there, or leaves.
+
+        Raises:
+          ProtocolVersionError: If the dispatcher speaks another version of the protocol.
+        """
+        with_protocol(request)
+        response = await self._unary("Attend", request, messages.AttendResponse)
+        check_protocol(response.protocol, response.version, self.address)
+        return response
 
     async def list_workers(self) -> messages.ListWorkersResponse:
         """Lists the workers that are there."""

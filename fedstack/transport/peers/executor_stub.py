@@ -4,7 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -187,6 +187,13 @@ class ExecutorStub(ServiceStub):
 
     async def _extended(self, method: str, request: Message, response: type[_M], seconds: float | None = None) -> _M:
         return await self.call(f"/{EXTENSIONS}/{method}", request, response, seconds)
+
+
+def with_protocol(message: _M) -> _M:
+    """Writes into a message which version of the protocol is spoken here, and the release; returns the message."""
+    said = cast(Any, message)
+    said.protocol, said.version = PROTOCOL, __version__
+    return message
 
 
 def check_protocol(protocol: int, version: str, peer: str) -> None:

@@ -1,5 +1,6 @@
 """Datasets out of Parquet and Arrow files, and out of files that are of one client each."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -95,10 +96,50 @@ def test_columns_that_the_file_does_not_have_so_are_refused(
 
 def test_values_that_are_missing_or_that_the_language_has_not_are_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a", pa.table({"x": [1, 2, None], "when": pa.array([0, 1, 2], pa.timestamp("s"))}))
-    with pytest.raises(InvalidValueError, match=r"found none in row 2 \(1 missing\); at .*a, column 'x'"):
+    with pytest.raises(InvalidValueError, match=r"found none in row 3 of the file \(1 missing\); at .*a, column 'x'"):
         list(Dataset.from_parquet(path, ["x"]))
     with pytest.raises(TypeMismatchError, match=r"found timestamp\[ms\]; at .*column 'when'; read other columns only"):
         Dataset.from_parquet(path)
+
+
+def items(dataset: Dataset, found: list[Any]) -> None:
+    for element in dataset:
+        found.append(element["x"])
+
+
+@pytest.mark.parametrize(
+    "rows", [[1.0] * 25 + [None] * 5, [[1.0]] * 25 + [[1.0, None]] * 5], ids=["numbers", "lists of several lengths"]
+)
+@pytest.mark.parametrize("form", ["parquet", "arrow", "json"])
+def test_a_row_that_cannot_be_read_has_its_number_in_the_file_and_comes_after_those_before_it(
+    tmp_path: Path, form: str, rows: list[Any]
+) -> None:
+    table = pa.table({"x": rows})
+    if form == "parquet":
+        dataset = Dataset.from_parquet(parquet(tmp_path / "a", table, row_group_size=10))
+    elif form == "arrow":
+        dataset = Dataset.from_arrow(arrow(tmp_path / "a", table, rows=10))
+    else:
+        (tmp_path / "a").write_text("".join(json.dumps({"x": row}) + "\n" for row in rows))
+        kind = (np.float64, [None]) if isinstance(rows[0], list) else np.float64
+        dataset = Dataset.from_json_lines(tmp_path / "a", {"x": kind})
+    found: list[Any] = []
+    with pytest.raises(InvalidValueError, match="found none in row 26 of the file"):
+        items(dataset, found)
+    assert len(found) == 25
+
+
+def test_a_list_of_another_length_than_the_type_says_comes_after_those_before_it(tmp_path: Path) -> None:
+    path, found = parquet(tmp_path / "a", pa.table({"x": [[1.0, 2.0]] * 7 + [[1.0]]})), list[Any]()
+    with pytest.raises(TypeMismatchError, match=r"Expected rows of float64\[2\], found float64\[1\]"):
+        items(Dataset.from_parquet(path, {"x": (np.float64, [2])}), found)
+    assert len(found) == 7
+
+
+def test_a_column_is_read_once(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a")
+    with pytest.raises(InvalidValueError, match=r"Expected each column once, found \['y', 'y'\]; at .*from_parquet"):
+        Dataset.from_parquet(path, ["y", "y"])
 
 
 @pytest.mark.parametrize("make", [Dataset.from_parquet, Dataset.from_arrow])

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fedstack.errors import InvalidValueError
 from fedstack.service.data import Dataset
+from fedstack.service.data.datasets import arrow_files
 
 ROWS = 400_000  # of 8 bytes: some blocks
 CHANGED = r"Expected a file that stays as it is while it is read.*a\.npy has changed; write a new file"
@@ -37,6 +40,70 @@ def test_a_file_that_changes_is_an_error_of_the_read(change: Callable[[Path], No
     assert not next(blocks).items()[0]
     change(path)
     with pytest.raises(InvalidValueError, match=CHANGED):
+        list(blocks)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not say when a file was changed last")
+def test_a_change_shows_although_its_time_was_put_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(ROWS))
+    os.utime(path, ns=(0, 0))
+    blocks, before = Dataset.from_npy(path).blocks(), os.stat(path).st_ctime_ns
+    next(blocks)
+    while os.stat(path).st_ctime_ns == before:  # that clock ticks every few milliseconds
+        np.save(path, np.ones(ROWS))
+        os.utime(path, ns=(0, 0))
+    with pytest.raises(InvalidValueError, match=CHANGED):
+        list(blocks)
+
+
+def write_parquet(path: Path, first: int) -> None:
+    pq.write_table(pa.table({"x": np.arange(first, first + 20)}), path, row_group_size=5)
+
+
+def write_arrow(path: Path, first: int) -> None:
+    table = pa.table({"x": np.arange(first, first + 20)})
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, 5)
+
+
+IN_PARTS = pytest.mark.parametrize(
+    ("write", "make"), [(write_parquet, Dataset.from_parquet), (write_arrow, Dataset.from_arrow)]
+)
+
+
+@IN_PARTS
+def test_a_file_in_parts_is_the_same_for_all_of_them_in_a_pass(
+    write: Callable[[Path, int], None], make: Callable[[Path], Dataset], tmp_path: Path
+) -> None:
+    write(path := tmp_path / "a", 0)
+    dataset = make(path)
+    elements = iter(dataset.repeat(2))
+    assert [next(elements)["x"] for _ in range(7)] == list(range(7))
+    write(tmp_path / "new", 100)
+    (tmp_path / "new").replace(path)
+    with pytest.raises(InvalidValueError, match="stays as it is while it is read"):
+        for element in elements:
+            assert element["x"] < 100
+    assert [element["x"] for element in dataset] == list(range(100, 120))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_text_that_becomes_shorter_does_not_end_early(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_files, "_TEXT_BYTES", 1000)
+    path, rows = tmp_path / name, 100_000
+    if name == "a.csv":
+        path.write_text("x\n" + "1\n" * rows)
+        dataset = Dataset.from_csv(path, {"x": np.int64})
+    else:
+        path.write_text('{"x": 1}\n' * rows)
+        dataset = Dataset.from_json_lines(path, {"x": np.int64})
+    blocks = dataset.blocks()
+    next(blocks)
+    os.truncate(path, 0)
+    with pytest.raises(InvalidValueError, match="stays as it is while it is read"):
         list(blocks)
 
 

@@ -77,7 +77,7 @@ def test_arrays_that_the_language_has_no_type_for_are_refused_with_their_place()
     ):
         Dataset.from_arrays({"t": np.zeros(2, "datetime64[s]")})
     with pytest.raises(TypeMismatchError, match="Expected text, found"):
-        Dataset.from_arrays(np.array([1, None], object))
+        Dataset.from_arrays(np.array([1, "a"], object))
     with pytest.raises(InvalidValueError, match="one leading dimension.*at Dataset.from_arrays"):
         Dataset.from_arrays((np.zeros(2), np.zeros(3)))
 
@@ -325,10 +325,23 @@ def test_an_iterator_that_another_thread_waits_with_says_so_and_goes_on(iterate:
         InvalidValueError, match="Expected one thread or task at a time to ask an iterator for elements"
     ):
         next(elements)
+    if iterate is iter:
+        elements.close()  # which leaves the other one alone
     go_on.set()
     other.join()
     assert found == [1]
     assert list(elements) == []
+
+
+@pytest.mark.parametrize("iterate", [iter, aiter])
+def test_a_closed_iterator_yields_no_more(iterate: Any) -> None:
+    endless = Dataset.range(10_000).repeat()
+    for dataset in (endless, endless.enumerate(), Dataset.range(10_000).cache()):
+        elements = iterate(dataset)
+        assert len([next(elements) for _ in range(100)]) == 100
+        elements.close()
+        elements.close()
+        assert list(elements) == []
 
 
 async def test_of_tasks_that_share_an_iterator_one_waits_at_a_time_and_aclose_ends_it() -> None:

@@ -166,7 +166,9 @@ def test_padding_that_does_not_fit_is_refused_with_its_place() -> None:
         Dataset.from_arrays(np.zeros((3, 2))).padded_batch(2, [1])
     with pytest.raises(InvalidValueError, match=r"Expected arrays of at most 3 .*, found 4; at padded_batch\(2\)"):
         list(rows.padded_batch(2, [3]))
-    with pytest.raises(ResourceLimitError, match="Expected padded arrays of at most"):
+    with pytest.raises(
+        ResourceLimitError, match=r"Expected padded arrays of at most .*; at padded_batch; give smaller padded_shapes$"
+    ):
         rows.padded_batch(2, [2**40])
     with pytest.raises(ResourceLimitError, match="bytes in a padded batch"):
         list(rows.padded_batch(9, [2**26]))
@@ -201,6 +203,11 @@ def test_what_has_no_first_dimension_in_common_is_not_taken_apart() -> None:
     rows = Dataset.range(5).map(row_of)
     with pytest.raises(InvalidValueError, match="Expected arrays with the same first dimension in each element"):
         list(rows.zip(rows.skip(1)).unbatch())
+
+
+def test_a_cache_in_a_file_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="Expected no name of a file, found str 'file'; at cache, which keeps"):
+        Dataset.range(3).cache("file")
 
 
 def test_a_cache_reads_once_what_comes_to_its_end() -> None:

@@ -135,6 +135,8 @@ class _Consumer:
         self._chance = chance
         self._pause = chance.choice((0.0, 0.5, 3.0))
         self._kill_rate = chance.choice((0.0, 0.05, 0.2))
+        # As a batch does, it keeps back what does not fill one.
+        self._batch = random.Random(f"{cluster.seed} {process.address}").choice((1, 7))
         # Where to go on, and how many elements there were then.
         self._cursor: bytes | None = None
         self._kept = 0
@@ -168,13 +170,16 @@ class _Consumer:
             del self.found[self._kept :]
 
     async def _read(self, source: DistributedSource, driver: PassDriver) -> None:
-        begin = len(self.found)
+        begin, kept_back = len(self.found), list[object]()
         while True:
             column = await take(driver)
             if column is None:
+                self.found += kept_back
                 driver.deliver(None)
                 return
-            elements = list(column)
+            elements = [*kept_back, *column]
+            whole = len(elements) - len(elements) % self._batch
+            elements, kept_back = elements[:whole], elements[whole:]
             some = self._chance.randint(0, len(elements))
             self.found += elements[:some]
             if self._job.guarantee is Guarantee.EXACTLY_ONCE and self._chance.random() < 0.3:
@@ -266,7 +271,8 @@ async def passes_over_fatal_elements(cluster: SimulatedDataCluster) -> None:
 
 async def take(driver: PassDriver) -> Column | None:
     """Returns the next elements of a pass; `None` at its end."""
-    while not driver.has_news():  # noqa: ASYNC110
+    while not driver.has_news():
+        driver.ask()
         await asyncio.sleep(0.01)  # a thread would wait here
     return driver.next()
 

@@ -21,6 +21,7 @@ class Cursor:
       commit: The latest commit of the dispatcher that the consumer had heard of.
       digest: That of the dataset.
       job_name: The job; empty for a pass of one consumer.
+      policy: The name of the sharding policy.
       repetition: Which pass of the job.
       consumer: The id of the consumer.
       position: The place.
@@ -29,6 +30,7 @@ class Cursor:
     commit: Commit
     digest: bytes
     job_name: str
+    policy: str
     repetition: int
     consumer: bytes
     position: Position
@@ -39,10 +41,12 @@ class Cursor:
             commit=self.commit,
             digest=self.digest,
             job_name=self.job_name,
+            policy=self.policy,
             repetition=self.repetition,
             consumer=self.consumer,
             finished=self.position.finished,
             begun=[PassCursor.Begun(range=id, rows=rows) for id, rows in self.position.rows.items()],
+            left_out=self.position.left_out,
         ).SerializeToString()
         return content + _check_sum(content)
 
@@ -68,8 +72,9 @@ def read_cursor(content: object) -> Cursor:
             f"Expected resume to be what an iterator's cursor() has returned, found {len(content) + len(check_sum)} "
             "other bytes, or some of them have changed"
         )
-    position = Position(frozenset(proto.finished), {one.range: one.rows for one in proto.begun})
-    return Cursor(proto.commit, proto.digest, proto.job_name, proto.repetition, proto.consumer, position)
+    begun = {one.range: one.rows for one in proto.begun}
+    position = Position(frozenset(proto.finished), begun, proto.left_out)
+    return Cursor(proto.commit, proto.digest, proto.job_name, proto.policy, proto.repetition, proto.consumer, position)
 
 
 def _check_sum(content: bytes) -> bytes:

@@ -14,10 +14,12 @@ class Position:
     Attributes:
       finished: The ids of ranges that the consumer has done with.
       rows: How many elements it has done with of others that it has begun, by their ids.
+      left_out: How many of those that come next it has done with, because a step leaves them out.
     """
 
     finished: Collection[int] = frozenset()
     rows: Mapping[int, int] = MappingProxyType({})
+    left_out: int = 0
 
 
 class Deliveries:
@@ -65,16 +67,25 @@ class Deliveries:
                 self.finish(id)
 
     def position(self, rows: int) -> Position:
-        """Returns the place after so many elements since the beginning."""
+        """Returns the place after so many elements since the beginning, which may be more than it has been given."""
         counts, finished, left = dict(self._rows), dict(self._finished), rows - self._delivered
+        left_out = 0
         for id, some, is_over in self._log:
             counts[id] = counts.get(id, 0) + min(some, left)
             if some > left:
                 break
             if is_over:
+                del counts[id]
                 finished[id] = None
             left -= some
-        return Position(tuple(finished), {id: n for id, n in counts.items() if n and id not in finished})
+        else:
+            left_out = left
+        return Position(tuple(finished), {id: n for id, n in counts.items() if n}, left_out)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the consumer has done with all that it was given."""
+        return not self._log
 
     @property
     def finished_since(self) -> Sequence[int]:

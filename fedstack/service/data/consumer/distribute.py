@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
-from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.number_checks import check_number
 from fedstack.computations.values.tensor_values import describe
@@ -183,17 +183,18 @@ def from_dataset_id(
     Raises:
       CarrierError: If a function has to run here, and may not.
       InvalidValueError: If there is no such dataset, or another argument cannot be right.
-      TypeMismatchError: If the elements are of another type than `element_spec`, or an argument is.
+      TypeMismatchError: If the elements are of another type than `element_spec`, or an argument is, such as `policy`.
       WorkerUnavailableError: If the dispatcher cannot be reached in time.
     """
     _check_refused(refused)
+    allowed = None if policy is None else checked_carrier_policy(policy)
     terms = _terms(
         processing_mode, job_name, max_outstanding_requests, target_workers, guarantee, resume, dispatcher_timeout_ms
     )
     connections = _connections(service, credentials, terms, compression)
     stub, request = connections.dispatcher, DescribeDatasetRequest(dataset_id=_checked_name("dataset_id", dataset_id))
     description = stub.io.run_sync(asked(stub, lambda: stub.describe(request), terms.timeout))
-    known = known_dataset(description, policy)
+    known = known_dataset(description, allowed)
     _check_spec(element_spec, known.element)
     return _distributed(known, terms, connections)
 
@@ -241,6 +242,11 @@ def _terms(
     cursor = None if resume is None else read_cursor(resume)
     if cursor is not None and known[guarantee] is not Guarantee.EXACTLY_ONCE:
         raise InvalidValueError(f"Expected guarantee 'exactly_once' beside resume, found {guarantee!r}")
+    if cursor is not None and cursor.policy != policy.name:
+        raise InvalidValueError(
+            f"Expected processing_mode ShardingPolicy.{cursor.policy} as in resume, found {policy}; give both as they "
+            "were, or begin a new pass, without resume"
+        )
     if cursor is not None and cursor.job_name != job:
         raise InvalidValueError(f"Expected job_name {cursor.job_name!r} as in resume, found {job!r}")
     most = None if max_requests is None else checked_positive("max_outstanding_requests", max_requests)

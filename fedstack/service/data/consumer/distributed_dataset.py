@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import threading
 from collections.abc import Sequence
 from typing import cast
 
 import attrs
 
+from fedstack.computations.types.language import Type
 from fedstack.errors import CarrierError, InvalidComputationError, InvalidValueError
 from fedstack.foundations.drawn_ids import draw_id
 from fedstack.foundations.error_text import counted, name_text
@@ -22,6 +24,7 @@ from fedstack.service.data.consumer.sharding import ShardingPolicy
 from fedstack.service.data.datasets.blocks import Blocks, without_first
 from fedstack.service.data.datasets.dataset import Dataset
 from fedstack.service.data.datasets.element_types import ElementIterator, Shown
+from fedstack.service.data.datasets.rearranging_steps import PrefetchStep
 from fedstack.service.data.datasets.sources import Source
 from fedstack.service.data.datasets.steps import Step, Upstream
 from fedstack.service.data.worker.readers import AHEAD
@@ -141,7 +144,13 @@ class DistributedSource(Source):
         request, position = driver.request, driver.position(rows)
         # Heard of after all that the position has.
         return Cursor(
-            driver.commit, request.digest, request.job_name, request.repetition, request.consumer, position
+            commit=driver.commit,
+            digest=request.digest,
+            job_name=request.job_name,
+            policy=self._terms.policy.name,
+            repetition=request.repetition,
+            consumer=request.consumer,
+            position=position,
         ).to_bytes()
 
     def __repr__(self) -> str:
@@ -166,13 +175,17 @@ class Passes:
         self._steps = steps
         self._driver: PassDriver | None = None
         self._lost: int | None = 0
+        self._is_over = False
+        self._in_work = 0
+        self._counting = threading.Lock()
 
     def next(self) -> Blocks:
         """Begins a pass and yields its elements."""
         self._leave()
         driver = self._driver = self._source.begin()
-        while (column := driver.take()) is not None:
-            yield column
+        if self._in_work:
+            self.work_on(0)
+        yield from without_first(iter(driver.take, None), driver.left_out)
 
     def _taken(self, made: int) -> int | Step:
         """Returns how many elements of the pass made so many, or the step after which that cannot be told."""
@@ -181,7 +194,15 @@ class Passes:
             if found is None:
                 return step
             made = found
-        return made
+        return made + (0 if self._driver is None else self._driver.left_out)
+
+    def work_on(self, more: int) -> None:
+        """So many more blocks are in work on another thread than the one that asks the driver, or fewer."""
+        with self._counting:
+            self._in_work += more
+            driver = self._driver
+            if driver is not None:
+                driver.work_on(self._in_work)
 
     def keep(self) -> None:
         """Whoever iterates was interrupted, and may ask for the place where that was."""
@@ -208,7 +229,7 @@ class Passes:
                 "iterator over the dataset without that step, and do the step with what it yields"
             )
         if self._driver is None or not self._driver.commit.number:
-            at = "at its end, after which there is nothing" if self.made else "new; ask for an element first"
+            at = "at its end, after which there is nothing" if self._is_over else "new; ask for an element first"
             raise InvalidValueError(f"Expected an iterator that is in the middle of its elements, found one {at}")
         return self._source.cursor(self._driver, taken)
 
@@ -227,6 +248,7 @@ class Passes:
     def end(self) -> None:
         """Whoever iterates has got everything."""
         self._leave(_END_SECONDS)
+        self._is_over = True
 
     def close(self) -> None:
         """Reads no more. Idempotent; any thread may call it."""
@@ -235,6 +257,25 @@ class Passes:
 
     def __repr__(self) -> str:
         return f"{self._source!r}, {counted(self.made, 'element')} made"
+
+
+@attrs.frozen
+class _CountedPrefetch(Step):
+    """A prefetch that says how many blocks it has made ahead, and that whoever asked for one works on it."""
+
+    step: PrefetchStep
+    passes: Passes
+    keeps_count = True
+
+    def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
+        def made(epoch: int) -> Blocks:
+            for block in upstream(epoch):
+                self.passes.work_on(1)
+                yield block
+
+        for block in self.step.run(attrs.evolve(upstream, start=made), element, epoch):
+            yield block
+            self.passes.work_on(-1)
 
 
 class DistributedDataset(Dataset):
@@ -248,7 +289,8 @@ class DistributedDataset(Dataset):
 
     def _over(self, passes: Passes) -> Blocks:
         try:
-            for block in self._run(Upstream(lambda _: passes.next()), self._steps):
+            steps = [_CountedPrefetch(one, passes) if isinstance(one, PrefetchStep) else one for one in self._steps]
+            for block in self._run(Upstream(lambda _: passes.next()), steps):
                 passes.made += len(block)
                 yield block
                 passes.acknowledge()
@@ -285,10 +327,10 @@ class DistributedIterator(ElementIterator):
     def cursor(self) -> bytes:
         """Returns the place after the element that came last: what is given to `distribute` as `resume` to go on there.
 
-        There is one after an error as well.
+        There is one after an error as well, but none before the first element is asked for, and none at the end.
 
         Raises:
-          InvalidValueError: If the guarantee is not `"exactly_once"`.
+          InvalidValueError: If the guarantee is not `"exactly_once"`, or the iterator is new or at its end.
           InvalidComputationError: If a step after the distribution does not let this be told, such as a shuffle.
           ClosedError: If the iterator was closed before there was a cursor.
         """

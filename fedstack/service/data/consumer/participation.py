@@ -15,11 +15,12 @@ from fedstack.proto.data_service_pb2 import (
     OpenPassRequest,
     OpenPassResponse,
     ReleasePassRequest,
+    SplitRange,
     TakeRequest,
     TakeResponse,
 )
 from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.pass_plan import Take
+from fedstack.service.data.consumer.pass_plan import Take, TakenRange
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 
 _T = TypeVar("_T")
@@ -46,6 +47,11 @@ async def asked(stub: DispatcherStub, ask: Callable[[], Coroutine[Any, Any, _T]]
         is_told = True
 
     return await stub.persistently(ask, seconds, lost)
+
+
+def taken_range(message: SplitRange) -> TakenRange:
+    """Returns a range as plans have it."""
+    return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)
 
 
 @attrs.frozen(eq=False)
@@ -108,6 +114,11 @@ class Participation:
         return self._pass
 
     @property
+    def pass_id(self) -> bytes:
+        """Stands for the pass; empty before it has begun."""
+        return self._pass.pass_id
+
+    @property
     def renewal_seconds(self) -> float:
         """How long the dispatcher may hear nothing."""
         return max(_LEAST_SECONDS, self._pass.lease_seconds / _SIGNS_IN_A_LEASE)
@@ -133,6 +144,7 @@ class Participation:
             finished=take.finished,
             given_back=take.given_back,
             workers_version=self._workers_version,
+            waits=take.waits,
         )
         response = await self._persistently(functools.partial(self._stub.take, request))
         self._hear(response.commit)

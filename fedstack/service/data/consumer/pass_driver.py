@@ -23,8 +23,8 @@ from fedstack.proto.data_service_pb2 import (
 )
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.deliveries import Position
-from fedstack.service.data.consumer.participation import Opening, Participation
-from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take, TakenRange
+from fedstack.service.data.consumer.participation import Opening, Participation, taken_range
+from fedstack.service.data.consumer.pass_plan import PassPlan, Read, Take
 from fedstack.service.data.worker.readers import Reader, Reading
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.loop_calls import calls_on
@@ -91,12 +91,28 @@ class PassDriver:
             raise RuntimeError("Expected to wait outside of the transport's loop, found a wait on it")
         with self._arrived:
             while not self.has_news():
+                self.ask()
                 self._arrived.wait()
             return self.next()
 
     def has_news(self) -> bool:
         """Returns whether `take` would not wait."""
         return self._plan.is_over or self._plan.has_arrived or self._error is not None or self._closed
+
+    def ask(self) -> None:
+        """The consumer waits for news."""
+        self._note(self._plan.ask)
+
+    def work_on(self, blocks: int) -> None:
+        """The consumer has so many blocks in work while it asks for others, as a prefetch does."""
+        self._note(lambda: self._plan.work_on(blocks))
+
+    def _note(self, what: Callable[[], None]) -> None:
+        with self._arrived:
+            what()
+            others_wait = self._plan.others_wait
+        if others_wait:
+            calls_on(self._io.loop).add(self._wake.set)
 
     def next(self) -> Column | None:
         """Returns what `take` does, if there is news."""
@@ -111,11 +127,7 @@ class PassDriver:
 
     def deliver(self, rows: int | None) -> None:
         """The consumer has done with so many elements since the beginning; with all that it has got if `None`."""
-        with self._arrived:
-            self._plan.deliver(rows)
-            others_wait = self._plan.others_wait
-        if others_wait:
-            calls_on(self._io.loop).add(self._wake.set)
+        self._note(lambda: self._plan.deliver(rows))
 
     def position(self, rows: int) -> Position:
         """Returns the place after so many elements since the beginning; from now on the pass may be resumed there.
@@ -141,6 +153,11 @@ class PassDriver:
     def missing(self) -> int | None:
         """How many elements were lost; `None` if some were, and it is not known how many."""
         return self._plan.missing
+
+    @property
+    def left_out(self) -> int:
+        """How many elements at the beginning are to be left out: the consumer had done with them before."""
+        return self._opening.position.left_out
 
     @property
     def request(self) -> OpenPassRequest:
@@ -200,7 +217,7 @@ class PassDriver:
     async def _open(self) -> None:
         response = await self._participation.open()
         with self._arrived:
-            self._plan.resume(map(_taken, response.taken), self._opening.position, response.next_number)
+            self._plan.resume(map(taken_range, response.taken), self._opening.position, response.next_number)
 
     async def _go_on(self) -> None:
         """Takes ranges, and shows now and then that there is somebody."""
@@ -246,7 +263,7 @@ class PassDriver:
             for one in response.range:
                 if one.worker in self._foreign:
                     self._plan.pass_over(one.id)
-            ours = [_taken(one) for one in response.range if one.worker not in self._foreign]
+            ours = [taken_range(one) for one in response.range if one.worker not in self._foreign]
             self._plan.took(ours, response.is_exhausted)
             if response.workers_version:
                 self._list(response.worker)
@@ -314,6 +331,7 @@ class PassDriver:
             num_splits=self._opening.num_splits,
             first_element=one.rows,
             commit=self._participation.commit,
+            pass_id=self._participation.pass_id,
         )
         return self._reader(read.worker).open(request, self._opening.element, self._opening.ahead)
 
@@ -378,7 +396,3 @@ class PassDriver:
 
     def __repr__(self) -> str:
         return f"<PassDriver of {self._plan!r}>"
-
-
-def _taken(message: SplitRange) -> TakenRange:
-    return TakenRange(message.id, message.first, message.last, message.whole, message.worker, message.shard)

@@ -41,7 +41,8 @@ class TakenRange:
       worker: The worker that is to read it; empty for any.
       shard: Whether it is every `last`-th element of the whole dataset, from that of the number `first` on.
       rows: How many of its elements are here, from its beginning on.
-      losses: How many workers in a row got lost before there were more.
+      most_rows: How many of them have been here at the same time, at most.
+      losses: How many workers in a row got lost before there were more than those.
     """
 
     id: int
@@ -51,6 +52,7 @@ class TakenRange:
     worker: bytes = b""
     shard: bool = False
     rows: int = 0
+    most_rows: int = 0
     losses: int = 0
 
 
@@ -78,12 +80,14 @@ class Take:
       want: How many ranges.
       finished: The ids of those that are read, or are not to be read any further.
       given_back: The ids of those that others are to read.
+      waits: Whether the consumer can do nothing until it hears more, and has not done with all that it has got.
     """
 
     number: int
     want: int
     finished: tuple[int, ...] = ()
     given_back: tuple[int, ...] = ()
+    waits: bool = False
 
 
 @attrs.define(eq=False)
@@ -131,7 +135,9 @@ class PassPlan:
         self._deliveries = Deliveries()
         self._asking: Take | None = None
         self._next_number = 0
-        self._told_others = 0
+        self._told_others: tuple[int, bool] = (0, False)
+        self._is_asked = False
+        self._in_work = 0
 
     # The dispatcher.
 
@@ -157,9 +163,10 @@ class PassPlan:
             lacking = ahead - len(self._ranges)
             want = 0 if self.is_exhausted or lacking * 2 < ahead else lacking
             if want or must:
-                self._asking = Take(self._next_number, want, tuple(self._deliveries.take_finished()))
+                finished = tuple(self._deliveries.take_finished())
+                self._asking = Take(self._next_number, want, finished, waits=self.waits)
                 self._next_number += 1
-                self._told_others = 0
+                self._told_others = 0, self._asking.waits
         return self._asking
 
     @property
@@ -168,13 +175,22 @@ class PassPlan:
         is_idle = not (self.is_exhausted or self._waiting or self.has_work)
         return is_idle and self._guarantee is Guarantee.AT_LEAST_ONCE
 
+    @property
+    def waits(self) -> bool:
+        """Whether the consumer can do nothing until it hears more, and has not done with all that it has got.
+
+        That stays so until the dispatcher has answered: a step keeps elements back until others come, or the end.
+        """
+        return self._is_asked and not self._in_work and self.others_wait and not self._deliveries.is_done
+
     def news_for_others(self) -> Take | None:
         """Returns what to tell them while the dispatcher has not answered; the next `take` says it again."""
-        finished = self._deliveries.finished_since
-        if self._asking is None or not self.others_wait or len(finished) <= self._told_others:
+        finished = tuple(self._deliveries.finished_since)
+        news = len(finished), self.waits
+        if self._asking is None or not self.others_wait or news <= self._told_others:
             return None
-        self._told_others = len(finished)
-        return Take(self._asking.number, 0, tuple(finished))
+        self._told_others = news
+        return Take(self._asking.number, 0, finished, waits=self.waits)
 
     def took(self, ranges: Iterable[TakenRange], is_exhausted: bool) -> None:
         """The dispatcher has answered."""
@@ -192,8 +208,8 @@ class PassPlan:
         Args:
           may_resume: Whether this comes back, and goes on with what it has taken.
         """
-        known = self._asking or Take(0, 0)
-        finished = (*known.finished, *self._deliveries.take_finished())
+        unheard = () if self._asking is None else self._asking.finished
+        finished = (*unheard, *self._deliveries.take_finished())
         begun = (place.range for place in self._places.values() if place.range is not None)
         all_taken = {one.id for one in (*self._ranges, *begun, *(one for one, _ in self._waiting))}
         # Of these no element has been handed out.
@@ -205,7 +221,7 @@ class PassPlan:
     def list_workers(self, ids: Sequence[bytes]) -> list[bytes]:
         """The dispatcher knows these workers; returns those that read here and that it does not know any more."""
         for id in ids:
-            self._places.setdefault(id, _Place(id)).is_listed = True
+            self._places.setdefault(id, _Place(id))
         for place in list(self._places.values()):
             place.is_listed = place.id in ids
             if not place.is_listed and place.range is None:
@@ -259,8 +275,8 @@ class PassPlan:
             return missing
         if one.losses >= _MOST_LOSSES:
             raise WorkerUnavailableError(
-                f"{one.losses} workers in a row got lost over the element {one.rows} of splits {one.first} to "
-                f"{one.last - 1}; see why, in their logs; the last one: {error}"
+                f"{one.losses} workers in a row got lost over the element {max(one.rows, one.most_rows)} of splits "
+                f"{one.first} to {one.last - 1}; see why, in their logs; the last one: {error}"
             ) from error
         if self._guarantee is Guarantee.AT_LEAST_ONCE:
             one.rows = 0
@@ -306,7 +322,8 @@ class PassPlan:
         place.asked = None
         for column in columns:
             read.range.rows += len(column)
-            read.range.losses = 0
+            if read.range.rows > read.range.most_rows:
+                read.range.most_rows, read.range.losses = read.range.rows, 0
             self._hand_over(read.range, column)
         if not columns:
             self._hand_over(read.range, None)
@@ -326,6 +343,14 @@ class PassPlan:
 
     # The consumer.
 
+    def ask(self) -> None:
+        """The consumer does nothing until there are elements, but for what is in work elsewhere."""
+        self._is_asked = True
+
+    def work_on(self, blocks: int) -> None:
+        """It has so many blocks in work while it asks for others, as a prefetch does."""
+        self._in_work = blocks
+
     def next(self) -> Column | None:
         """Returns the next elements, if they are here."""
         if not self._waiting:
@@ -333,6 +358,7 @@ class PassPlan:
         one, column = self._waiting.popleft()
         assert column is not None, "ends have been handed out"
         self._blocks_waiting -= 1
+        self._is_asked = False
         self._deliveries.hand_out(one.id, len(column), False)
         self._hand_out_ends()
         return column

@@ -27,8 +27,8 @@ class ShardingPolicy(enum.Enum):
 
 
 _NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
-_OFFERED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.FILE, ShardingPolicy.DATA)
-_FORMS = "ShardingPolicy.OFF ('parallel_epochs') or ShardingPolicy.DYNAMIC ('distributed_epoch')"
+_FORMS = "ShardingPolicy.OFF ('parallel_epochs'), DYNAMIC ('distributed_epoch'), FILE or DATA"
+_NOT_OFFERED = (ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT)
 
 
 def checked_policy(mode: object) -> ShardingPolicy:
@@ -39,13 +39,15 @@ def checked_policy(mode: object) -> ShardingPolicy:
       InvalidValueError: If it is none that is offered.
     """
     if isinstance(mode, str):
-        if mode not in _NAMES:
+        known = {**_NAMES, **{one.value: one for one in _NOT_OFFERED}}
+        if mode not in known:
             raise InvalidValueError(f"Expected {_FORMS} as processing_mode, found {mode!r}")
-        return _NAMES[mode]
+        mode = known[mode]
     if not isinstance(mode, ShardingPolicy):
         raise TypeMismatchError(f"Expected {_FORMS} as processing_mode, found {describe(mode)}")
-    if mode not in _OFFERED:
+    if mode in _NOT_OFFERED:
         raise InvalidValueError(
-            f"Expected {_FORMS} as processing_mode, found {mode}; give ShardingPolicy.FILE or ShardingPolicy.DATA"
+            f"Expected {_FORMS} as processing_mode, found {mode}, which is not offered; give ShardingPolicy.FILE or "
+            "ShardingPolicy.DATA, or add a step shard(n, index)"
         )
     return mode

@@ -1,5 +1,6 @@
 """Makes elements of what pyarrow reads, and says what types its columns have."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import attrs
@@ -11,8 +12,16 @@ from fedstack.computations.types.type_structure import fields_of, is_scalar, is_
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
 from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.tensor_values import kind_of_dtype, read_only, shorten
-from fedstack.data.arrow_arrays import check_nothing_null, dense, imported_pyarrow, is_list, joined, list_lengths
-from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.data.arrow_arrays import (
+    check_nothing_null,
+    dense,
+    imported_pyarrow,
+    is_list,
+    joined,
+    list_lengths,
+    rows_of_items,
+)
+from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import column_over
 
 # Where Arrow's names are others than NumPy's. What Arrow itself offers for this imports pandas.
@@ -85,6 +94,26 @@ class ArrowReader:
     path: str
     from_text: bool = False
 
+    def until_failure(self, values: Any, element: Type, first: int) -> Iterator[Column]:
+        """Yields the elements before the first that cannot be made, and raises the error of that one.
+
+        Args:
+          values: See `column`, which has failed for them.
+          element: The type of an element.
+          first: The number of the first row, for messages.
+        """
+        good, bad = 0, len(values)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            try:
+                self.column(values.slice(good, middle - good), element, first)
+                good = middle
+            except FedstackError:
+                bad = middle
+        if good:
+            yield self.column(values.slice(0, good), element, first)
+        self.column(values.slice(good), element, first + good)
+
     def column(self, values: Any, element: Type, first: int, name: str = "") -> Column:
         """Returns the elements that a column has.
 
@@ -99,18 +128,21 @@ class ArrowReader:
           TypeMismatchError: If the values are of another type.
         """
         array, place = joined(values), f"{self.path}{name}"
-        check_nothing_null(array, place, first)
+
+        def row_of(row: int) -> str:
+            return f"{first + row} of the file"
+
+        check_nothing_null(array, place, row_of)
         if isinstance(element, StructType):
             return self._structs(array, element, first, name)
         tensor = cast(TensorType, element)
         if is_string(tensor) and is_scalar(tensor):
             return ListColumn(_texts(array, tensor, place), list_is_own=True)
-        rows = dense(array, place)
+        rows = dense(array, place, row_of)
         if rows is not None:
             return self._rows(rows, tensor, first, place)
-        items = [
-            self._rows(row[None], tensor, first + k, place).items()[0] for k, row in enumerate(_ragged(array, place))
-        ]
+        lists = _ragged(array, place, row_of)
+        items = [self._rows(row[None], tensor, first + k, place).items()[0] for k, row in enumerate(lists)]
         return ListColumn(items, list_is_own=True)
 
     def _structs(self, array: Any, element: StructType, first: int, name: str) -> Column:
@@ -154,9 +186,9 @@ def _texts(array: Any, tensor: TensorType, place: str) -> list[object]:
     return array.cast(pa.large_binary()).to_pylist()
 
 
-def _ragged(array: Any, place: str) -> list[NDArray[Any]]:
+def _ragged(array: Any, place: str, row_of: Callable[[int], object]) -> list[NDArray[Any]]:
     """Returns lists of several lengths, each as an array."""
-    inner = dense(array.flatten(), place)
+    inner = dense(array.flatten(), place, rows_of_items(array, row_of))
     if inner is not None:
         return np.split(inner, np.cumsum(list_lengths(array))[:-1])
     found = [dense(array.slice(row, 1), place) for row in range(len(array))]

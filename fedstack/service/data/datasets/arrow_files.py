@@ -12,7 +12,7 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
 from fedstack.computations.values.tensor_values import describe, shorten
 from fedstack.data.arrow_arrays import imported_pyarrow
-from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.arrow_elements import ArrowReader, arrow_type, check_text, type_of_arrow
 from fedstack.service.data.datasets.blocks import Blocks, pieces, without_first
 from fedstack.service.data.datasets.element_types import type_of
@@ -31,7 +31,7 @@ class ArrowFiles(FilesSource):
     """
 
     from_text: ClassVar[bool] = False
-    first_row: ClassVar[int] = 0
+    first_row: ClassVar[int] = 1
 
     def __init__(self, element: Type, paths: tuple[str, ...], **options: Any) -> None:
         super().__init__(element, paths, **options)
@@ -53,13 +53,23 @@ class ArrowFiles(FilesSource):
     def _blocks(self, path: str, part: int | None, rows: int) -> Blocks:
         reader, row = ArrowReader(path, self.from_text), self.first_row
         for batch in self.batches(path, part, rows):
-            found = reader.column(batch.to_struct_array(), self.in_files, row)
+            values = batch.to_struct_array()
+            try:
+                found = reader.column(values, self.in_files, row)
+            except FedstackError:
+                before = self.rows_before(path, part) if part else 0
+                yield from reader.until_failure(values, self.in_files, before + row)
+                raise
             row += len(found)
             yield from pieces(found, rows)
 
     @abc.abstractmethod
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         """Yields `pyarrow.RecordBatch`es with the columns of elements; see `read_part`."""
+
+    def rows_before(self, path: str, part: int) -> int:
+        """Returns how many rows of a file are before one of its parts, for messages."""
+        raise NotImplementedError
 
     def misread(self, path: str, error: Exception) -> InvalidValueError:
         """Returns the error for a file that pyarrow does not take."""
@@ -127,6 +137,10 @@ class ParquetFiles(FilesWithSchema):
         with _opened_parquet(path) as file:
             yield from file.iter_batches(rows, row_groups=groups, columns=list(self.columns))
 
+    def rows_before(self, path: str, part: int) -> int:
+        with _opened_parquet(path) as file:
+            return sum(file.metadata.row_group(before).num_rows for before in range(part))
+
 
 @contextlib.contextmanager
 def _opened_parquet(path: str) -> Generator[Any]:
@@ -153,6 +167,10 @@ class ArrowIpcFiles(FilesWithSchema):
             else:
                 yield from found
 
+    def rows_before(self, path: str, part: int) -> int:
+        with _opened_ipc(path) as found:
+            return sum(found.get_batch(before).num_rows for before in range(part))
+
 
 @contextlib.contextmanager
 def _opened_ipc(path: str, columns: Sequence[int] = ()) -> Generator[Any]:
@@ -174,7 +192,7 @@ class CsvFiles(ArrowFiles):
 
     format = "CSV"
     from_text = True
-    first_row = 2  # after that with the names
+    first_row = 2  # row 1 has the names
 
     def __init__(self, element: Type, paths: tuple[str, ...], **options: Any) -> None:
         super().__init__(element, paths, **options)
@@ -221,7 +239,6 @@ class JsonLinesFiles(ArrowFiles):
 
     format = "JSON_LINES"
     from_text = True
-    first_row = 1
 
     def batches(self, path: str, part: int | None, rows: int) -> Iterator[Any]:
         pa, pa_json = imported_pyarrow(), imported_pyarrow(".json")
@@ -261,4 +278,6 @@ def type_in_file(kind: type[FilesWithSchema], path: str, columns: object, where:
     schema, _ = kind.looked(path)
     names = schema.names if columns is None else list(cast("Sequence[str]", columns))
     check_columns(names, schema.names, path)
+    if len(set(names)) < len(names):
+        raise InvalidValueError(f"Expected each column once, found {shorten(names)}; at {where}")
     return StructType([(n, type_of_arrow(schema.field(n).type, f"{path}, column {n!r}")) for n in names])

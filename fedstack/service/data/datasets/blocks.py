@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
@@ -39,6 +40,8 @@ BLOCK_BYTES = 1 << 20
 
 # How long an element may wait for those after it in the same block.
 _SECONDS_AHEAD = 0.005
+# About what an array or a string takes beside its content, where each is an object.
+_OBJECT_BYTES = 64
 
 
 class Pace:
@@ -171,8 +174,8 @@ def _array_of(items: Sequence[object], tensor: TensorType, place: str) -> NDArra
     return array
 
 
-def side_by_side(parts: Sequence[Blocks]) -> Blocks:
-    """Yields structs of an element of each; it ends with the first that does."""
+def side_by_side(parts: Sequence[Blocks], rests: "Sequence[Gathering]") -> Blocks:
+    """Yields structs of an element of each; it ends with the first that does. What waits for the others is gathered."""
     waiting: list[Column | None] = [None] * len(parts)
     while True:
         heads: list[Column] = []
@@ -184,6 +187,10 @@ def side_by_side(parts: Sequence[Blocks]) -> Blocks:
         rows = min(map(len, heads))
         yield StructColumn(tuple(head.slice(0, rows) for head in heads), rows)
         waiting = [head.slice(rows, len(head)) if len(head) > rows else None for head in heads]
+        for rest, gathering in zip(waiting, rests):
+            gathering.clear()
+            if rest is not None:
+                gathering.add(rest)
 
 
 def while_wanted(items: Iterator[_T]) -> Iterator[_T]:
@@ -268,12 +275,14 @@ class Gathering:
     Args:
       element: The type of the elements.
       what: Names the step, for messages.
+      object_bytes: What each tensor of an element takes beside its content, where it is an object.
     """
 
-    def __init__(self, element: Type, what: str) -> None:
+    def __init__(self, element: Type, what: str, object_bytes: int = _OBJECT_BYTES) -> None:
         self._room = current_scope().gathered
         self._bytes_of = size_in(element)
         self._each = exact_bytes(element) or 0
+        self._beside = 0 if self._each else object_bytes * count_leaves(element)
         self._what = what
         self._lock = threading.Lock()  # a prefetch adds on a thread, which may go on for a while after the end
         self._taken = 0
@@ -297,22 +306,32 @@ class Gathering:
           ResourceLimitError: If there is no room for them.
         """
         if self._room is not None:
-            size = self._bytes_of(block)
-            with self._lock:
-                if not self._is_over:
-                    self._room.take(size, self._what)
-                    self._taken += size
+            self.take(self._size_of(block))
+
+    def take(self, size: int) -> None:
+        """Gathers so many bytes.
+
+        Raises:
+          ResourceLimitError: If there is no room for them.
+        """
+        with self._lock:
+            if self._room is not None and not self._is_over:
+                self._room.take(size, self._what)
+                self._taken += size
 
     def remove(self, block: Column) -> None:
         """Passes elements on."""
         if self._room is not None:
             with self._lock:
-                self._give_back(self._bytes_of(block))
+                self._give_back(self._size_of(block))
 
     def clear(self) -> None:
         """Passes all on."""
         with self._lock:
             self._give_back(self._taken)
+
+    def _size_of(self, block: Column) -> int:
+        return self._bytes_of(block) + self._beside * len(block)
 
     def _give_back(self, size: int) -> None:
         if self._room is not None and size:

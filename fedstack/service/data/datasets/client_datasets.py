@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -110,6 +110,11 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
     def _ids_in_order(self) -> Mapping[Any, object]:
         return self._clients[0] if self._apart is None else self._apart
 
+    @property
+    def ids_of_files(self) -> Collection[Any]:
+        """The clients that have files of their own, with rows in them or not."""
+        return () if self._apart is None else self._apart.keys()
+
     @functools.cached_property
     def _clients(self) -> tuple[dict[Any, slice], Column]:
         return self.grouped(self._dataset)
@@ -124,6 +129,8 @@ class ClientDatasets(Mapping[Any, _P], Generic[_P]):
         clients, rows = self.divided(column)
         stops = np.cumsum(list(map(len, rows))).tolist()
         places = {client: slice(stop - len(mine), stop) for client, mine, stop in zip(clients, rows, stops)}
+        if without := set(self.ids_of_files) - places.keys():
+            places = dict(sorted({**dict.fromkeys(without, slice(0, 0)), **places}.items()))
         order = np.concatenate(rows) if rows else np.empty(0, np.intp)
         return places, picked(self.without_id(column), order)
 

@@ -1,6 +1,8 @@
 """Says which types elements of datasets may have and what users see of elements, and iterates over them."""
 
+import collections
 import contextlib
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -125,6 +127,28 @@ class Lists(Iterator[Sequence[object]]):
         """Reads no more. Idempotent."""
         with contextlib.suppress(ValueError):  # a thread is at it, and nobody wants what it gets
             cast("Generator[Sequence[object], None, None]", self._lists).close()
+
+
+class PlainIterator(itertools.chain[Any]):
+    """An iterator over the elements of a dataset for `for` loops alone, which costs no call for each element."""
+
+    _lists: Lists
+
+    @classmethod
+    def over(cls, blocks: Blocks, shown: Shown | None) -> "PlainIterator":
+        """Returns one; the arguments are those of an `ElementIterator`."""
+        lists = Lists(blocks)
+        found = cls.from_iterable(lists if shown is None else (map(shown, some) for some in lists))
+        found = cast(PlainIterator, found)
+        found._lists = lists
+        return found
+
+    def close(self) -> None:
+        """Reads no more, but for another thread that waits for elements. Idempotent."""
+        with contextlib.suppress(InvalidValueError):
+            with self._lists.alone():
+                self._lists.close()
+            collections.deque(self, maxlen=0)  # what is left of the current list
 
 
 class ElementIterator(Iterator[Any]):

@@ -7,7 +7,7 @@ import os
 import pathlib
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,22 @@ from fedstack.computations.values.columns import Column, ListColumn, Payload, St
 from fedstack.computations.values.tensor_values import describe, shorten
 from fedstack.data.npy_file import NpyFile
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, TypeMismatchError
-from fedstack.service.data.datasets.blocks import Blocks, column_over, pieces, rows_at_once, tensor_of_rows
+from fedstack.service.data.datasets.blocks import (
+    Blocks,
+    column_over,
+    pieces,
+    rows_at_once,
+    tensor_of_rows,
+    while_wanted,
+    without_first,
+)
 from fedstack.service.data.datasets.sources import Source
 
 _TEXT = TensorType(np.str_)
+# What shows that a file is another one than before, or was written to.
+_Stamp: TypeAlias = tuple[int, ...]
+# From a path and the stamp of the file now to that which it had when it was first opened.
+_FirstStamp: TypeAlias = Callable[[str, _Stamp], _Stamp]
 # How many times as large blocks are where all elements are wanted at once.
 _LARGE_BLOCKS = 16
 
@@ -81,20 +93,31 @@ class FilesSource(Source):
         self._first_split = [0, *itertools.accumulate(parts)]
 
     def read_split(self, split: int, start: int = 0) -> Blocks:
-        return self._read(split, start, rows_at_once(self.in_files))
+        return self._read(split, start, rows_at_once(self.in_files), _as_it_is)
+
+    def read(self, first: int, last: int, start: int = 0) -> Blocks:
+        if last - first == 1:
+            return self.read_split(first, start)
+        return without_first(self._read_all(first, last, rows_at_once(self.in_files)), start)
 
     def large_blocks(self) -> Blocks:
-        rows = _LARGE_BLOCKS * rows_at_once(self.in_files)
-        return itertools.chain.from_iterable(self._read(split, 0, rows) for split in range(self.num_splits))
+        return self._read_all(0, self.num_splits, _LARGE_BLOCKS * rows_at_once(self.in_files))
 
-    def _read(self, split: int, start: int, rows: int) -> Blocks:
+    def _read_all(self, first: int, last: int, rows: int) -> Blocks:
+        opened: dict[str, _Stamp] = {}
+        first_stamp = opened.setdefault if self.parts else _as_it_is  # what is one split is opened once
+        splits = (self._read(split, 0, rows, first_stamp) for split in range(first, last))
+        return itertools.chain.from_iterable(while_wanted(splits))
+
+    def _read(self, split: int, start: int, rows: int, first_stamp: _FirstStamp) -> Blocks:
         place, part = split, None
         if self.parts:
             place = bisect.bisect_right(self._first_split, split) - 1
             part = split - self._first_split[place]
         path = self.paths[place]
         try:
-            for block in _unchanged(path, self.read_part(_allowed(path), part, start, rows)):
+            blocks = self.read_part(_allowed(path), part, start, rows)
+            for block in _unchanged(path, blocks, current_scope().first_stamp or first_stamp):
                 yield self._with_client(block, place) if self.client else block
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
@@ -175,23 +198,24 @@ def clients_of_paths(paths: Sequence[str], name: str) -> tuple[str, ...]:
     return tuple(pathlib.PurePath(path).stem for path in paths)
 
 
-def _unchanged(path: str, blocks: Blocks) -> Blocks:
+def _unchanged(path: str, blocks: Blocks, first_stamp: _FirstStamp) -> Blocks:
     """Yields blocks of a file as long as it is the one that was begun with.
 
     Raises:
       InvalidValueError: If it is another one, or has been written to since.
     """
-    before = _stamp(path)
+    before = first_stamp(path, _stamp(path))
     try:
         for block in blocks:
             _check_unchanged(path, before)
             yield block
-    except (OSError, EOFError, ValueError):  # what is read while somebody writes may look like anything
+    except (OSError, EOFError, TypeError, ValueError):  # what is read while somebody writes may look like anything
         _check_unchanged(path, before)
         raise
+    _check_unchanged(path, before)  # text that has become shorter ends early
 
 
-def _check_unchanged(path: str, before: tuple[int, ...]) -> None:
+def _check_unchanged(path: str, before: _Stamp) -> None:
     if _stamp(path) != before:
         raise InvalidValueError(
             f"Expected a file that stays as it is while it is read, found that {path} has changed; write a new "
@@ -199,9 +223,14 @@ def _check_unchanged(path: str, before: tuple[int, ...]) -> None:
         )
 
 
-def _stamp(path: str) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _stamp(path: str) -> _Stamp:
+    found = os.stat(path)  # programs can put `st_mtime` back, but not `st_ctime`
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _as_it_is(path: str, stamp: _Stamp) -> _Stamp:
+    del path
+    return stamp
 
 
 def _allowed(path: str) -> str:

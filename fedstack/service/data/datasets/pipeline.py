@@ -12,7 +12,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
 from fedstack.service.data.datasets.blocks import Blocks, while_wanted, without_first
-from fedstack.service.data.datasets.element_types import ElementIterator, Lists, checked_element, shower
+from fedstack.service.data.datasets.element_types import ElementIterator, PlainIterator, checked_element, shower
 from fedstack.service.data.datasets.sources import Elements, Source
 from fedstack.service.data.datasets.steps import Asks, SkipStep, Step, Upstream
 
@@ -104,11 +104,8 @@ class Pipeline(Elements):
     def held(self) -> Column | None:
         return None if self._steps else self._source.held
 
-    def __iter__(self) -> Iterator[Any]:
-        lists = Lists(self.blocks())
-        if self._shown is None:
-            return itertools.chain.from_iterable(lists)
-        return itertools.chain.from_iterable(map(self._shown, some) for some in lists)
+    def __iter__(self) -> PlainIterator | ElementIterator:
+        return PlainIterator.over(self.blocks(), self._shown)
 
     def __aiter__(self) -> ElementIterator:
         return ElementIterator(self.blocks(), self._shown)

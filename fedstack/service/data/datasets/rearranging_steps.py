@@ -37,6 +37,8 @@ from fedstack.service.data.datasets.blocks import (
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.steps import Asks, Step, Upstream
 
+# About what a sequence takes beside its elements while some of them are still to come.
+_OPEN_BYTES = 512
 # How many blocks are made ahead at most: more would take memory, and make nothing faster.
 _MOST_AHEAD = 256
 
@@ -71,11 +73,16 @@ class InterleaveStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         made = (column for _, column in self.function.applied(upstream(epoch), upstream.place(repr(self))))
-        inner = cast(SequenceType, self.function.type.result).element
-        if self.cycle_length == 1:
-            return itertools.chain.from_iterable(_flat(column, inner) for column in made)
-        sequences = itertools.chain.from_iterable(column.items() for column in made)
-        return packed(_by_turns(cast("Iterator[Iterable[Payload]]", sequences), self), inner)
+        sequence = cast(SequenceType, self.function.type.result)
+        with Gathering(sequence, repr(self), _OPEN_BYTES) as gathering:
+            if self.cycle_length > 1:
+                sequences = itertools.chain.from_iterable(pieces(column, 1) for column in made)
+                yield from packed(_by_turns(sequences, self, gathering), sequence.element)
+                return
+            for column in made:
+                gathering.add(column)
+                yield from _flat(column, sequence.element)
+                gathering.clear()
 
     def __repr__(self) -> str:
         turns = "" if self.cycle_length == 1 else f", {self.cycle_length}, {self.block_length}"
@@ -90,12 +97,12 @@ def _flat(sequences: Column, element: Type) -> Blocks:
     return itertools.chain.from_iterable(sequence_blocks(some, element) for some in items)
 
 
-def _by_turns(sequences: Iterator[Iterable[Payload]], step: InterleaveStep) -> Iterator[Payload]:
-    """Yields some elements of each of several sequences by turns.
+def _by_turns(sequences: Iterator[Column], step: InterleaveStep, gathering: Gathering) -> Iterator[Payload]:
+    """Yields some elements of each of several sequences by turns, which come in columns of one.
 
     A place whose sequence has ended has nothing in that turn, and the next sequence in the one after it.
     """
-    places: list[Iterator[Payload] | None] = []
+    places: list[tuple[Column, Iterator[Payload]] | None] = []
     is_over, turn = False, 0
     while places or not is_over:
         if turn == step.cycle_length or (is_over and turn >= len(places)):
@@ -103,19 +110,23 @@ def _by_turns(sequences: Iterator[Iterable[Payload]], step: InterleaveStep) -> I
             continue
         if turn == len(places):
             places.append(None)
-        if places[turn] is None:
+        place = places[turn]
+        if place is None:
             found = None if is_over else next(sequences, None)
             if found is None:
                 is_over = True
                 del places[turn]
                 continue
-            places[turn] = iter(found)
+            gathering.add(found)
+            place = places[turn] = (found, iter(cast("Iterable[Payload]", found.items()[0])))
+        sequence, elements = place
         left = step.block_length
-        for one in itertools.islice(cast("Iterator[Payload]", places[turn]), left):
+        for one in itertools.islice(elements, left):
             left -= 1
             yield one
         if left:
             places[turn] = None
+            gathering.remove(sequence)
         turn += 1
 
 
@@ -137,13 +148,16 @@ class UnbatchStep(Step):
 
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         made = self.element(element)
-        for block in upstream(epoch):
-            lengths = _lengths(block, element)
-            if any(found != lengths[0] for found in lengths[1:]):
-                raise InvalidValueError(
-                    "Expected arrays with the same first dimension in each element, found others; at unbatch"
-                )
-            yield from pieces(_rows_of(block, element), rows_at_once(made))
+        with Gathering(element, repr(self)) as gathering:
+            for block in upstream(epoch):
+                lengths = _lengths(block, element)
+                if any(found != lengths[0] for found in lengths[1:]):
+                    raise InvalidValueError(
+                        "Expected arrays with the same first dimension in each element, found others; at unbatch"
+                    )
+                gathering.add(block)
+                yield from pieces(_rows_of(block, element), rows_at_once(made))
+                gathering.clear()
 
     def __repr__(self) -> str:
         return "unbatch()"

@@ -1,6 +1,7 @@
 """Where the elements of datasets come from: sources, with numbered splits that can be read from any element on."""
 
 import abc
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from fedstack.foundations.error_text import name_text
 from fedstack.service.data.datasets.blocks import (
     BLOCK_ROWS,
     Blocks,
+    Gathering,
     packed,
     pieces,
     rows_at_once,
@@ -289,7 +291,12 @@ class ZippedSource(Source):
         return None if None in sizes else min(cast("list[float]", sizes))
 
     def read_split(self, split: int, start: int = 0) -> Blocks:
-        return without_first(side_by_side([part.blocks() for part in self.parts]), start)
+        return without_first(self._side_by_side(), start)
+
+    def _side_by_side(self) -> Blocks:
+        with contextlib.ExitStack() as stack:
+            rests = [stack.enter_context(Gathering(part.element_type, "zip")) for part in self.parts]
+            yield from side_by_side([part.blocks() for part in self.parts], rests)
 
     def __repr__(self) -> str:
         return f"zip({', '.join(map(repr, self.parts))})"

@@ -5,6 +5,7 @@ from typing import TypeVar
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.computations.values.sequences import MAX_SEED
+from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_flag, checked_integer, checked_positive, checked_seed
 from fedstack.errors import InvalidValueError
 from fedstack.service.data.datasets.element_functions import ElementFunction
@@ -152,18 +153,24 @@ class SteppedPipeline(Pipeline):
             raise InvalidValueError(f"Expected an index below {number}, found {place}; at shard")
         return self._with(ShardStep(number, place))
 
-    def cache(self: _D, *, only_for_repetitions: bool = False) -> _D:
+    def cache(self: _D, filename: object = "", *, only_for_repetitions: bool = False) -> _D:
         """Keeps the elements in memory: an iteration that comes to the end keeps them for all later ones.
 
         Datasets that are made of this one share them. What a data worker reads, it keeps for the repetitions of one
         iteration.
 
         Args:
+          filename: Nothing: there are no caches in files.
           only_for_repetitions: Whether to keep them no longer than an iteration lasts.
 
         Raises:
-          InvalidValueError: If there is no last element.
+          InvalidValueError: If there is no last element, or there is a name of a file.
         """
+        if filename != "":
+            raise InvalidValueError(
+                f"Expected no name of a file, found {describe(filename)}; at cache, which keeps elements in memory; "
+                "write them into files yourself, and read these"
+            )
         if self.is_endless:
             raise InvalidValueError(f"Expected a dataset that ends, found {self!r}; at cache; give its take(n)")
         return self._with(CacheStep(None if only_for_repetitions else Kept()))

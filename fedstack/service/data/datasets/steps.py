@@ -106,9 +106,10 @@ class Step(abc.ABC):
         return before
 
     def taken(self, made: int) -> int | None:
-        """Returns how many elements it has taken at most when it has made so many, and takes up again after those.
+        """Returns after how many elements it would go on as it does now, if it began there, when it has made so many.
 
-        `None` if it is not known, or would make others of the rest when it begins there.
+        That may be fewer than it has taken, or more, if it leaves out those that come next. `None` if it is not known,
+        or it would make others of the rest.
         """
         return None
 
@@ -207,20 +208,22 @@ class BatchStep(Step):
                     gathering.add(waiting[-1])
                     have += first
                 if have == number:
-                    yield self._batches(concatenate(waiting, element), number, element)
-                    waiting, have = [], 0
+                    rows, waiting, have = concatenate(waiting, element), [], 0
+                    yield self._batches(rows, number, element, gathering)
                     gathering.clear()
                 whole = (len(block) - first) // number * number
                 if whole:
-                    yield self._batches(block.slice(first, first + whole), number, element)
+                    yield self._batches(block.slice(first, first + whole), number, element, gathering)
+                    gathering.clear()
                 if first + whole < len(block):
                     waiting.append(block.slice(first + whole, len(block)))
                     gathering.add(waiting[-1])
                     have += len(waiting[-1])
             if have and not self.drop_remainder:
-                yield self._batches(concatenate(waiting, element), have, element)
+                yield self._batches(concatenate(waiting, element), have, element, gathering)
 
-    def _batches(self, rows: Column, number: int, element: Type) -> Column:
+    def _batches(self, rows: Column, number: int, element: Type, gathering: Gathering) -> Column:
+        """Returns rows in batches; what these take beside the rows is gathered."""
         return stacked(rows, number, element, repr(self))
 
     def __repr__(self) -> str:

@@ -15,7 +15,16 @@ from fedstack.computations.values.columns import Column, ListColumn, RowsColumn,
 from fedstack.computations.values.tensor_values import describe, normalize_tensor
 from fedstack.data.argument_checks import checked_integer
 from fedstack.errors import InvalidValueError, ResourceLimitError, TypeMismatchError
-from fedstack.service.data.datasets.blocks import Blocks, Gathering, picked, pieces, rows_at_once, stacked
+from fedstack.service.data.datasets.blocks import (
+    BLOCK_BYTES,
+    Blocks,
+    Gathering,
+    picked,
+    pieces,
+    rows_at_once,
+    size_in,
+    stacked,
+)
 from fedstack.service.data.datasets.steps import Asks, BatchStep, Step, Upstream, batch_type
 
 # What a batch may have: a definition of a few bytes can ask for any padding.
@@ -52,7 +61,7 @@ class WindowStep(Step):
     def run(self, upstream: Upstream, element: Type, epoch: int) -> Blocks:
         waiting: list[Column] = []
         have, skipped = 0, 0  # how many wait, and how many come that are in no window
-        at_once = max(1, rows_at_once(element) // self.number)
+        bytes_of = size_in(element)
         with Gathering(element, repr(self)) as gathering:
             for found in upstream(epoch):
                 block = found.slice(min(skipped, len(found)), len(found)) if skipped else found
@@ -64,8 +73,10 @@ class WindowStep(Step):
                 have += len(block)
                 if have < self._span:
                     continue
-                rows = concatenate(waiting, element)
+                rows, waiting = concatenate(waiting, element), []
                 begins = np.arange(0, have - self._span + 1, self.shift, dtype=np.intp)
+                window_bytes = max(1, bytes_of(rows) // have * self.number)
+                at_once = max(1, min(rows_at_once(element) // self.number, BLOCK_BYTES // window_bytes))
                 for place in range(0, len(begins), at_once):
                     yield self._windows(rows, begins[place : place + at_once], element)
                 done = len(begins) * self.shift
@@ -125,37 +136,44 @@ class PaddedBatchStep(BatchStep):
 
         return super().run(attrs.evolve(upstream, start=cut), element, epoch)
 
-    def _batches(self, rows: Column, number: int, element: Type) -> Column:
-        return self._padded(rows, number, element, iter(self.paddings))
+    def _batches(self, rows: Column, number: int, element: Type, gathering: Gathering) -> Column:
+        return self._padded(rows, number, element, iter(self.paddings), gathering)
 
-    def _padded(self, rows: Column, number: int, element: Type, paddings: Iterator[Padding]) -> Column:
+    def _padded(
+        self, rows: Column, number: int, element: Type, paddings: Iterator[Padding], gathering: Gathering
+    ) -> Column:
         if isinstance(element, StructType):
-            fields = [self._padded(rows.field(i), number, t, paddings) for i, (_, t) in enumerate(fields_of(element))]
+            members = enumerate(fields_of(element))
+            fields = [self._padded(rows.field(i), number, t, paddings, gathering) for i, (_, t) in members]
             return StructColumn(tuple(fields), len(rows) // number)
         tensor, padding = cast(TensorType, element), next(paddings)
         if is_scalar(tensor):
             return stacked(rows, number, element, repr(self))
         if isinstance(rows, RowsColumn):
-            return RowsColumn(self._filled(rows.values.reshape(-1, number, *rows.shape[1:]), padding, tensor))
+            return RowsColumn(
+                self._filled(rows.values.reshape(-1, number, *rows.shape[1:]), padding, tensor, gathering)
+            )
         items = cast("Sequence[NDArray[Any]]", rows.items())
         batches = (items[first : first + number] for first in range(0, len(items), number))
-        return ListColumn([self._joined(batch, padding, tensor) for batch in batches], list_is_own=True)
+        return ListColumn([self._joined(batch, padding, tensor, gathering) for batch in batches], list_is_own=True)
 
-    def _filled(self, arrays: NDArray[Any], padding: Padding, tensor: TensorType) -> NDArray[Any]:
+    def _filled(self, arrays: NDArray[Any], padding: Padding, tensor: TensorType, gathering: Gathering) -> NDArray[Any]:
         """Returns batches of arrays of one shape, padded."""
         found = arrays.shape[2:]
         shape = self._shape([found], padding)
         if shape == found:
             return arrays
-        out = self._empty((*arrays.shape[:2], *shape), padding, tensor)
+        out = self._empty((*arrays.shape[:2], *shape), padding, tensor, gathering)
         out[(slice(None), slice(None), *map(slice, found))] = arrays
         out.flags.writeable = False
         return out
 
-    def _joined(self, arrays: Sequence[NDArray[Any]], padding: Padding, tensor: TensorType) -> NDArray[Any]:
+    def _joined(
+        self, arrays: Sequence[NDArray[Any]], padding: Padding, tensor: TensorType, gathering: Gathering
+    ) -> NDArray[Any]:
         """Returns a batch of arrays that may differ in shape, padded."""
         shape = self._shape([array.shape for array in arrays], padding)
-        out = self._empty((len(arrays), *shape), padding, tensor)
+        out = self._empty((len(arrays), *shape), padding, tensor, gathering)
         for place, array in enumerate(arrays):
             out[(place, *map(slice, array.shape))] = array
         out.flags.writeable = False
@@ -171,7 +189,9 @@ class PaddedBatchStep(BatchStep):
                 )
         return tuple(most if size is None else size for most, size in zip(longest, padding.sizes))
 
-    def _empty(self, shape: tuple[int, ...], padding: Padding, tensor: TensorType) -> NDArray[Any]:
+    def _empty(
+        self, shape: tuple[int, ...], padding: Padding, tensor: TensorType, gathering: Gathering
+    ) -> NDArray[Any]:
         dtype = np.dtype(np.object_) if is_string(tensor) else tensor.dtype
         size = math.prod(shape[-len(padding.sizes) - 1 :]) * dtype.itemsize
         if size > _MOST_BYTES:
@@ -179,6 +199,7 @@ class PaddedBatchStep(BatchStep):
                 f"Expected at most {_MOST_BYTES} bytes in a padded batch, found {size}; at {self!r}; give smaller "
                 "batches or padded_shapes"
             )
+        gathering.take(math.prod(shape) * dtype.itemsize)
         return np.full(shape, padding.value, dtype)
 
     def __repr__(self) -> str:
@@ -202,7 +223,8 @@ def paddings_of(element: Type, shapes: object, values: object) -> tuple[Padding,
             size = math.prod(cast("Sequence[int]", padding.sizes)) * tensor.dtype.itemsize
             if size > _MOST_BYTES:
                 raise ResourceLimitError(
-                    f"Expected padded arrays of at most {_MOST_BYTES} bytes, found {size}; at padded_batch, {path}"
+                    f"Expected padded arrays of at most {_MOST_BYTES} bytes, found {size}; at padded_batch"
+                    f"{path and ', '}{path}; give smaller padded_shapes"
                 )
     return paddings
 

@@ -101,7 +101,7 @@ def _lasting(dataset: DatasetDescription) -> DatasetDescription:
     """Returns what of a description is the same each time: files may have grown, so that there are more elements."""
     kept = DatasetDescription()
     kept.CopyFrom(dataset)
-    for field in ("dataset_id", "cardinality", "commit"):
+    for field in ("dataset_id", "cardinality", "commit", "protocol", "version"):
         kept.ClearField(field)
     return kept
 

@@ -27,6 +27,7 @@ from fedstack.service.limits.limits import DispatcherLimits, add_limits
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.grpc.tokens import token_matches
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
+from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.peers.leases import Leases
 from fedstack.transport.peers.methods import Answers, DownloadMethod, Method, Server, Service, UploadMethod
@@ -162,7 +163,8 @@ class DispatchService(Service):
         return self._known_here(await self._run(register)).SerializeToString()
 
     async def describe(self, request: messages.DescribeDatasetRequest) -> messages.DatasetDescription:
-        """Describes a dataset."""
+        """Describes a dataset to a client of the same protocol."""
+        check_protocol(request.protocol, request.version, "the client")
         found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         if request.may_lack and found.digest and not self._journal.is_definition_sound(found.digest):
             if not await self._on(self._files, lambda: self._journal.has_definition(found.digest)):
@@ -172,7 +174,7 @@ class DispatchService(Service):
     async def define(self, content: bytes) -> Answers:
         """Sends the definition of a dataset."""
         request = await read_message(messages.DescribeDatasetRequest, content)
-
+        check_protocol(request.protocol, request.version, "the data worker")
         try:
             found = await self._run(lambda tables: datasets.find_dataset(tables, request))
         except InvalidValueError:
@@ -233,7 +235,8 @@ class DispatchService(Service):
         return messages.ReleasePassResponse()
 
     async def attend(self, request: messages.AttendRequest) -> messages.AttendResponse:
-        """Notes that a worker is there, or leaves."""
+        """Notes that a worker of the same protocol is there, or leaves."""
+        check_protocol(request.protocol, request.version, "the data worker")
         worker = request.worker
         self._check_may_attend(request)
         if request.leaves:
@@ -246,10 +249,8 @@ class DispatchService(Service):
         if self._attendance.workers is not self._written:  # now, or when the disk was full
             await self._workers_changed()
         lease = self._times.worker
-        return messages.AttendResponse(
-            interval_seconds=min(_ATTENDS_SECONDS, lease / _SIGNS_IN_A_LEASE),
-            lease_seconds=lease,
-        )
+        interval = min(_ATTENDS_SECONDS, lease / _SIGNS_IN_A_LEASE)
+        return with_protocol(messages.AttendResponse(interval_seconds=interval, lease_seconds=lease))
 
     def _check_may_attend(self, request: messages.AttendRequest) -> None:
         """Checks what proves that a worker is one: others dial it, with tokens of their own.
@@ -303,7 +304,7 @@ class DispatchService(Service):
 
     def _known_here(self, dataset: messages.DatasetDescription) -> messages.DatasetDescription:
         dataset.commit.CopyFrom(self._journal.commit)
-        return dataset
+        return with_protocol(dataset)
 
     def _end_all(self) -> None:
         for consumer in tuple(self._consumers):

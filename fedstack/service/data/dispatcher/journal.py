@@ -51,6 +51,8 @@ _SCHEMA = (
       consumer BLOB, is_finished INTEGER NOT NULL, PRIMARY KEY (pass, id)) WITHOUT ROWID""",
     "CREATE INDEX taken ON ranges (pass, consumer)",
 )
+# Not in the file: consumers say again that they wait, as long as they do.
+_WAITING = "CREATE TEMP TABLE waiting (pass BLOB, consumer BLOB, PRIMARY KEY (pass, consumer)) WITHOUT ROWID"
 _SUMMED = (*ledger.TABLES, "datasets", "names", "workers", "passes", "lists", "consumers", "ranges")
 
 
@@ -123,6 +125,8 @@ class Journal:
             tables.execute("PRAGMA auto_vacuum = INCREMENTAL")
         tables.execute("PRAGMA journal_mode = WAL")
         tables.execute("PRAGMA synchronous = FULL")
+        tables.execute("PRAGMA temp_store = MEMORY")
+        tables.execute(_WAITING)
         noted = None if self._last is None else self._last.read()
         with self.transaction():
             if is_new and noted is None:

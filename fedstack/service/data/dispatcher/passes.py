@@ -26,6 +26,8 @@ from fedstack.service.data.dispatcher.ranges import (
     Pass,
     Policy,
     begin_lists,
+    begin_wait,
+    end_wait,
     free,
     hand_out,
     is_exhausted,
@@ -37,7 +39,7 @@ from fedstack.service.limits.limits import DispatcherLimits, exceeded
 # A consumer that resumes skips so many numbers: requests of its former self are older then, whenever they come.
 _NUMBERS_SKIPPED = 1 << 32
 _MAX_ID_BYTES = 64
-_OF_PASSES = ("ranges", "consumers", "lists", "passes")
+_OF_PASSES = ("ranges", "consumers", "lists", "waiting", "passes")
 
 
 @attrs.frozen
@@ -150,7 +152,11 @@ def take(
         _revive(tables, one, request.consumer)
     wakes = settle(tables, one, request.consumer, request.finished, request.given_back)
     ranges = list(hand_out(tables, one, request.consumer, request.want, workers, assigned))
-    is_over = is_exhausted(tables, one, request.consumer)
+    if request.waits and begin_wait(tables, one, request.consumer):
+        wakes = wakes or not request.want  # whoever only tells this asks in another request
+    is_over = is_exhausted(tables, one, request.consumer, may_end_first=request.want > 0)
+    if request.want and (ranges or is_over):
+        end_wait(tables, one, request.consumer)
     if is_over and not one.is_sealed:
         tables.execute("UPDATE passes SET is_sealed = 1 WHERE pass = ?", (one.id,))
     answer = TakeResponse(range=ranges, is_exhausted=is_over).SerializeToString()
@@ -301,6 +307,7 @@ def _make_room(tables: Tables, table: str, limits: DispatcherLimits, limit: str)
 def _part(tables: Tables, one: Pass, consumer: bytes, now: float, may_resume: bool) -> bool:
     """Lets a consumer take part no more; returns whether that concerns others."""
     tables.execute("UPDATE consumers SET is_here = 0 WHERE pass = ? AND consumer = ?", (one.id, consumer))
+    end_wait(tables, one, consumer)
     wakes = free(tables, one, consumer)
     some = tables.execute("SELECT 1 FROM consumers WHERE pass = ? AND is_here = 1", (one.id,)).fetchone()
     if some is None and not one.is_shared and not (may_resume and one.can_resume):

@@ -139,8 +139,15 @@ def hand_out(
         tables.execute("UPDATE passes SET next_range = ? WHERE pass = ?", (id, one.id))
 
 
-def is_exhausted(tables: Tables, one: Pass, consumer: bytes) -> bool:
-    """Returns whether a consumer gets nothing any more."""
+def is_exhausted(tables: Tables, one: Pass, consumer: bytes, may_end_first: bool = False) -> bool:
+    """Returns whether a consumer gets nothing any more.
+
+    Args:
+      tables: What is known.
+      one: The pass.
+      consumer: The consumer.
+      may_end_first: Whether it may end before others that wait for it as it does for them.
+    """
     for query, values in (
         ("SELECT 1 FROM lists WHERE pass = ? AND next < last", (one.id,)),
         ("SELECT 1 FROM ranges WHERE pass = ? AND consumer IS NULL", (one.id,)),
@@ -153,7 +160,35 @@ def is_exhausted(tables: Tables, one: Pass, consumer: bytes) -> bool:
         return True
     # Others may be lost, and what they have not finished is read again.
     others = "SELECT 1 FROM ranges WHERE pass = ? AND consumer != ? AND is_finished = 0"
-    return tables.execute(others, (one.id, consumer)).fetchone() is None
+    some = tables.execute(others, (one.id, consumer)).fetchone()
+    return some is None or (may_end_first and _all_wait(tables, one, consumer))
+
+
+def begin_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
+    """Notes that a consumer can do nothing until it hears more; returns whether that is news."""
+    return bool(tables.execute("INSERT OR IGNORE INTO waiting VALUES (?, ?)", (one.id, consumer)).rowcount)
+
+
+def end_wait(tables: Tables, one: Pass, consumer: bytes) -> None:
+    """Notes that it has heard, or is gone."""
+    tables.execute("DELETE FROM waiting WHERE pass = ? AND consumer = ?", (one.id, consumer))
+
+
+def _all_wait(tables: Tables, one: Pass, consumer: bytes) -> bool:
+    """Returns whether all that have something wait, and this consumer is one of them.
+
+    Once it has heard that it is to end it does not wait. The next one hears that when this one has finished; if it is
+    lost before, others get what it had.
+    """
+    its = "SELECT 1 FROM ranges WHERE pass = ? AND consumer = ?"
+    busy = (
+        "SELECT 1 FROM ranges WHERE pass = ? AND consumer NOT IN (SELECT consumer FROM waiting WHERE pass = ?) "
+        "AND is_finished = 0"
+    )
+    return (
+        tables.execute(its, (one.id, consumer)).fetchone() is not None
+        and tables.execute(busy, (one.id, one.id)).fetchone() is None
+    )
 
 
 def taken(tables: Tables, one: Pass, consumer: bytes) -> Sequence[SplitRange]:

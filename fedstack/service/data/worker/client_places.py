@@ -67,7 +67,7 @@ class SplitsOfClients(ClientRows):
         self._clients = clients
         self._dataset = division.split
         self._limits = limits
-        self._places: dict[Any, list[_Place]] = {}
+        self._places: dict[Any, list[_Place]] = {client: [] for client in clients.ids_of_files}
         self._bytes = self._rows = self._rows_to_read = 0
         if division.after:
             raise self._too_many()

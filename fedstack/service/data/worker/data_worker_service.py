@@ -27,6 +27,7 @@ from fedstack.service.data.worker.attending import Attending
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.definition_cache import DefinitionCache, KnownDataset
 from fedstack.service.data.worker.gathered_room import GatheredRoom
+from fedstack.service.data.worker.opened_files import OpenedFiles
 from fedstack.service.data.worker.sized_blocks import sized_blocks
 from fedstack.service.data.worker.streams import AheadRoom, Block, Stream
 from fedstack.service.executor.requests import beats
@@ -37,6 +38,7 @@ from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.file_watch import Renewed
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SECONDS
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
+from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, Service
 from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
@@ -114,6 +116,7 @@ class DataWorkerService(Service):
         self._places = FairShares(self._limits.max_streams)
         self._room = AheadRoom(self._limits.max_ahead_bytes)
         self._clients = ClientGroups(self._limits)
+        self._opened = OpenedFiles()
         self._no_clients = ProgressCounts()
         self._server: Server | None = None
         self._worker_address = worker_address
@@ -155,6 +158,7 @@ class DataWorkerService(Service):
         """Reads elements, one block after the other; each is sent before the next but two is made."""
         received = await receive(incoming, ReadRequest)
         await received.end()
+        check_protocol(received.message.protocol, received.message.version, "the client")
         opening = asyncio.ensure_future(self.find(received.message))
         async for beat in beats(opening, self._no_clients, self._rules):
             yield beat
@@ -194,6 +198,8 @@ class DataWorkerService(Service):
                 raise exceeded(self._rules, "max_value_bytes", f"an element of about {size}")
             packer = Packer(chunking.large_bytes)
             response = ReadResponse(rows=len(column), is_last=is_last, client_rows=client_rows, block=number)
+            if not number:
+                with_protocol(response)
             client_rows = ()
             packer.pack_elements(response.elements, column, element, "elements")
             yield Block(Parcel(response.SerializeToString(), packer.segments, chunking.chunk_bytes, is_last), size)
@@ -222,7 +228,12 @@ class DataWorkerService(Service):
             raise WorkerUnavailableError("Expected a data worker that is there, found one that stops; read at another")
         known = await self._definitions.find(request.digest, request.commit)
         scope = current_scope()
-        scope = attrs.evolve(self._scope, caller=scope.caller, origin=scope.origin, span=scope.span)
+        # A dataset as a whole may repeat its files, and each repetition is a pass.
+        is_part = not (request.splits.whole or request.splits.shard)
+        first_stamp = self._opened.first_stamp(request.pass_id) if is_part else None
+        scope = attrs.evolve(
+            self._scope, caller=scope.caller, origin=scope.origin, span=scope.span, first_stamp=first_stamp
+        )
         place = f"of dataset {request.digest.hex()[:16]}, read by the data worker at {self.address}"
         if request.client:
             of = self._clients.read(request.digest, known.clients, request.client, request.first_element)
@@ -251,11 +262,13 @@ class DataWorkerService(Service):
         return ListClientsResponse(client=grouped.rows, rows=grouped.rows.values())
 
     async def _list_clients(self, content: bytes) -> Answers:
-        listing = asyncio.ensure_future(self.list_clients(await read_message(ListClientsRequest, content)))
+        request = await read_message(ListClientsRequest, content)
+        check_protocol(request.protocol, request.version, "the client")
+        listing = asyncio.ensure_future(self.list_clients(request))
         try:
             async for beat in beats(listing, self._no_clients, self._rules):
                 yield beat
-            yield Parcel(listing.result().SerializeToString())
+            yield Parcel(with_protocol(listing.result()).SerializeToString())
         finally:
             listing.cancel()
 
@@ -296,7 +309,7 @@ def _real_folder(root: str) -> str:
     return found
 
 
-_NO_MORE = Parcel(ReadResponse(is_last=True).SerializeToString())
+_NO_MORE = Parcel(with_protocol(ReadResponse(is_last=True)).SerializeToString())
 
 
 def _elements(known: KnownDataset, request: ReadRequest) -> tuple[Type, Blocks, str]:

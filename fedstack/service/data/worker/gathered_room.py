@@ -6,7 +6,7 @@ from fedstack.service.limits.limits import DataWorkerLimits, exceeded
 
 
 class GatheredRoom:
-    """Room for what shuffles and batches gather, in bytes.
+    """Room for what steps gather or hold open, in bytes.
 
     Args:
       limits: Say how much there is.
@@ -29,7 +29,12 @@ class GatheredRoom:
         with self._lock:
             if size > 0 and self.taken + size > self._limits.max_gathered_bytes:
                 found = f"{size} more for {what}, beside {self.taken} that are gathered"
-                raise exceeded(self._limits, "max_gathered_bytes", found, "make the step's number smaller")
+                raise exceeded(
+                    self._limits,
+                    "max_gathered_bytes",
+                    found,
+                    "let the step hold less: a smaller number, smaller elements",
+                )
             self.taken += size
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ from fedstack.service.data.serving.local_servers import connect, is_local, local
 from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range, services_here
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.data_worker_stub import DataWorkerStub
+from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Incoming
 from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES
@@ -158,7 +159,9 @@ class RemoteReader(Reader):
             async with self._stub.list_clients(request) as incoming:
                 received = await receive(incoming, ListClientsResponse)
                 await received.end()
-                return received.message
+                response = received.message
+                check_protocol(response.protocol, response.version, self._stub.address)
+                return response
         except AuthenticationError as error:
             raise self._explained(error) from error
 
@@ -243,6 +246,8 @@ class _RemoteReading(Reading):
     async def _block(self, incoming: Incoming, number: int) -> tuple[Column | None, bool]:
         received = await receive(incoming, ReadResponse)
         response = received.message
+        if not number:
+            check_protocol(response.protocol, response.version, self._stub.address)
         self.client_rows = self.client_rows or response.client_rows
         if not response.rows and response.is_last:
             return None, True

@@ -6,7 +6,7 @@ from typing import cast
 
 import attrs
 
-from fedstack.computations.leaves.carrier_policy import CarrierPolicy
+from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import InvalidValueError
 from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
@@ -61,7 +61,7 @@ class WorkerConfig:
     dispatcher_timeout_ms: float | None = None
     host: str = attrs.field(default="127.0.0.1", kw_only=True)
     data_roots: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=_roots)
-    policy: CarrierPolicy = attrs.field(factory=CarrierPolicy, kw_only=True)
+    policy: CarrierPolicy = attrs.field(factory=CarrierPolicy, kw_only=True, converter=checked_carrier_policy)
     credentials: ServerCredentials | None = attrs.field(default=None, kw_only=True)
     token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)
     worker_token_file: str | os.PathLike[str] | None = attrs.field(default=None, kw_only=True)

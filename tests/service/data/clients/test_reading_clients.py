@@ -236,6 +236,20 @@ def test_a_file_that_has_changed_since_is_found_out(rooms: ClientDatasets[Datase
         list(groups.read(b"digest", rooms, [b"b"], 0).blocks)
 
 
+@pytest.mark.parametrize("limits", [SMALL, DataWorkerLimits()], ids=["read where they are", "held"])
+def test_a_client_whose_file_has_no_rows_is_one_without_elements(tmp_path: Path, limits: DataWorkerLimits) -> None:
+    for user, rows in {"a": 60, "none": 0, "b": 70}.items():
+        np.savez(tmp_path / f"{user}.npz", y=np.arange(rows))
+    clients = Dataset.from_npz(str(tmp_path / "*.npz"), client_from_path="user").by_client("user")
+    assert (clients.client_ids, list(clients["none"])) == (["a", "b", "none"], [])
+    with data_service(1, limits=limits, data_roots=[tmp_path]) as found:
+        register_dataset(found.target, clients, dataset_id="users")
+        with DatasetDataSource(found.target, "users") as source:
+            assert source.client_ids == clients.client_ids
+            assert [len(list(one)) for one in source.select(["none", "a", "none", "b"])] == [0, 60, 0, 70]
+            assert [list(one) for one in source.select(["none"])] == [[]]
+
+
 def test_clients_in_files_of_their_own_are_read_by_reference(rooms: ClientDatasets[Dataset], tmp_path: Path) -> None:
     with data_service(1, limits=SMALL, data_roots=[tmp_path]) as found:
         register_dataset(found.target, rooms, dataset_id="rooms")

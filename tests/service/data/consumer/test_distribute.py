@@ -4,11 +4,12 @@ import asyncio
 import gc
 import math
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import federated_language as fl
@@ -31,6 +32,7 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
+from fedstack.proto.data_service_pb2 import ReadRequest
 from fedstack.service import ClusterSpec, ServerConfig
 from fedstack.service.data import (
     Dataset,
@@ -46,6 +48,7 @@ from fedstack.service.data import (
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.distributed_dataset import DistributedIterator
 from fedstack.service.data.dispatcher import passes
+from fedstack.service.data.worker.data_worker_service import DataWorkerService, Range
 from fedstack.service.server.certificates import CertificateFiles
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials
 
@@ -328,6 +331,82 @@ def test_consumers_that_wait_for_each_other_hear_at_once_what_is_done() -> None:
         assert sorted(found) == list(range(3000))
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    "keep_back",
+    [
+        lambda d: d.batch(7),
+        lambda d: d.shuffle(1000, 1),
+        lambda d: d.filter(is_even),
+        lambda d: d.prefetch(4).batch(7).prefetch(2),
+        lambda d: d.shuffle(10, 1).repeat(2).batch(7),
+    ],
+    ids=["batch", "shuffle", "filter", "prefetch", "repeat"],
+)
+def test_consumers_whose_steps_keep_elements_back_wait_for_each_other_and_end(
+    service: DispatchServer, keep_back: Callable[[Dataset], Dataset], count: int
+) -> None:
+    dataset = Dataset.range(40)
+    found: list[int] = []
+
+    def consume() -> None:
+        shared = distribute(DYNAMIC, service, job_name="shared", guarantee="at_least_once")
+        for some in keep_back(dataset.apply(shared)):
+            found.extend(map(int, np.atleast_1d(some)))
+
+    threads = [threading.Thread(target=consume, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WALL)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sorted(found) == sorted(int(x) for some in keep_back(dataset) for x in np.atleast_1d(some))
+
+
+def test_what_a_consumer_had_in_work_while_others_waited_is_read_when_it_is_gone(service: DispatchServer) -> None:
+    shared = distribute(DYNAMIC, service, job_name="shared", guarantee="at_least_once")
+    busy = iter(Dataset.range(400).apply(shared).batch(7))
+    next(busy)
+    found: list[int] = []
+    others = cast(DistributedIterator, iter(Dataset.range(400).apply(shared).shuffle(1000, 1)))
+    thread = threading.Thread(target=lambda: found.extend(map(int, others)), daemon=True)
+    thread.start()
+    soon(lambda: others._passes._driver is not None and others._passes._driver._plan.waits)
+    assert thread.is_alive()
+    busy.close()
+    thread.join(WALL)
+    assert not thread.is_alive()
+    assert sorted(found) == list(range(400))
+
+
+def test_a_consumer_does_not_wait_before_it_has_had_what_its_prefetch_has_made(service: DispatchServer) -> None:
+    shared = distribute(DYNAMIC, service, job_name="shared", guarantee="at_least_once")
+    other = iter(Dataset.range(400).apply(shared))
+    next(other)
+    ahead = cast(DistributedIterator, iter(Dataset.range(400).apply(shared).filter(is_even).prefetch(1_000_000)))
+    found = [int(next(ahead))]
+    driver = ahead._passes._driver
+    assert driver is not None
+    plan = driver._plan
+    soon(lambda: plan._is_asked and plan.others_wait)
+    assert not plan.waits
+    thread = threading.Thread(target=lambda: found.extend(map(int, ahead)), daemon=True)
+    thread.start()
+    soon(lambda: plan.waits)
+    other.close()
+    thread.join(WALL)
+    assert not thread.is_alive()
+    assert sorted(found) == list(range(0, 400, 2))
+
+
+def soon(is_so: Callable[[], bool]) -> None:
+    """Returns when something is so."""
+    end = time.monotonic() + WALL
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_without_workers_a_pass_ends_after_the_time_that_the_user_gives(dispatcher: DispatchServer) -> None:
     dataset = Dataset.range(3).apply(distribute(DYNAMIC, dispatcher, dispatcher_timeout_ms=300))
     with pytest.raises(NoWorkersError, match=r"found none at the dispatcher .* for 0\.3 s; start some with"):
@@ -541,6 +620,32 @@ def test_a_cursor_counts_the_elements_of_batches(service: DispatchServer) -> Non
     assert sum(before) + sum(map(int, again)) == sum(range(1000))
 
 
+def test_a_cursor_counts_elements_that_are_left_out_before_they_come(
+    dispatcher: DispatchServer, start_worker: Any
+) -> None:
+    start_worker()
+
+    def every_fiftieth(**options: Any) -> Dataset:
+        exactly = distribute(DYNAMIC, dispatcher, guarantee="exactly_once", **options)
+        return Dataset.range(300).apply(exactly).shard(50, 0)
+
+    elements: Any = iter(every_fiftieth())
+    assert [int(next(elements)) for _ in range(2)] == [0, 50]
+    cursor = elements.cursor()
+    elements.close()
+    assert list(map(int, every_fiftieth(resume=cursor))) == [100, 150, 200, 250]
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_an_iterator_has_a_cursor_between_its_first_element_and_its_end(service: DispatchServer, size: int) -> None:
+    elements = iter(Dataset.range(size).apply(distribute(DYNAMIC, service, guarantee="exactly_once")))
+    with pytest.raises(InvalidValueError, match="found one new; ask for an element first"):
+        elements.cursor()
+    assert len(list(elements)) == size
+    with pytest.raises(InvalidValueError, match="found one at its end, after which there is nothing"):
+        elements.cursor()
+
+
 def test_there_is_no_cursor_where_the_place_cannot_be_told(service: DispatchServer) -> None:
     exactly = distribute(DYNAMIC, service, guarantee="exactly_once")
     for dataset in (Dataset.range(9).shuffle(3, 1).apply(exactly), Dataset.range(9).apply(exactly).repeat(2)):
@@ -564,6 +669,8 @@ def test_a_cursor_is_of_one_dataset_and_job(service: DispatchServer) -> None:
         distribute(DYNAMIC, service, resume=cursor)
     with pytest.raises(InvalidValueError, match="Expected job_name '' as in resume, found 'j'"):
         distribute(DYNAMIC, service, guarantee="exactly_once", resume=cursor, job_name="j")
+    with pytest.raises(InvalidValueError, match="ShardingPolicy.DYNAMIC as in resume, found ShardingPolicy.OFF; give"):
+        distribute(OFF, service, guarantee="exactly_once", resume=cursor)
     changed = bytes([*cursor[:-1], cursor[-1] ^ 1])
     for wrong, error in ((changed, InvalidValueError), (b"", InvalidValueError), ("text", TypeMismatchError)):
         with pytest.raises(error, match="what an iterator's cursor"):
@@ -612,10 +719,11 @@ def test_a_function_that_workers_do_not_let_in_is_named() -> None:
     ("arguments", "error", "text"),
     [
         ({"processing_mode": 1}, TypeMismatchError, "as processing_mode, found"),
-        ({"processing_mode": "whole"}, InvalidValueError, "as processing_mode, found 'whole'"),
+        ({"processing_mode": "whole"}, InvalidValueError, "FILE or DATA as processing_mode, found 'whole'$"),
         ({"processing_mode": ShardingPolicy.FILE}, InvalidValueError, "Expected a dataset of files.*DATA"),
         ({"processing_mode": ShardingPolicy.FILE_OR_DATA}, InvalidValueError, "found ShardingPolicy.FILE_OR_DATA"),
-        ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT"),
+        ({"processing_mode": ShardingPolicy.HINT}, InvalidValueError, "found ShardingPolicy.HINT.* give .*FILE"),
+        ({"processing_mode": "hint"}, InvalidValueError, r"found ShardingPolicy.HINT, .* add a step shard\(n, index\)"),
         ({"service": ""}, InvalidValueError, "Expected the address of a dispatcher as service"),
         ({"service": 5}, InvalidValueError, "Expected the address of a dispatcher as service"),
         ({"service": "grpc://a://b:1"}, InvalidValueError, "found 'grpc://a://b:1'"),
@@ -755,3 +863,19 @@ def test_elements_before_an_error_come_first(dispatcher: DispatchServer, start_w
         for element in Dataset.range(1000).map(fails_at_500).take(1000).apply(distribute(DYNAMIC, dispatcher)):
             found.append(int(element))
     assert found == list(range(500))
+
+
+def test_workers_hear_of_which_pass_a_range_is(service: DispatchServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes_read: list[bytes] = []
+
+    async def find(self: DataWorkerService, request: ReadRequest) -> Range:
+        passes_read.append(request.pass_id)
+        return await found(self, request)
+
+    found = DataWorkerService.find
+    monkeypatch.setattr(DataWorkerService, "find", find)
+    dataset = Dataset.range(100).apply(distribute(DYNAMIC, service))
+    for passes_until_now in (1, 2):
+        assert len(list(dataset)) == 100
+        assert len(set(passes_read)) == passes_until_now
+    assert all(passes_read)

@@ -13,7 +13,7 @@ from calling import WALL
 from federated_language.proto import computation_pb2
 
 import fedstack
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, TypeMismatchError
 from fedstack.leaves import CarrierPolicy
 from fedstack.proto.carriers_pb2 import PythonReference
 from fedstack.service.data import (
@@ -64,6 +64,16 @@ def test_a_function_after_a_batch_or_a_shuffle_is_loaded_under_the_policy_given(
     assert sorted(map(int, found)) == list(range(1, 13))
     with pytest.raises(CarrierError, match="say which ones may"):
         from_dataset_id("distributed_epoch", service, dataset_id, policy=CarrierPolicy(modules=["another"]))
+
+
+def test_a_policy_is_an_object_and_no_word(service: DispatchServer) -> None:
+    dataset_id = register_dataset(service, Dataset.range(3))
+    for give in (
+        lambda policy: from_dataset_id("distributed_epoch", service, dataset_id, policy=policy),
+        lambda policy: WorkerConfig(service.target, policy=policy),
+    ):
+        with pytest.raises(TypeMismatchError, match=r"policy as a fedstack\.leaves\.CarrierPolicy, found str 'all'"):
+            give("all")
 
 
 def test_a_strict_worker_runs_nothing_that_a_laxer_one_of_its_process_has_loaded(module: Any) -> None:

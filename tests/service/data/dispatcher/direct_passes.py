@@ -101,6 +101,7 @@ class DirectConsumer:
         finished: Iterable[int] = (),
         given_back: Iterable[int] = (),
         may_wait: bool = False,
+        waits: bool = False,
     ) -> Answer:
         """Makes the request of a number."""
         request = messages.TakeRequest(
@@ -110,6 +111,7 @@ class DirectConsumer:
             want=want,
             finished=finished,
             given_back=given_back,
+            waits=waits,
         )
         with self._direct.journal.transaction() as tables:
             taken = passes.take(tables, request, self._direct.workers, may_wait, self._direct.assigned)

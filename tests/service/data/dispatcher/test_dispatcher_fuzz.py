@@ -13,6 +13,7 @@ from fuzz_spoiling import Spoiler
 
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.service.data import DispatcherConfig, DispatcherLimits, DispatchServer
+from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.wire.frames import data_frames, header_frame
 
 SEED = "FEDSTACK_FUZZ_SEED"
@@ -53,7 +54,7 @@ class Drawer:
         return Request("Register", [header_frame(header), *data_frames([memoryview(definition)], 999)])
 
     def describe(self) -> Request:
-        request = messages.DescribeDatasetRequest(digest=self.choose.choice(self.digests))
+        request = messages.DescribeDatasetRequest(digest=self.choose.choice(self.digests), protocol=PROTOCOL)
         if self.choose.random() < 0.3:
             request.dataset_id = self.choose.choice(["a", "nothing"])
         return unary(self.choose.choice(["Describe", "Define"]), request)
@@ -102,7 +103,8 @@ class Drawer:
     def attend(self) -> Request:
         address = self.choose.choice(["one:1", "grpc+local://localhost:1", "", "nonsense", "x" * 2000])
         worker = messages.DataWorkerAddress(worker=self.choose.choice([b"v", b"w", b""]), address=address)
-        return unary("Attend", messages.AttendRequest(worker=worker, leaves=self.choose.random() < 0.2))
+        leaves = self.choose.random() < 0.2
+        return unary("Attend", messages.AttendRequest(worker=worker, leaves=leaves, protocol=PROTOCOL))
 
     def list_workers(self) -> Request:
         return unary("ListWorkers", messages.ListWorkersRequest())

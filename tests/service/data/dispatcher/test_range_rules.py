@@ -87,8 +87,8 @@ class RangeRules(RuleBasedStateMachine):
         known.number = opened.next_number
         return name
 
-    @rule(name=names, want=st.integers(0, 4), data=st.data(), may_wait=st.booleans())
-    def take(self, name: bytes, want: int, data: st.DataObject, may_wait: bool) -> None:
+    @rule(name=names, want=st.integers(0, 4), data=st.data(), may_wait=st.booleans(), waits=st.booleans())
+    def take(self, name: bytes, want: int, data: st.DataObject, may_wait: bool, waits: bool) -> None:
         known = self.consumers[name]
         if not known.is_here:
             return
@@ -104,6 +104,7 @@ class RangeRules(RuleBasedStateMachine):
             want=want,
             finished=[*finished, *said],
             given_back=[*given_back, *said],
+            waits=waits,
         )
         for id in finished:
             known.finished[id] = known.held.pop(id)

@@ -1,7 +1,7 @@
 """How a pass is cut into ranges, and who gets which."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from direct_passes import Direct, DirectConsumer
@@ -157,6 +157,72 @@ def test_at_least_once_a_consumer_waits_for_what_others_have_not_finished_and_no
     one.take(0, finished=taken.ids[1:])
     assert other.take().is_exhausted, f"its own {mine} are left"
     assert not one.take().is_exhausted
+
+
+def waiting_consumers(direct: Direct, *wants: int) -> tuple[list[DirectConsumer], list[Sequence[int]]]:
+    """Consumers of a job at least once, and what each has taken; all is taken."""
+    consumers = [
+        direct.open(f"{number}".encode(), job_name="shared", guarantee=AT_LEAST_ONCE) for number in range(len(wants))
+    ]
+    return consumers, [consumer.take(want).ids if want else [] for consumer, want in zip(consumers, wants, strict=True)]
+
+
+def test_where_all_that_have_something_wait_for_each_other_one_ends_after_the_other(direct: Direct) -> None:
+    (one, other, third), taken = waiting_consumers(direct, 2, 2, 64)
+    assert not one.take(waits=True).is_exhausted
+    assert not other.take(waits=True).is_exhausted, "the third may have elements in work"
+    assert third.take(waits=True).is_exhausted
+    assert not one.take(waits=True).is_exhausted, "the third has not finished"
+    third.release(finished=taken[2])
+    assert other.take(waits=True).is_exhausted
+    assert not one.take(waits=True).is_exhausted
+    other.release(finished=taken[1])
+    assert one.take(waits=True).is_exhausted
+
+
+def test_whoever_has_nothing_stays_until_those_that_wait_have_finished(direct: Direct) -> None:
+    (one, idle), taken = waiting_consumers(direct, 64, 0)
+    assert not idle.take(waits=True).is_exhausted
+    assert one.take(waits=True).is_exhausted
+    assert not idle.take(waits=True).is_exhausted
+    one.release(finished=taken[0])
+    assert idle.take(waits=True).is_exhausted
+
+
+def test_what_one_has_that_is_lost_when_it_was_to_end_is_read_by_those_that_wait(direct: Direct) -> None:
+    (one, other), taken = waiting_consumers(direct, 2, 64)
+    assert not one.take(waits=True).is_exhausted
+    assert other.take(waits=True).is_exhausted
+    assert other.lose()
+    again = one.take(64, waits=True)
+    assert again.ids == taken[1]
+    third = direct.open(b"third", job_name="shared", guarantee=AT_LEAST_ONCE)
+    assert not third.take(waits=True).is_exhausted
+    third.lose()
+    assert not direct.open(b"fourth", job_name="shared", guarantee=AT_LEAST_ONCE).take().is_exhausted
+
+
+def test_whoever_gets_something_waits_no_more_and_whoever_waits_does_so_until_it_hears_more(direct: Direct) -> None:
+    (one, other), taken = waiting_consumers(direct, 2, 64)
+    assert not one.take(waits=True, may_wait=True).is_exhausted
+    other.take(0, given_back=taken[1][:1])
+    assert one.take(waits=True).ids == taken[1][:1]
+    assert not other.take(waits=True).is_exhausted
+    other.number += 1
+    assert not other.take().is_exhausted
+    assert one.take(waits=True).is_exhausted, "and the other still waits"
+
+
+def test_that_one_waits_is_told_beside_a_question_which_is_asked_again(direct: Direct) -> None:
+    (one, other), _ = waiting_consumers(direct, 2, 64)
+    assert other.take(waits=True, may_wait=True).is_empty
+    number = one.number
+    assert one.ask(number, may_wait=True).is_empty
+    told = one.ask(number, 0, waits=True)
+    assert (told.wakes, told.is_exhausted) == (True, False), "nobody looks at this answer"
+    assert not one.ask(number, 0, waits=True).wakes
+    assert one.ask(number, may_wait=True).is_exhausted
+    assert not other.take(waits=True).is_exhausted
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import federated_language as fl
 import numpy as np
 import pytest
 from await_until import await_until
@@ -116,7 +117,37 @@ def test_a_range_that_has_more_numbers_than_can_be_counted_is_refused() -> None:
         Dataset.range(-(2**63), 2**63 - 1)
 
 
+@fedstack.python_computation([np.int64], fl.SequenceType(np.int64))
+def many(x: Any) -> Any:
+    return [x] * 200_000
+
+
+@fedstack.python_computation([np.int64], fl.SequenceType(np.int64))
+def single(x: Any) -> Any:
+    return [x]
+
+
+@fedstack.python_computation([np.int64], (np.int64, [None]))
+def wide(x: Any) -> Any:
+    return np.zeros(200_000, np.int64)
+
+
+@fedstack.python_computation([np.int64], (np.int64, [None]))
+def narrow(x: Any) -> Any:
+    return np.zeros(1, np.int64)
+
+
 GATHERING = {
+    "interleave": Dataset.range(100).interleave(many, cycle_length=100),
+    "interleave of very many": Dataset.range(10**4).interleave(single, cycle_length=10**4),
+    "flat_map": Dataset.range(3).flat_map(many).take(1),
+    "unbatch": Dataset.range(3).map(wide).unbatch().take(1),
+    "padded_batch": Dataset.range(3).map(narrow).padded_batch(1, padded_shapes=[200_000]),
+    "padded_batch of one shape": Dataset.range(8)
+    .batch(2, drop_remainder=True)
+    .padded_batch(2, padded_shapes=[200_000]),
+    "zip": Dataset.range(20_000).zip(*[Dataset.range(20_000)] * 20, Dataset.range(20_000).map(narrow)),
+    "shuffle of very many": Dataset.range(20_000).map(narrow).shuffle(20_000, seed=1),
     "shuffle": Dataset.range(10**12).shuffle(10**12, seed=1).take(1),
     "endless shuffle": Dataset.range(3).repeat().shuffle(10**12, seed=1).take(1),
     "batch": Dataset.range(10**12).batch(10**10).take(1),
@@ -134,14 +165,20 @@ GATHERING = {
 @pytest.mark.parametrize("name", GATHERING)
 def test_what_steps_gather_is_bounded(name: str, catalogue: Catalogue, start_worker: StartWorker) -> None:
     worker = start_worker(limits=DataWorkerLimits(max_gathered_bytes=1_000_000))
-    dataset = GATHERING[name]
+    dataset, step = GATHERING[name], name.split(" of ")[0].split()[-1]
     for _ in range(2):
-        with pytest.raises(ResourceLimitError, match=rf"{name.split()[-1]}\(.*--max-gathered-bytes"):
+        with pytest.raises(ResourceLimitError, match=rf"for .*{step}\b.*--max-gathered-bytes"):
             read(worker.target, whole(catalogue.register(dataset)), dataset.element_type)
     small = Dataset.range(1000).shuffle(10**12, seed=1).batch(10**12)
     (found,) = read(worker.target, whole(catalogue.register(small)), small.element_type)
     assert sorted(np.asarray(found)) == [*range(1000)]
     await_until(lambda: not worker._service._gathered.taken)
+
+
+def test_windows_of_large_elements_are_made_a_few_at_a_time() -> None:
+    kilobytes = fedstack.python_computation([np.int64], (np.int64, [None]))(lambda x: np.zeros(1250, np.int64))
+    windows = Dataset.range(200).map(kilobytes).window(50, 1, drop_remainder=True)
+    assert max(map(len, windows.blocks())) * 50 * 10_000 <= blocks.BLOCK_BYTES
 
 
 def test_the_number_of_steps_is_bounded() -> None:

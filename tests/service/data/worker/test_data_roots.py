@@ -1,13 +1,15 @@
-"""Files are read below the folders that a worker was given, and nowhere else."""
+"""Files are read below the folders that a worker was given and nowhere else, and in a pass as they were at first."""
 
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from catalogue import Catalogue, StartWorker
-from data_reading import read, whole
+from data_reading import read, some, whole
 
-from fedstack.errors import CarrierError
+from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.service.data import Dataset
 
 
@@ -50,3 +52,30 @@ def test_a_worker_without_roots_reads_no_files(files: Path, catalogue: Catalogue
     worker = start_worker()
     with pytest.raises(CarrierError, match="start the data worker with --data-root"):
         read(worker.target, whole(catalogue.register(dataset)), dataset.element_type)
+
+
+def test_ranges_of_one_pass_find_a_file_as_its_first_found_it(
+    tmp_path: Path, catalogue: Catalogue, start_worker: StartWorker
+) -> None:
+    def write(first: int) -> None:
+        pq.write_table(pa.table({"x": np.arange(first, first + 4)}), tmp_path / "new", row_group_size=1)
+        (tmp_path / "new").replace(tmp_path / "a")
+
+    write(0)
+    dataset = Dataset.from_parquet(tmp_path / "a")
+    worker, digest = start_worker(data_roots=[tmp_path]), catalogue.register(dataset)
+
+    def found(pass_id: bytes, split: int) -> list[object]:
+        request = some(digest, 4, split, split + 1)
+        request.pass_id = pass_id
+        return read(worker.target, request, dataset.element_type)
+
+    assert [found(b"first", 0), found(b"first", 1)] == [[(0,)], [(1,)]]
+    write(100)
+    with pytest.raises(
+        InvalidValueError, match=r"stays as it is while it is read, .*/a has changed; .* in splits 2 to 3"
+    ):
+        found(b"first", 2)
+    assert [found(b"second", 2), found(b"", 3)] == [[(102,)], [(103,)]]
+    with pytest.raises(InvalidValueError, match="Expected the id of a pass of at most 64 bytes, found 65"):
+        found(bytes(65), 0)

@@ -19,6 +19,7 @@ from fedstack.proto.data_service_pb2 import ReadRequest, SplitRange
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER
+from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import header_frame
@@ -55,7 +56,7 @@ class Drawer:
     def request(self) -> Request:
         choose = self._choose
         digest = choose.choice(self._digests)
-        what = ReadRequest(digest=digest, num_splits=1000, block_bytes=choose.choice([800, 1 << 20]))
+        what = ReadRequest(digest=digest, num_splits=1000, block_bytes=choose.choice([800, 1 << 20]), protocol=PROTOCOL)
         what.splits.CopyFrom(SplitRange(first=0, last=1000))
         fate = choose.random()
         if fate < 0.5:

@@ -8,17 +8,20 @@ import federated_language as fl
 import numpy as np
 import pytest
 from catalogue import Catalogue, StartWorker
+from data_reading import read, whole
 
 from fedstack.computations.leaves.work_scope import WorkScope
-from fedstack.errors import FedstackError, InvalidValueError, ResourceLimitError
+from fedstack.errors import FedstackError, InvalidValueError, ProtocolVersionError, ResourceLimitError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.worker.received import receive
-from fedstack.proto.data_service_pb2 import ReadRequest, ReadResponse, SplitRange
+from fedstack.proto.data_service_pb2 import ListClientsRequest, ReadRequest, ReadResponse, SplitRange
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import connect
-from fedstack.service.data.worker.readers import RemoteReader
+from fedstack.service.data.worker.readers import RemoteReader, reader_at
 from fedstack.service.data.worker.streams import AHEAD, AheadRoom, Block, Stream
+from fedstack.transport.peers import data_worker_stub
 from fedstack.transport.peers.data_worker_stub import DATA_WORKER, DataWorkerStub
+from fedstack.transport.peers.executor_stub import PROTOCOL
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.peers.local_connection import LocalConnection
 from fedstack.transport.peers.methods import Answers, ExchangeMethod
@@ -267,7 +270,7 @@ def test_a_worker_that_sends_something_else_than_it_says_is_found_out(
 ) -> None:
     async def answer(incoming: Incoming):
         await incoming.header()
-        response = ReadResponse(block=0, rows=2, is_last=True)
+        response = ReadResponse(block=0, rows=2, is_last=True, protocol=PROTOCOL)
         response.elements.sequences.rows.append(2)
         response.elements.sequences.row.rows.dim.extend(dims)
         response.elements.sequences.row.rows.dtype = dtype
@@ -292,7 +295,7 @@ def reader_of(answer: Callable[[Incoming], Answers]) -> RemoteReader:
 def test_a_worker_that_contradicts_itself_is_found_out(block: int, rows: int) -> None:
     async def answer(incoming: Incoming):
         await incoming.header()
-        response = ReadResponse(block=block, rows=rows, is_last=True)
+        response = ReadResponse(block=block, rows=rows, is_last=True, protocol=PROTOCOL)
         response.elements.sequences.rows.append(1)
         response.elements.sequences.row.column.int64_list.value.append(7)
         response.elements.sequences.row.column.shape.dim.append(1)
@@ -302,6 +305,37 @@ def test_a_worker_that_contradicts_itself_is_found_out(block: int, rows: int) ->
     reading = reader_of(answer).open(ReadRequest(), NUMBERS.element_type)
     with pytest.raises(InvalidValueError, match=f"Expected block 0 with {rows} elements .* from a worker"):
         io_loop.run_sync(reading.next(), WALL)
+
+
+@pytest.mark.parametrize("protocol", [0, PROTOCOL + 6])
+def test_a_worker_of_another_protocol_is_found_out(protocol: int) -> None:
+    async def answer(incoming: Incoming):
+        await incoming.header()
+        yield Parcel(ReadResponse(is_last=True, protocol=protocol, version="9.9").SerializeToString())
+
+    reading = reader_of(answer).open(ReadRequest(), NUMBERS.element_type)
+    with pytest.raises(ProtocolVersionError, match=f"found protocol {protocol} of fedstack .*9.9.* at a worker"):
+        io_loop.run_sync(reading.next(), WALL)
+
+
+@pytest.mark.parametrize("protocol", [0, PROTOCOL + 6])
+def test_a_worker_refuses_a_reader_of_another_protocol(
+    protocol: int, catalogue: Catalogue, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, worker = catalogue.register(NUMBERS), start_worker()
+    found = f"found protocol {protocol} of .* at the client"
+
+    def another(message: ReadRequest) -> ReadRequest:
+        message.protocol = protocol
+        return message
+
+    monkeypatch.setattr(data_worker_stub, "with_protocol", another)
+    with pytest.raises(ProtocolVersionError, match=found):
+        read(worker.target, whole(digest), NUMBERS.element_type)
+    reader = reader_at(worker.target)
+    with pytest.raises(ProtocolVersionError, match=found):
+        io_loop.run_sync(reader.list_clients(ListClientsRequest(digest=digest)), WALL)
+    io_loop.run_sync(reader.close(), WALL)
 
 
 @pytest.mark.parametrize("header", [b"\xff" * 20, b"", np.random.default_rng(1).bytes(5000)])
