@@ -46,7 +46,7 @@ test: .venv/.installed-dev ## run the tests on all cores, all but those that tak
 	$(BIN)/python -m pytest -q -n auto
 
 long: .venv/.installed-dev ## run the tests that take long, on all cores
-	$(BIN)/python -m pytest -q -n auto -m long
+	$(BIN)/python -m pytest -q -n auto -m "long and not soak"
 
 check: lint ## lint, formatting, types, generated code, architecture
 	$(BIN)/python -m pytest -q tests/project
