@@ -1,16 +1,42 @@
 """Finds ports at which servers of tests listen later, or again: no other test is given one meanwhile."""
 
+import contextlib
+import importlib
 import itertools
 import random
 import socket
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST, _DEFAULT_END = 20_000, 32_768  # below are ports that Ray takes
 _END = max(_DEFAULT_END, int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 0)
-# Each process goes round from a place of its own, so that it comes late to what it, or another one, has let go of.
-_ports = itertools.cycle(range(_FIRST, _END))
-next(itertools.islice(_ports, random.SystemRandom().randrange(_END - _FIRST), None))
+_PARTS = 32
+_LOCKS: list[object] = []
+
+
+def _own_part() -> Sequence[int]:
+    """Returns ports that no other process of tests looks at, as long as this one lives; all where none is left."""
+    size = (_END - _FIRST) // _PARTS
+    with contextlib.suppress(ImportError):
+        fcntl = importlib.import_module("fcntl")  # not on Windows
+        for part in random.SystemRandom().sample(range(_PARTS), _PARTS):
+            lock = open(Path(tempfile.gettempdir(), f"fedstack-tests-ports-{part}"), "w")  # noqa: SIM115
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                continue
+            _LOCKS.append(lock)
+            return range(_FIRST + part * size, _FIRST + (part + 1) * size)
+    return range(_FIRST, _END)
+
+
+# A process goes round from a place of its own, so that it comes late to what it, or one before it, has let go of.
+_part = _own_part()
+_ports = itertools.cycle(_part)
+next(itertools.islice(_ports, random.SystemRandom().randrange(len(_part)), None))
 
 
 def free_port() -> int:

@@ -23,6 +23,10 @@ class Server:
     def __init__(self, process: "subprocess.Popen[str]", line: str) -> None:
         self.process = process
         self.line = line
+        if " serving on " not in line:
+            process.kill()
+            assert process.stderr is not None, line
+            raise AssertionError(f"the server did not start: {line}{process.stderr.read()}")
         self.target = line.split(" serving on ")[1].split(" (")[0]
 
 

@@ -273,10 +273,12 @@ async def test_an_observer_that_raises_is_told_nothing_more(
             super().ready(worker)
             raise ValueError("not today")
 
-    with driver_over(*targets) as driver:
+    with driver_over() as driver:
         raising, diary = Raising(), Diary()
         driver.subscribe(raising)
         end = driver.subscribe(diary)
+        for target in targets:  # now, as they may be ready at once
+            driver.add(make_stubs(target, None)[0])
         await driver.ready()
         await diary.until("ready", *driver.workers)
         assert len(raising.entries) == 1
