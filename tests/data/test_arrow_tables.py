@@ -78,6 +78,7 @@ def test_frames_of_polars_are_read_with_their_lists_arrays_and_categories() -> N
         by_client(pl.DataFrame({"who": [1, 2], "x": [5, None]}), "who")
 
 
+@pytest.mark.slow  # as above
 @pytest.mark.filterwarnings("error")
 def test_a_frame_that_is_yet_to_be_computed_is_to_be_collected_first() -> None:
     import polars as pl
