@@ -278,6 +278,8 @@ class Journal:
             )
         if any(what in text for what in ("not a database", "malformed", "not decode", "can't decode")):
             return self._damaged(text)
+        if type(error) is sqlite3.DatabaseError and not text:  # Python 3.10 cannot read what SQLite says of bytes
+            return self._damaged("its schema cannot be read")
         place = self.file
         if isinstance(error, OSError):
             place, text = error.filename or place, error.strerror or text
