@@ -8,7 +8,7 @@ import federated_language as fl
 import numpy as np
 
 from benchmarks.harness import Effort, Measurement
-from fedstack.computations.values.messages.codec import value_to_proto
+from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service.pool.worker_pool import local_worker_pool

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedstack._version import __version__
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.plan.tasks import Phase
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import WorkerUnavailableError
@@ -19,7 +20,6 @@ from fedstack.proto import extensions_pb2 as messages
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, PROTOCOL, process_digest
 from fedstack.transport.peers.methods import ExchangeMethod, Method, Service, UnaryMethod
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _SCALAR = TensorType(np.float32)

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias, TypedDict
 import attrs
 
 from fedstack._version import __version__
+from fedstack.computations.codec.adoption import AdoptingUnpacker, Memory, memory_of
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.computations.plan.tasks import Phase
@@ -32,11 +34,9 @@ from fedstack.executors.remote.phases.phase_results import read_result
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
-from fedstack.executors.worker.adoption import AdoptingUnpacker, Memory, memory_of
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.status import code_of, details_of, message_of
 

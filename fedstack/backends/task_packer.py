@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import attrs
 
 from fedstack.backends.backend import Backend
+from fedstack.computations.codec.adoption import memory_of
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.segments import Segment
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
-from fedstack.executors.worker.adoption import memory_of
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.segments import Segment
 
 
 @attrs.define(eq=False)

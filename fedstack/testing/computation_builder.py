@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
+from fedstack.computations.codec.arrays import array_to_literal
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -25,7 +26,6 @@ from fedstack.computations.types.language import (
     to_type,
 )
 from fedstack.computations.types.type_structure import fields_of, is_placed_at_clients
-from fedstack.computations.values.messages.arrays import array_to_literal
 
 _numbers = itertools.count(1)
 # These take an all-equal value as such; all others take it as one value per client, as the front end has it.

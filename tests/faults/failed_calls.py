@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 
 import fedstack
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.types.language import CLIENTS
 from fedstack.contexts import AsyncExecutionContext, SyncExecutionContext
@@ -38,7 +39,6 @@ from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, E
 from fedstack.transport.peers.io_loop import io_loop
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Data
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel
 
 WALL = 30.0

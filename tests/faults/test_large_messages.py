@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedstack
-from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
+from fedstack.computations.codec.value_messages import value_from_proto, value_to_proto
 from fedstack.errors import FedstackError, ResourceLimitError
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.proto import executor_pb2 as messages

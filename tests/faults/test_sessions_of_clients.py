@@ -10,13 +10,13 @@ from fault_leaves import FLOATS, double, doubled_sum, mean_visit
 from fault_stacks import Background, Door, context_over, eventually, executor_at, locally, status_of, stub_to
 from processes import WALL, Fleet
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.errors import DeadlineExceededError, ForeignValueError, RemoteError, ResourceLimitError, StaleSessionError
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.peers.executor_stub import EXTENSIONS, ExecutorStub
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
 
 pytestmark = pytest.mark.slow
 

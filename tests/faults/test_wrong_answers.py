@@ -15,6 +15,7 @@ from processes import WALL, Fleet
 from wrong_service import WrongService, frames_in_answer, phase_response, raising, served, stream, unary
 
 import fedstack
+from fedstack.computations.codec.packing import Packer
 from fedstack.errors import (
     CardinalityError,
     DeadlineExceededError,
@@ -40,7 +41,6 @@ from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Method, StreamMethod
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Header, header_frame, heartbeat_frame, parse_frame
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.status import Code, StatusError
 

@@ -9,13 +9,15 @@ import numpy as np
 from google.protobuf.message import Message
 
 import fedstack
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.segments import Segment
+from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import column_from_payloads, with_columns
-from fedstack.computations.values.messages.codec import value_to_proto
 from fedstack.executors.base.fold_arguments import FoldArgument
 from fedstack.executors.remote.phases.phase_messages import write_phase
 from fedstack.proto import data_service_pb2 as data
@@ -33,8 +35,6 @@ from fedstack.testing.computation_builder import (
 from fedstack.transport.peers.dispatcher_stub import DISPATCHER
 from fedstack.transport.peers.executor_stub import EXECUTOR_GROUP, EXTENSIONS, STATUS
 from fedstack.transport.wire.frames import data_frames, header_frame
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.segments import Segment
 
 INT, F32 = fl.TensorType(np.int32), fl.TensorType(np.float32)
 CLIENTS = 3

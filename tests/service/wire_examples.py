@@ -9,14 +9,14 @@ import numpy as np
 from wire_text import message_text
 
 import fedstack
+from fedstack.computations.codec.arrays import array_to_proto
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.computations.types.language import Type, computation_pb2, data_type_pb2
 from fedstack.computations.values.columns import ConstantColumn, with_columns
 from fedstack.computations.values.federated_values import normalize_argument
-from fedstack.computations.values.messages.arrays import array_to_proto
-from fedstack.computations.values.messages.codec import value_to_proto
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.wholes import write_goes_on, write_whole
 

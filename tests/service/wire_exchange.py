@@ -11,7 +11,7 @@ import numpy as np
 from wire_text import ShortIds, message_text
 
 import fedstack
-from fedstack.computations.values.messages.arrays import dtype_of_number
+from fedstack.computations.codec.arrays import dtype_of_number
 from fedstack.contexts import SyncExecutionContext
 from fedstack.executors import RemoteExecutor
 from fedstack.proto import executor_pb2, extensions_pb2

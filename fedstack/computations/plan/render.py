@@ -8,6 +8,7 @@ referring to the names around them, since elements of a sequence are all that th
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from fedstack.computations.codec.arrays import array_to_literal
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
@@ -34,7 +35,6 @@ from fedstack.computations.types.language import (
     computation_pb2,
 )
 from fedstack.computations.types.type_structure import fields_of
-from fedstack.computations.values.messages.arrays import array_to_literal
 from fedstack.errors import InvalidComputationError
 
 Computation = computation_pb2.Computation

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.arrays import array_from_proto
 from fedstack.computations.leaves.python.used_locals import used_locals
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import (
@@ -58,7 +59,6 @@ from fedstack.computations.types.type_structure import (
     is_client_valued,
     zeros,
 )
-from fedstack.computations.values.messages.arrays import array_from_proto
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidComputationError, ResourceLimitError, TypeMismatchError
 from fedstack.foundations.error_text import name_text

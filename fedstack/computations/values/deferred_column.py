@@ -3,7 +3,7 @@
 | who uses them | reads |
 | --- | --- |
 | a phase in this process (`base/client_blocks.py`) | the clients of a block at a time, just before they run |
-| a message to a worker (`wire/packing.py`) | all clients of the worker, unless that reads them itself |
+| a message to a worker (`codec/packing.py`) | all clients of the worker, unless that reads them itself |
 | everything else | what it asks for |
 """
 

@@ -12,11 +12,11 @@ from typing import cast
 
 import numpy as np
 
+from fedstack.computations.codec.arrays import float_limits
 from fedstack.computations.plan.tasks import Fold
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_structure import flattener, full_array, tensor_leaves, unflatten
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn
-from fedstack.computations.values.messages.arrays import float_limits
 from fedstack.computations.values.quiet import quiet_context, quietly
 from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
 from fedstack.executors.folds.leaf_fold import LeafFold, LeafStream, leaf_columns

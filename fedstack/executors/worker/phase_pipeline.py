@@ -17,12 +17,14 @@ from contextlib import AbstractContextManager
 
 import attrs
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.payload_sizes import is_quick
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, FederatedType, Type, computation_pb2
 from fedstack.computations.types.type_sizes import count_leaves
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.fold_arguments import partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
@@ -39,9 +41,7 @@ from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.received import Received, receive
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.transport.wire.frames import CHUNK_BYTES
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
-from fedstack.transport.wire.unpacking import Unpacker
 
 # What its dtype and shape add to an array.
 ARRAY_SPARE_BYTES = 64

@@ -5,9 +5,9 @@ from typing import Generic, TypeVar
 import attrs
 from google.protobuf.message import Message
 
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, read_message, sized
 from fedstack.transport.wire.parcels import Incoming
-from fedstack.transport.wire.unpacking import Unpacker
 
 _M = TypeVar("_M", bound=Message)
 

@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 
 from fedstack._version import __version__
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.leaf_runtimes import allowed_carriers
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.types.language import Type
-from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.remote.phases.phase_messages import read_span
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
@@ -31,7 +32,6 @@ from fedstack.service.executor.updates import Updates
 from fedstack.service.limits.limits import add_limits
 from fedstack.transport.peers.executor_stub import PROTOCOL, check_protocol, process_digest
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Method, Server, UploadMethod
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 

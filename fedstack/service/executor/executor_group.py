@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import EncodeError
 
+from fedstack.computations.codec.payload_sizes import known_bytes
+from fedstack.computations.codec.value_messages import value_from_proto, value_to_proto
 from fedstack.computations.types.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral, Type
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import with_columns
-from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
-from fedstack.computations.values.messages.payload_sizes import known_bytes
 from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Generator
 
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.types.language import CLIENTS, Executor, FederatedType, Type
 from fedstack.computations.values.columns import Column
 from fedstack.errors import InvalidValueError, ResourceLimitError
@@ -14,7 +15,6 @@ from fedstack.service.executor.isolation.isolated_phase import search_phase
 from fedstack.service.executor.sessions.held_values import create_known, known_payload, phases_in
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.executor.sessions.session import Session, check_new_id
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import with_columns
 from fedstack.errors import ResourceLimitError
@@ -18,7 +19,6 @@ from fedstack.proto.extensions_pb2 import Packed
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.transport.peers.methods import UnaryMethod
 from fedstack.transport.wire.frames import Heartbeat
-from fedstack.transport.wire.unpacking import Unpacker
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from fedstack.computations.codec.arrays import dtype_of_number
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -14,7 +15,6 @@ from fedstack.computations.types.language import (
     array_pb2,
 )
 from fedstack.computations.types.type_structure import type_from_proto
-from fedstack.computations.values.messages.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
 from fedstack.proto.executor_pb2 import Value

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.payload_sizes import is_quick
+from fedstack.computations.codec.segments import Segment, joined
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.type_structure import is_nothing
 from fedstack.computations.values.containers import to_result
-from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -29,11 +32,8 @@ from fedstack.service.rpc.signatures import Signature, read_signature
 from fedstack.transport.peers.executor_stub import Answer
 from fedstack.transport.peers.method_stub import MethodStub
 from fedstack.transport.wire.connection_errors import never_arrived
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel
-from fedstack.transport.wire.segments import Segment, joined
 from fedstack.transport.wire.status import Code
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 _logger = logging.getLogger(__name__)

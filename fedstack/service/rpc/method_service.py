@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from fedstack._version import __version__
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
@@ -16,7 +18,6 @@ from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
 from fedstack.computations.types.type_structure import contains_sequence
 from fedstack.computations.values.federated_values import count_clients
-from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.contexts.invocation import tell_path, telling_path
 from fedstack.errors import DeadlineExceededError, FedstackError, WorkerUnavailableError
 from fedstack.executors.base.engines import LoadNeeded
@@ -44,7 +45,6 @@ from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.peers.method_stub import METHODS
 from fedstack.transport.peers.methods import Answers, ExchangeMethod, Service
 from fedstack.transport.peers.methods import Method as PeerMethod
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 # As many calls may wait for each other inside of functions; threads that only wait cost little.

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedstack.computations.codec.arrays import array_to_proto
 from fedstack.computations.leaves.python.python_computation import python_computation
 from fedstack.computations.types.language import (
     ConcreteComputation,
@@ -15,7 +16,6 @@ from fedstack.computations.types.language import (
     TensorType,
     struct_elements,
 )
-from fedstack.computations.values.messages.arrays import array_to_proto
 from fedstack.errors import ClosedError
 from fedstack.testing.computation_builder import (
     as_expression,

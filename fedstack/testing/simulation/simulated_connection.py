@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+from fedstack.computations.codec.segments import joined
 from fedstack.errors import ClosedError, DeadlineExceededError
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.simulation.simulated_caller import SimulatedCaller
@@ -12,7 +13,6 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.wire.connection_errors import NOT_LISTENING
 from fedstack.transport.wire.parcels import Parcel, Piece
-from fedstack.transport.wire.segments import joined
 
 
 class SimulatedConnection(Connection):

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from fedstack.computations.codec.segments import Segment
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, WorkerUnavailableError
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.service_stub import ServiceStub
 from fedstack.transport.wire.parcels import Incoming
-from fedstack.transport.wire.segments import Segment
 
 DISPATCHER = "fedstack.v1.DataDispatcher"
 # How often one that cannot be reached is looked for. gRPC by itself would wait for seconds.

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from google.protobuf.message import Message
 
 from fedstack._version import __version__
+from fedstack.computations.codec.segments import Segment
 from fedstack.computations.leaves.leaf_runtimes import PROCESS
 from fedstack.errors import ProtocolVersionError, RemoteError
 from fedstack.foundations.error_text import name_text
@@ -18,7 +19,6 @@ from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.service_stub import CONTROL_SECONDS, ServiceStub
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.parcels import Incoming, Parcel
-from fedstack.transport.wire.segments import Segment
 
 # Both sides refuse a peer that speaks another version.
 PROTOCOL = 1

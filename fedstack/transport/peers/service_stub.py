@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from fedstack.computations.codec.segments import Segment
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.wire.frames import Chunking, Heartbeat
 from fedstack.transport.wire.heartbeat import watch
 from fedstack.transport.wire.parcels import Incoming, Parcel, Piece, incoming_of
-from fedstack.transport.wire.segments import Segment
 
 CONTROL_SECONDS = 10.0
 _UPLOAD_SECONDS = 60.0

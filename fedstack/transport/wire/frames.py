@@ -11,11 +11,11 @@ from typing import cast
 import attrs
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.codec.segments import LARGE_BYTES, Rows, Segment
 from fedstack.computations.values.number_checks import whole_number_validator
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import printable, shortened
 from fedstack.proto import extensions_pb2
-from fedstack.transport.wire.segments import Rows, Segment
 
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
 CHUNK_BYTES = 1024 * 1024
@@ -33,7 +33,7 @@ class Chunking:
       chunk_bytes: The most bytes of arrays in one frame.
     """
 
-    large_bytes: int = attrs.field(default=16 * 1024, validator=whole_number_validator(0, _MOST_BYTES))
+    large_bytes: int = attrs.field(default=LARGE_BYTES, validator=whole_number_validator(0, _MOST_BYTES))
     chunk_bytes: int = attrs.field(default=CHUNK_BYTES, validator=whole_number_validator(1, _MOST_BYTES))
 
 

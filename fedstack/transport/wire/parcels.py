@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import attrs
 
+from fedstack.computations.codec.segments import Rows, Segment, SegmentReader
 from fedstack.errors import InvalidValueError
 from fedstack.transport.wire.frames import CHUNK_BYTES, Data, Header, Heartbeat, data_frames, header_frame
-from fedstack.transport.wire.segments import Rows, Segment, SegmentReader
 
 
 @attrs.frozen

@@ -5,11 +5,11 @@ Written and read by hand, as protobuf would, for the reason that frames are: byt
 
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.codec.segments import joined
 from fedstack.errors import InvalidValueError
 from fedstack.proto import extensions_pb2
 from fedstack.transport.wire.frames import CHUNK_BYTES, length_at, length_of
 from fedstack.transport.wire.parcels import Parcel
-from fedstack.transport.wire.segments import joined
 
 # How the methods end that take them.
 SUFFIX = "Whole"

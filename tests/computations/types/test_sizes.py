@@ -6,11 +6,11 @@ import federated_language as fl
 import numpy as np
 import pytest
 
+from fedstack.computations.codec.payload_sizes import is_quick, known_bytes
 from fedstack.computations.types.type_sizes import count_leaves, struct_depth, type_text
 from fedstack.computations.types.type_structure import exact_bytes, full_array, least_bytes
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import ConstantColumn, ListColumn, ScalarColumn
-from fedstack.computations.values.messages.payload_sizes import is_quick, known_bytes
 
 INT = fl.TensorType(np.int32)
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import fedstack
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.leaves.work_scope import current_scope
@@ -30,9 +32,7 @@ from fedstack.executors.worker.phase_pipeline import PhaseHost, answer_parcel
 from fedstack.executors.worker.received import receive
 from fedstack.leaves import Destination
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
-from fedstack.transport.wire.unpacking import Unpacker
 
 ANY_CODE = CarrierPolicy(python_code=True)
 CLIENTS = range(100, 104)

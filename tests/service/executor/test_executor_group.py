@@ -10,8 +10,8 @@ from federated_language.proto import array_pb2, data_type_pb2
 from foreign_bytes import CLIENTS, FLOAT, INT32, SERVER, STRING, array, federated, listed, message, raw
 
 import fedstack
+from fedstack.computations.codec.arrays import array_from_proto
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.values.messages.arrays import array_from_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.proto import executor_pb2
 from fedstack.service.executor.executor_service import ExecutorService

@@ -19,7 +19,7 @@ from fuzz_spoiling import Spoiler
 from grpc_health.v1 import health_pb2
 
 import fedstack
-from fedstack.computations.values.messages.codec import value_to_proto
+from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.service.executor.executor_service import ExecutorService

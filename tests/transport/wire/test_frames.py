@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstack.computations.codec.segments import Rows, SegmentReader
 from fedstack.errors import InvalidValueError
 from fedstack.proto.extensions_pb2 import Frame, HandshakeRequest, Heartbeat
 from fedstack.transport.wire import frames
@@ -18,7 +19,6 @@ from fedstack.transport.wire.frames import (
     length_at,
     parse_frame,
 )
-from fedstack.transport.wire.segments import Rows, SegmentReader
 
 segment_lists = st.lists(st.binary(max_size=300), max_size=12)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstack.computations.codec.segments import Rows
 from fedstack.errors import InvalidValueError
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
@@ -19,7 +20,6 @@ from fedstack.transport.peers.methods import DownloadMethod, ExchangeMethod, Ser
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.frames import Data, Header, Heartbeat, parse_frame
 from fedstack.transport.wire.parcels import Incoming, Parcel, frames_of, pieces_of
-from fedstack.transport.wire.segments import Rows
 
 LIMIT_SECONDS = 30
 NAME = "fedstack.test.Parcels"

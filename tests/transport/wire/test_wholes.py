@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstack.computations.codec.segments import Rows, joined
 from fedstack.errors import InvalidValueError
 from fedstack.proto.extensions_pb2 import Whole
 from fedstack.transport.wire.parcels import Parcel
-from fedstack.transport.wire.segments import Rows, joined
 from fedstack.transport.wire.wholes import WHOLE_BYTES, fits_whole, read_whole, write_goes_on, write_whole
 
 

@@ -11,6 +11,8 @@ import attrs
 import numpy as np
 from google.protobuf import any_pb2
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.python.carriers import code_version
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.plan.made_once import made_once
@@ -37,8 +39,6 @@ from fedstack.foundations.error_text import name_text
 from fedstack.observe.spans import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.proto.extensions_pb2 import PhaseRequest
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
 
 Computation = computation_pb2.Computation
 _MAX_INDEX = np.iinfo(np.int64).max

@@ -5,6 +5,8 @@ from typing import cast
 
 import numpy as np
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.tasks import Fold, Phase
 from fedstack.computations.types.language import CLIENTS, FederatedType, Type
 from fedstack.computations.values.columns import Column
@@ -15,8 +17,6 @@ from fedstack.executors.folds.leaf_fold import LeafFold
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.folds.tree_fold import Partial
 from fedstack.proto.extensions_pb2 import PhaseResponse
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
 
 _MAX_LEVEL = 62
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
@@ -28,8 +30,6 @@ from fedstack.executors.remote.sessions.remote_transfers import check_size, pack
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.proto import extensions_pb2 as messages
 from fedstack.transport.wire.connection_errors import BROKEN_OFF
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 _T = TypeVar("_T")
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
+from fedstack.computations.codec.segments import Segment, joined
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.pending_creations import Pending, PendingCreations, pending
@@ -26,7 +27,6 @@ from fedstack.proto.extensions_pb2 import Creation
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import never_arrived
-from fedstack.transport.wire.segments import Segment, joined
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 _T = TypeVar("_T")

@@ -7,11 +7,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 
+from fedstack.computations.codec.value_messages import value_from_proto, value_to_proto
 from fedstack.computations.leaves.leaf_runtimes import ALLOW_CODE, Destination
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import RetryableError, Type, computation_pb2
 from fedstack.computations.values.columns import with_columns
-from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
 from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ResourceLimitError

@@ -6,6 +6,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.segments import Segment, SegmentReader
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
@@ -14,11 +17,8 @@ from fedstack.executors.concurrency.off_loop import LOOP_BYTES, parsed, sized
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
-from fedstack.transport.wire.segments import Segment, SegmentReader
 from fedstack.transport.wire.status import error_from_status
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")

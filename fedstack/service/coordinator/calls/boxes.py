@@ -8,6 +8,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.packing import Packer, check_count
+from fedstack.computations.codec.segments import SegmentReader, joined
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.computations.types.language import StructType, TensorType, Type, computation_pb2, infer_type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
@@ -18,9 +21,6 @@ from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.off_loop import parsed
 from fedstack.proto.extensions_pb2 import TypedValue
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
-from fedstack.transport.wire.packing import Packer, check_count
-from fedstack.transport.wire.segments import SegmentReader, joined
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 BOX = TensorType(np.uint8, [None])
 """The type of a box at a worker."""

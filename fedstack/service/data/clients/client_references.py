@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf import any_pb2
 
+from fedstack.computations.codec.references import Reference, ReferenceGroup
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, computation_pb2
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
@@ -21,7 +22,6 @@ from fedstack.service.data.clients.reference_reader import ReferenceReader
 from fedstack.service.data.datasets.client_datasets import id_of, key_of
 from fedstack.service.data.datasets.element_types import shower
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.wire.references import Reference, ReferenceGroup
 
 
 class ClientReference(Reference):

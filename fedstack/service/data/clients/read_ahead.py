@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from fedstack.computations.codec.references import ReferenceGroup
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column, concatenate, empty_column
@@ -19,7 +20,6 @@ from fedstack.proto.data_service_pb2 import ReadRequest
 from fedstack.service.data.clients.data_workers import LOSSES, DataWorkers
 from fedstack.service.data.datasets.blocks import size_in
 from fedstack.transport.peers.outcomes import Outcome
-from fedstack.transport.wire.references import ReferenceGroup
 
 # How many clients are read ahead, and how many bytes of elements, as far as is known.
 _FIRST_CLIENTS = 32

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 
+from fedstack.computations.codec.references import Reference, ReferenceGroup
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import SequenceType, Type, computation_pb2
 from fedstack.computations.values.columns import Column
@@ -21,7 +22,6 @@ from fedstack.service.data.clients.read_ahead import Held, ReadAhead
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.addresses import Target, parse_target
-from fedstack.transport.wire.references import Reference, ReferenceGroup
 
 _PATIENCE_SECONDS = 60.0
 # How much of what was read is kept, for all groups of references together.

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.payload_sizes import known_bytes
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import count_leaves
@@ -24,7 +25,6 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
-from fedstack.computations.values.messages.payload_sizes import known_bytes
 from fedstack.computations.values.sequences import take
 from fedstack.computations.values.tensor_values import describe, read_only
 from fedstack.errors import ClosedError, InvalidValueError, TypeMismatchError

@@ -7,13 +7,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.arrays import array_from_proto, write_array
 from fedstack.computations.leaves.leaf_runtimes import Destination
 from fedstack.computations.leaves.portability import check_received, portable
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_structure import flatten, is_string, tensor_leaves, type_from_proto, unflatten
 from fedstack.computations.values.columns import empty_column
-from fedstack.computations.values.messages.arrays import array_from_proto, write_array
 from fedstack.errors import CarrierError, InvalidComputationError
 from fedstack.proto.datasets_pb2 import DatasetDefinition, DatasetDefinitions, DatasetStep, FilesSource
 from fedstack.service.data.datasets import arrow_files, files, steps

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import attrs
 
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import WorkScope, current_scope
 from fedstack.computations.types.error_places import with_place
@@ -40,7 +41,6 @@ from fedstack.transport.peers.data_worker_stub import DATA_WORKER, HEARTBEAT_SEC
 from fedstack.transport.peers.dispatcher_stub import DispatcherStub
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.methods import Answers, DownloadMethod, ExchangeMethod, Method, Server, Service
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Incoming, Parcel
 
 _BLOCK_BYTES = 1 << 20

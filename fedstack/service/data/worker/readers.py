@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
+from fedstack.computations.codec.adoption import AdoptingUnpacker, announced_bytes
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES
 from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import Column
 from fedstack.errors import AuthenticationError, FedstackError, InvalidValueError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
-from fedstack.executors.worker.adoption import AdoptingUnpacker, announced_bytes
 from fedstack.executors.worker.received import receive
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.proto.data_service_pb2 import ListClientsRequest, ListClientsResponse, ReadRequest, ReadResponse
@@ -27,7 +28,6 @@ from fedstack.transport.peers.data_worker_stub import DataWorkerStub
 from fedstack.transport.peers.executor_stub import check_protocol
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.parcels import Incoming
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
 # How many blocks of one range are received before somebody asks for them.

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, cast
 
+from fedstack.computations.codec.sequence_rows import Pieces
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, RowsColumn, StructColumn, concatenate
 from fedstack.service.data.datasets.blocks import Blocks, pieces, size_in
-from fedstack.transport.wire.sequence_rows import Pieces
 
 # The first block fits into one message; those after it grow, as the work of each call is the same.
 _FIRST_BYTES = 1 << 20

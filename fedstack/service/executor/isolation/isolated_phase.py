@@ -21,6 +21,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import CLIENTS, FederatedType, SequenceType, StructType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column
@@ -36,8 +38,6 @@ from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation.isolation_child import LENGTH
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.processes.process_endings import ending_of, users_lines_in
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.unpacking import Unpacker
 
 _logger = logging.getLogger(__name__)
 _MOST_SUSPECTS = 100

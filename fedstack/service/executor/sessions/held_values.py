@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import (
@@ -23,7 +24,6 @@ from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients
-from fedstack.computations.values.messages.payload_sizes import is_quick
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
 from fedstack.executors.base.phase_engine import PhaseRunner

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import ReadsReferences, WorkScope, current_scope, set_scope
 from fedstack.computations.types.language import (
@@ -31,7 +32,6 @@ from fedstack.service.executor.sessions.session import Session
 from fedstack.service.executor.sessions.sessions import Clock, SessionTable
 from fedstack.service.limits.limits import ServiceLimits, exceeded
 from fedstack.transport.grpc.credentials import ClientCredentials
-from fedstack.transport.wire.packing import Packer
 
 _T = TypeVar("_T")
 _LONGEST_SLEEP = 1.0

@@ -10,6 +10,9 @@ from hypothesis import given, note, settings
 from random_computations import SLOW_IS_FINE, bare, programs
 
 import fedstack
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.segments import SegmentReader
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import PhaseTask
 from fedstack.computations.plan.trace import trace
@@ -45,9 +48,6 @@ from fedstack.testing.computation_builder import (
     struct,
 )
 from fedstack.transport.wire.frames import data_frames, parse_frame
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.segments import SegmentReader
-from fedstack.transport.wire.unpacking import Unpacker
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
 VECTOR = fl.TensorType(np.float32, [None])

@@ -13,6 +13,7 @@ from google.protobuf.any_pb2 import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstack.computations.codec.references import Reference, ReferenceGroup
 from fedstack.computations.types.language import TensorType
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ResourceLimitError
 from fedstack.program import DatasetDataSource
@@ -26,7 +27,6 @@ from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of
 from fedstack.service.data.worker.client_groups import ClientGroups
 from fedstack.service.data.worker.readers import reader_at
 from fedstack.transport.peers.io_loop import io_loop
-from fedstack.transport.wire.references import Reference, ReferenceGroup
 
 LOCAL = points()
 

@@ -12,10 +12,10 @@ from catalogue import Catalogue, StartWorker
 from data_reading import read, read_blocks, some, whole
 
 import fedstack
+from fedstack.computations.codec.adoption import AdoptingUnpacker
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
-from fedstack.executors.worker.adoption import AdoptingUnpacker
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
 from fedstack.service.data.worker import readers

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import fedstack
+from fedstack.computations.codec.packing import Packer
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.plan.schedule import schedule
@@ -31,7 +32,6 @@ from fedstack.service.executor.phase_service import SessionHost
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.transport.peers.executor_stub import PROTOCOL
-from fedstack.transport.wire.packing import Packer
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 
 FIRST, COUNT = 100, 40

@@ -20,6 +20,7 @@ from typing import cast
 
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from fedstack.computations.codec.arrays import array_from_proto, write_array
 from fedstack.computations.types.language import (
     CLIENTS,
     SERVER,
@@ -42,7 +43,6 @@ from fedstack.computations.types.type_structure import (
     unflatten,
 )
 from fedstack.computations.values.columns import Payload
-from fedstack.computations.values.messages.arrays import array_from_proto, write_array
 from fedstack.computations.values.sequences import check_one_order, check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import InvalidComputationError, InvalidValueError, ResourceLimitError

@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_types import structs, tensors, types
 
+from fedstack.computations.codec.packing import LARGE_BYTES as LARGE
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.segments import SegmentReader
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
     Column,
@@ -25,10 +29,6 @@ from fedstack.computations.values.containers import to_result
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import data_frames, parse_frame
-from fedstack.transport.wire.packing import LARGE_BYTES as LARGE
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.segments import SegmentReader
-from fedstack.transport.wire.unpacking import Unpacker
 
 INT, FLOAT, TEXT = fl.TensorType(np.int32), fl.TensorType(np.float32), fl.TensorType(np.str_)
 PLENTY = 1 << 30

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from random_types import tensors, types
 
-from fedstack.computations.values.messages.codec import value_from_proto, value_to_proto
+from fedstack.computations.codec.value_messages import value_from_proto, value_to_proto
 from fedstack.errors import FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto import executor_pb2
 

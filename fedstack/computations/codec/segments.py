@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from fedstack.errors import InvalidValueError
 
+LARGE_BYTES = 16 * 1024
+"""Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves."""
+
 
 class Rows:
     """Arrays of the same size that are to be sent one after the other.

@@ -6,6 +6,7 @@ from typing import cast
 import attrs
 from google.protobuf.any_pb2 import Any
 
+from fedstack.computations.codec.sequence_rows import read_batching, write_batching
 from fedstack.computations.leaves.work_scope import ReadsReferences, current_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import type_from_proto
@@ -16,7 +17,6 @@ from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.federated_values import column_from_values
 from fedstack.errors import CarrierError, InvalidValueError
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.wire.sequence_rows import read_batching, write_batching
 
 
 @attrs.frozen(eq=False)

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.arrays import dtype_of_number
+from fedstack.computations.codec.segments import Rows, Segment
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
 from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.computations.values.deferred_column import DeferredColumn
-from fedstack.computations.values.messages.arrays import dtype_of_number
 from fedstack.errors import InvalidValueError
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.wire.segments import Rows, Segment
-from fedstack.transport.wire.unpacking import MOST_RESULT_BYTES, Unpacker
 
 # What can be pickled, and says how many bytes it has.
 Memory: TypeAlias = NDArray[Any] | Rows

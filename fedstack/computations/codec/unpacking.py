@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number
+from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_of
+from fedstack.computations.codec.references import read_references, read_referred_rows
+from fedstack.computations.codec.sequence_rows import read_batching
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
@@ -24,13 +28,9 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
-from fedstack.computations.values.messages.arrays import array_from_proto, dtype_of_number
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.wire.packing import ANY_ELEMENT, check_count, place_of
-from fedstack.transport.wire.references import read_references, read_referred_rows
-from fedstack.transport.wire.sequence_rows import read_batching
 
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
 OWN_ROW_BYTES = 64 << 10

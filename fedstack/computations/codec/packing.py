@@ -13,6 +13,23 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstack.computations.codec.arrays import dtype_number, write_array
+from fedstack.computations.codec.references import (
+    reference_of,
+    references_of,
+    referred_rows,
+    write_references,
+    write_referred_rows,
+)
+from fedstack.computations.codec.segments import LARGE_BYTES, Rows, Segment
+from fedstack.computations.codec.sequence_rows import (
+    Pieces,
+    Together,
+    as_columns,
+    together,
+    together_at_clients,
+    write_batching,
+)
 from fedstack.computations.types.language import (
     FederatedType,
     FunctionType,
@@ -34,31 +51,11 @@ from fedstack.computations.values.columns import (
     column_from_payloads,
 )
 from fedstack.computations.values.deferred_column import DeferredColumn
-from fedstack.computations.values.messages.arrays import dtype_number, write_array
 from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.wire.frames import Chunking
-from fedstack.transport.wire.references import (
-    reference_of,
-    references_of,
-    referred_rows,
-    write_references,
-    write_referred_rows,
-)
-from fedstack.transport.wire.segments import Rows, Segment
-from fedstack.transport.wire.sequence_rows import (
-    Pieces,
-    Together,
-    as_columns,
-    together,
-    together_at_clients,
-    write_batching,
-)
 
-# Arrays of at least this many bytes travel beside the message. Below, a segment costs more than the copy it saves.
-LARGE_BYTES = Chunking().large_bytes
 ANY_ELEMENT = "[*]"
 
 

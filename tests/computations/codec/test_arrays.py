@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstack.computations.values.messages.arrays import array_from_proto, array_to_literal, array_to_proto
+from fedstack.computations.codec.arrays import array_from_proto, array_to_literal, array_to_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 
 NUMERIC = [

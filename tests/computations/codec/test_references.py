@@ -7,6 +7,9 @@ import pytest
 from google.protobuf.any_pb2 import Any
 from test_packing import at_clients
 
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.references import Reference, ReferenceGroup, reference_of
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.values.columns import ScalarColumn
@@ -14,9 +17,6 @@ from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError
 from fedstack.proto.client_references_pb2 import ClientDataset
 from fedstack.proto.extensions_pb2 import Packed
-from fedstack.transport.wire.packing import Packer
-from fedstack.transport.wire.references import Reference, ReferenceGroup, reference_of
-from fedstack.transport.wire.unpacking import Unpacker
 
 NUMBERS = fl.SequenceType(np.int64)
 

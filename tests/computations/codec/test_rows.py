@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedstack.transport.wire.segments import Rows
+from fedstack.computations.codec.segments import Rows
 
 ARRAYS = [np.arange(6, dtype=np.int16).reshape(2, 3) + row for row in range(4)]
 

@@ -1,1 +1,0 @@
-"""Payloads as messages of the language, and how large they will be."""
