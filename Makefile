@@ -32,7 +32,7 @@ matrix-3.10: NOT_CORE += $(filter-out tests/service,$(WAITING))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long check lint bench soak simulate mutants protos environments matrix clean
+.PHONY: help demo test long check lint bench soak simulate mutants count protos environments matrix clean
 .DELETE_ON_ERROR:
 .SECONDARY: # the stamps of the matrix are made by a chain of pattern rules, and make would delete them
 
@@ -75,6 +75,9 @@ MUTANTS ?= --count 300
 
 mutants: .venv/.installed-dev ## plant bugs in what decides over time, and list those that no test finds
 	$(BIN)/python tests/mutants/mutants.py $(MUTANTS)
+
+count: ## count lines of code, by folder
+	@$(PYTHON) scripts/count_code.py
 
 protos: .venv/.installed-dev ## compile the .proto files and the stubs
 	$(BIN)/python scripts/generate_protos.py
