@@ -5,6 +5,7 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 """
 
 import logging
+import signal
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,8 @@ settings.register_profile("fedstack", deadline=None)
 # For `make matrix`: random examples look for values that are treated wrongly, and every Python treats them alike.
 settings.register_profile("few", deadline=None, max_examples=20)
 settings.load_profile("fedstack")
+# What a shell starts in the background ignores Ctrl-C, and hands that on to its children; tests send it to theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nor does one fail because a server of this process logs that such a machine held up its loop.
 logging.getLogger("fedstack.service.server.stall_meter").setLevel(logging.ERROR)
 

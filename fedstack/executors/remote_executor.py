@@ -137,6 +137,11 @@ class RemoteExecutor(VerbExecutor):
         if self._sessions.cardinalities is None:
             raise InvalidValueError("Expected set_cardinalities() before anything is created, found no cardinalities")
 
+    async def end(self) -> None:
+        """Closes this, on the transport's loop, and returns once the peer has freed its values. Never raises."""
+        await self._sessions.end()
+        self.close()
+
     async def _connected(self) -> None:
         await self._sessions.connect()
 

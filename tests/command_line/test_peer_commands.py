@@ -361,6 +361,7 @@ def test_a_server_that_talks_something_else_is_told_apart(capsys: pytest.Capture
     assert found == f"Cannot use the server at 127.0.0.1:{port}: it does not talk gRPC; correct host and port"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs a process that can be paused")
 def test_a_server_that_is_paused_is_said_not_to_answer(
     files: CertificateFiles, capsys: pytest.CaptureFixture[str]
@@ -397,6 +398,7 @@ def test_a_socket_whose_server_takes_nobody_is_said_not_to_answer(
     assert found.startswith(f"Cannot use the server at unix:{path}: it does not answer (it accepts connections, and ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["check", "status"])
 def test_the_time_that_is_given_is_the_one_that_is_waited_and_named(
     command: str, capsys: pytest.CaptureFixture[str]

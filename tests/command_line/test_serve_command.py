@@ -475,6 +475,7 @@ def test_a_call_in_flight_comes_to_its_end_after_sigterm(listening: socket.socke
     assert "Asked to stop by SIGTERM" in err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGTERM")
 def test_a_server_that_drains_takes_no_new_sessions_and_the_work_goes_elsewhere(
     listening: socket.socket, capsys: pytest.CaptureFixture[str]

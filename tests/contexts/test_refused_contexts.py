@@ -125,6 +125,7 @@ def test_a_key_of_another_certificate_is_noticed_before_anybody_is_dialled(
     assert "found the key of another certificate" in str(found)
 
 
+@pytest.mark.long
 def test_of_each_worker_that_is_away_there_is_a_line_with_its_address_and_why(
     nobody: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

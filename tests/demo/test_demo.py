@@ -42,6 +42,7 @@ def test_the_same_seed_gives_the_same_numbers_to_the_bit_and_another_gives_other
     assert small_run(tmp_path / "other", seed=6) != first
 
 
+@pytest.mark.long
 def test_a_hundred_clients_on_several_threads_give_the_same_numbers_each_time() -> None:
     example = load_example()
     runs = [run_rounds(example, *example.load_clients(100, 0), 3, 0) for _ in range(5)]
@@ -191,12 +192,12 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_reaches_93_percent_on_held_out_images(default_run: Path) -> None:
     assert float(read_csv(default_run)[-1]["accuracy"]) >= 0.93
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_alone_gives_the_numbers_of_the_demo(default_run: Path) -> None:
     with subprocess.Popen([sys.executable, "-u", EXAMPLE], stdout=subprocess.PIPE, text=True) as example:
         try:

@@ -62,6 +62,7 @@ def test_dask_runs_again_what_was_on_a_worker_that_ended(client: "distributed.Cl
         assert ending_once(tmp_path / "ended")(list(range(8))) == 28
 
 
+@pytest.mark.long
 def test_a_client_that_ends_one_worker_after_the_other_is_named(client: "distributed.Client") -> None:
     def allow(failures: int) -> None:
         client.run_on_scheduler(lambda dask_scheduler: setattr(dask_scheduler, "allowed_failures", failures))

@@ -81,6 +81,7 @@ def test_a_function_that_makes_pools_lets_a_call_survive_a_crash(tmp_path: Path)
         assert (tmp_path / "ended").exists()
 
 
+@pytest.mark.long
 def test_a_client_that_ends_each_pool_ends_the_call() -> None:
     policy = fedstack.RetryPolicy(attempts=2, first_pause=0.01)
     factory = fedstack.pool_executor_factory(lambda: new_pool(1))
@@ -96,6 +97,7 @@ def test_no_client_is_blamed_for_pools_that_never_start() -> None:
         total_of(doubled)(list(range(8)))
 
 
+@pytest.mark.long
 def test_a_client_that_ends_one_pool_after_the_other_is_named() -> None:
     policy = fedstack.RetryPolicy(attempts=3, first_pause=0.01)
     with SyncExecutionContext(fedstack.pool_executor_factory(lambda: new_pool(1)), retry_policy=policy):
@@ -111,6 +113,7 @@ def run_script(text_or_file: str | Path, *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 def test_ctrl_c_ends_a_call_and_what_has_not_begun_of_it(tmp_path: Path) -> None:
     done = run_script(Path(__file__).parent / "interrupted_script.py", str(tmp_path))
@@ -122,6 +125,7 @@ def test_ctrl_c_ends_a_call_and_what_has_not_begun_of_it(tmp_path: Path) -> None
     assert int(begun.split()[1]) < 8
 
 
+@pytest.mark.long
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(

@@ -36,6 +36,7 @@ def expected():
         return average(*inputs(37))
 
 
+@pytest.mark.long
 def test_the_result_has_the_bits_of_the_local_stack(two, expected) -> None:
     with fedstack.use_context(two):
         assert average(*inputs(37)).tobytes() == expected.tobytes()
@@ -97,6 +98,7 @@ def test_explain_names_the_actors(two) -> None:
     assert "2 Ray workers, 2 ready" in told
 
 
+@pytest.mark.long
 def test_partial_results_are_merged_in_a_tree_of_actors(monkeypatch, expected) -> None:
     fetched = []
     fetch = RayBackend.fetch

@@ -21,6 +21,7 @@ def backend(cluster: Any) -> Iterator[Backend]:
     close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_stack_over_ray_keeps_every_promise(backend: Backend, row: StackRow) -> None:
     row.check(lambda: BackendExecutorFactory(backend))

@@ -46,6 +46,7 @@ def over_ray(**options):
     return fedstack.create_sync_ray_execution_context(**{"resources_per_worker": HALF, **options})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_what_a_killed_actor_had_is_run_again(tmp_path) -> None:
     with over_ray(num_workers=2):
@@ -76,6 +77,7 @@ def test_a_task_is_cancelled_as_well_if_it_is_just_beginning(monkeypatch: pytest
     assert cancelled == ["note"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_client_that_ends_actors_again_and_again_is_named() -> None:
     with over_ray(num_workers=1, retry_policy=QUICK):
@@ -109,6 +111,7 @@ def lost_ref(*content: object) -> object:
     return ref
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_what_is_gone_from_the_object_store_with_its_owner_is_sent_and_made_again(monkeypatch) -> None:
     share, fetch, lost = RayBackend.share, RayBackend.fetch, []
@@ -277,6 +280,7 @@ def driver(cluster, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.long
 def test_a_killed_driver_leaves_no_actor_behind(cluster, tmp_path) -> None:
     with driver(cluster, "wait", str(tmp_path)) as process:
         found = list(map(int, process.stdout.readline().split()))
@@ -286,6 +290,7 @@ def test_a_killed_driver_leaves_no_actor_behind(cluster, tmp_path) -> None:
     wait_until(lambda: not any(map(is_running, found)), "the actors have ended")
 
 
+@pytest.mark.long
 def test_ray_is_initialised_where_nobody_has_and_after_it_is_shut_down_by_its_user_alone(cluster, tmp_path) -> None:
     with driver(cluster, "shut_down", str(tmp_path)) as process:
         before, between, after, during, closed = process.stdout.read().splitlines()
@@ -295,7 +300,7 @@ def test_ray_is_initialised_where_nobody_has_and_after_it_is_shut_down_by_its_us
     assert between.endswith("the context has new workers there False")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ray_that_a_context_has_started_lives_on_when_the_threads_of_its_first_call_have_ended() -> None:
     with driver(None, "start") as process:
         assert process.stdout.read().split() == ["10", "True", "10"]

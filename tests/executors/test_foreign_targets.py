@@ -73,6 +73,7 @@ def aggregated(values):
     return fl.federated_aggregate(values, np.float32(0), add, add, double)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [remote, plain])
 def test_the_elements_of_a_mapped_sequence_are_made_by_an_executor_of_verbs(make) -> None:
     with over(lambda clients: SequenceExecutor(make())):
@@ -143,6 +144,7 @@ def summed(sequence):
     return fl.sequence_sum(fl.sequence_map(double, sequence))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("computation", "expected"), [(added, 6.0), (summed, 12.0)])
 def test_a_context_over_plain_services_that_know_no_sequence_intrinsics_runs_them_itself(computation, expected) -> None:
     def make(sizes: Any) -> Any:

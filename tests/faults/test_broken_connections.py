@@ -135,6 +135,7 @@ def test_a_round_goes_on_when_a_connection_that_stalled_for_a_moment_moves_again
     assert caplog.records == []
 
 
+@pytest.mark.long
 async def test_a_peer_that_falls_silent_is_noticed_by_every_verb(fleet: Fleet, proxies: Proxies) -> None:
     proxy = proxies.before(fleet.start().target)
     with executor_at(proxy.target, control_seconds=2.0) as executor:

@@ -53,6 +53,7 @@ def test_a_worker_behind_a_channel_that_dies_is_an_error_in_time(fleet: Fleet, d
         context.close()
 
 
+@pytest.mark.long
 def test_a_stream_over_a_channel_that_stalls_is_given_up(fleet: Fleet, proxies: Proxies) -> None:
     proxy = proxies.before(fleet.start().target)
     with grpc.insecure_channel(proxy.target) as channel:

@@ -69,6 +69,7 @@ def test_a_worker_that_is_killed_costs_only_what_it_ran_and_held(servers: list[S
         assert sum(again) - sum(runs) <= 100 + 8  # those that it held, each once
 
 
+@pytest.mark.long
 def test_a_value_of_a_worker_that_was_started_anew_is_rebuilt(servers: list[Server]) -> None:
     port = servers[0].target.rpartition(":")[2]
     with coordinator_of(servers[:1]) as coordinator:
@@ -85,6 +86,7 @@ def test_a_value_of_a_worker_that_was_started_anew_is_rebuilt(servers: list[Serv
             assert coordinator.schedule(lambda x: float(x.sum()), (first,)).get(timeout=20.0) == 10.0
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_is_done_without_and_comes_back(
     servers: list[Server], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,6 +105,7 @@ def test_a_worker_that_is_stopped_is_done_without_and_comes_back(
         assert [int(value) for value in coordinator.fetch(values, timeout=20.0)] == [n * n for n in range(60)]
 
 
+@pytest.mark.long
 def test_a_returning_worker_gets_work_again(servers: list[Server]) -> None:
     port = servers[0].target.rpartition(":")[2]
 
@@ -118,6 +121,7 @@ def test_a_returning_worker_gets_work_again(servers: list[Server]) -> None:
             await_until(lambda: 0 in coordinator.fetch([coordinator.schedule(index) for _ in range(20)], timeout=20.0))
 
 
+@pytest.mark.long
 def test_what_each_worker_has_of_its_own_begins_anew_where_a_worker_was_lost(servers: list[Server]) -> None:
     port = servers[0].target.rpartition(":")[2]
     with coordinator_of(servers[:1]) as coordinator:
@@ -131,6 +135,7 @@ def test_what_each_worker_has_of_its_own_begins_anew_where_a_worker_was_lost(ser
                 assert coordinator.schedule(next, (iterator,)).get(timeout=20.0) == expected
 
 
+@pytest.mark.long
 def test_a_call_that_ends_its_workers_fails_and_the_others_are_right(caplog: pytest.LogCaptureFixture) -> None:
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -165,6 +170,7 @@ def test_a_client_may_come_before_its_worker() -> None:
             assert value.get(timeout=20.0) == 9
 
 
+@pytest.mark.long
 def test_dropped_results_are_dropped_by_workers(servers: list[Server]) -> None:
     @fedstack.python_computation([], np.int32)
     def three() -> int:
@@ -185,6 +191,7 @@ def test_dropped_results_are_dropped_by_workers(servers: list[Server]) -> None:
             stub.close()
 
 
+@pytest.mark.long
 def test_a_variable_whose_server_was_started_anew_is_an_error_and_new_ones_are_made_there() -> None:
     from fedstack.service import ClusterSpec
 

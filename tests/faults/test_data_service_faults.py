@@ -79,6 +79,7 @@ def test_the_only_worker_is_killed_and_started_again_at_its_port(fleet: Fleet, g
     check(found, missing, guarantee)
 
 
+@pytest.mark.long
 def test_a_worker_that_stops_in_good_order_sends_what_it_has_begun(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
     with command_line_worker("--data-worker", dispatcher.target, "--allow-python-code") as (process, _):
@@ -97,6 +98,7 @@ def test_a_worker_that_stops_in_good_order_sends_what_it_has_begun(fleet: Fleet)
     assert (sorted(found), missing) == (EVERYTHING, 0)
 
 
+@pytest.mark.long
 def test_a_worker_that_stands_still_is_left_out(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher(worker_timeout_ms=1000)
     workers = [fleet.start_data_worker(dispatcher) for _ in range(2)]
@@ -146,6 +148,7 @@ def test_the_dispatcher_is_killed_at_any_moments_of_one_pass(fleet: Fleet, tmp_p
     check(found, missing, "exactly_once")
 
 
+@pytest.mark.long
 def test_a_dispatcher_without_a_journal_does_not_know_the_pass_any_more(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
     fleet.start_data_worker(dispatcher)
@@ -159,6 +162,7 @@ def test_a_dispatcher_without_a_journal_does_not_know_the_pass_any_more(fleet: F
     assert sorted(read(dispatcher, -1, lambda: None)[0]) == EVERYTHING, "it is registered again"
 
 
+@pytest.mark.long
 def test_a_pass_waits_for_workers(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher()
     timer = threading.Timer(1.0, lambda: fleet.start_data_worker(dispatcher))
@@ -174,6 +178,7 @@ def test_a_worker_joins_in_the_middle(fleet: Fleet) -> None:
     assert found != EVERYTHING, "the other one reads too"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_consumer_of_a_job_is_killed(fleet: Fleet, guarantee: str) -> None:
     dispatcher = fleet.start_dispatcher(consumer_timeout_ms=3000)
@@ -221,6 +226,7 @@ def test_another_process_reads_what_is_registered(fleet: Fleet) -> None:
     assert reader.listen()["answer"]["found"] == list(range(100))
 
 
+@pytest.mark.long
 def test_a_slow_consumer_keeps_its_lease(fleet: Fleet) -> None:
     dispatcher = fleet.start_dispatcher(consumer_timeout_ms=2000)
     fleet.start_data_worker(dispatcher)

@@ -43,6 +43,7 @@ def _at(values: list[RemoteValue], server: Server) -> bool:
     return any(place.name == server.target for value in values for place in value.closure.held)
 
 
+@pytest.mark.long
 def test_what_draining_workers_have_begun_runs_once_and_their_values_survive(tmp_path: Path) -> None:
     noted = _noted(tmp_path / "runs")
     with contextlib.ExitStack() as stack:

@@ -80,6 +80,7 @@ def what_is_there() -> tuple[int, int, int]:
     return threading.active_count(), psutil.Process().num_fds(), tasks()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "use",
     [

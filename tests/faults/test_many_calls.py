@@ -33,6 +33,7 @@ async def test_thousands_of_calls_at_once_through_one_executor_are_all_right(fle
     assert others == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("extensions", [True, False], ids=["fedstack's own peer", "plain peer"])
 async def test_very_many_values_are_created_called_and_computed_side_by_side(fleet: Fleet, extensions) -> None:
     worker = fleet.start(heartbeat_seconds=5.0)

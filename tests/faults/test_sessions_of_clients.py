@@ -135,6 +135,7 @@ def _has_room() -> bool:
         return False
 
 
+@pytest.mark.long
 def test_the_work_of_a_client_that_is_killed_is_cancelled_and_its_values_are_freed(fleet: Fleet, door: Door) -> None:
     worker = fleet.start(lease_seconds=5.0)
     client = fleet.start_client("compute_for_ever", target=worker.target, port=door.port)
@@ -164,6 +165,7 @@ def test_a_client_that_is_frozen_for_longer_than_its_lease_finds_its_session_gon
     assert client.listen() == {"answer": "StaleSessionError, and then 2.0"}
 
 
+@pytest.mark.long
 def test_a_client_that_is_only_quiet_keeps_its_session(fleet: Fleet) -> None:
     worker = fleet.start(lease_seconds=2.0)
     client = fleet.start_client("pause", target=worker.target)
@@ -174,6 +176,7 @@ def test_a_client_that_is_only_quiet_keeps_its_session(fleet: Fleet) -> None:
     assert client.listen() == {"answer": "still there"}
 
 
+@pytest.mark.long
 def test_a_client_that_wakes_up_after_a_while_does_not_blame_its_worker(fleet: Fleet, door: Door) -> None:
     """The worker's signs of life are all there; the client only has not looked."""
     worker = fleet.start(heartbeat_seconds=0.5)
@@ -191,6 +194,7 @@ def test_a_client_that_wakes_up_after_a_while_does_not_blame_its_worker(fleet: F
     assert said == []
 
 
+@pytest.mark.long
 def test_work_that_takes_longer_than_the_lease_keeps_the_session(fleet: Fleet, door: Door) -> None:
     """A client whose own renewals do not get through has a sign of life in the work that it waits for."""
     worker = fleet.start(lease_seconds=2.0)

@@ -111,6 +111,7 @@ def test_without_workers_the_retry_ends_and_names_them_and_why(fleet: Fleet) -> 
     assert "fedstack serve" in str(caught.value)
 
 
+@pytest.mark.long
 def test_with_all_workers_frozen_the_retry_ends_too(fleet: Fleet) -> None:
     workers = [fleet.start(), fleet.start()]
     targets = [worker.target for worker in workers]
@@ -165,6 +166,7 @@ def test_a_worker_that_comes_back_on_its_address_is_used_again(fleet: Fleet, doo
         assert sorted(door.visitors[before:]) == sorted([anew.pid, left.pid])
 
 
+@pytest.mark.long
 def test_the_only_worker_is_used_at_the_first_call_after_its_return_however_long_it_was_away(fleet: Fleet) -> None:
     worker = fleet.start()
     with context_over([worker.target], connect_seconds=4.0, retry_policy=fedstack.RetryPolicy.none()):
@@ -177,6 +179,7 @@ def test_the_only_worker_is_used_at_the_first_call_after_its_return_however_long
         assert doubled_sum([1, 2]) == 6
 
 
+@pytest.mark.long
 def test_a_worker_that_was_frozen_is_used_again_when_it_thaws(fleet: Fleet, door: Door) -> None:
     frozen, other = fleet.start(), fleet.start()
     door.open()

@@ -35,6 +35,7 @@ def test_what_is_drawn_follows_from_the_seed_and_not_from_what_else_there_is() -
     assert [one for one in drawn([*mutants, *mutants_of(RETRY)], 10, 1) if one.path == LOSSES] <= some
 
 
+@pytest.mark.long
 def test_all_that_is_listed_is_there() -> None:
     keys = {one.key for machine in MACHINES for path in machine.paths for one in mutants_of(path)}
     for key in equivalents(EQUIVALENT.read_text()):

@@ -311,7 +311,7 @@ def hostile(index: int) -> list[bytes]:
     return [struct, *(fb.message(2, sent.SerializeToString()) for sent in (computation, unknown, function))]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_clients_send_makes_nothing_grow_beyond_its_bound() -> None:
     service = service_of()
     names = ("a service", service)

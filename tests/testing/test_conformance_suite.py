@@ -169,12 +169,12 @@ def test_check_stack_names_all_promises_that_are_not_kept() -> None:
         check_stack(make_factory)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_executor_passes_the_local_executors() -> None:
     check_executor(make)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_stack_passes_the_local_stack() -> None:
     check_stack(fedstack.local_executor_factory)
 

@@ -237,8 +237,8 @@ class ServiceStub:
 
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
-        if self._goodbyes:
-            await asyncio.wait(set(self._goodbyes), timeout=_GOODBYE_SECONDS)
+        if goodbyes := self._goodbyes - {asyncio.current_task()}:
+            await asyncio.wait(goodbyes, timeout=_GOODBYE_SECONDS)
         await self.connection.close()
 
     def __repr__(self) -> str:

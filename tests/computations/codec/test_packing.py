@@ -527,6 +527,7 @@ def test_mutated_bytes_are_unpacked_or_refused(typed, edits):
         return
 
 
+@pytest.mark.long
 def test_a_sequence_of_structs_takes_a_few_arrays_whatever_its_length():
     pairs = fl.SequenceType(fl.StructType([("x", np.float32), ("y", np.int32)]))
     payload = [(np.float32(i), np.int32(i)) for i in range(100_000)]

@@ -400,6 +400,7 @@ def test_47_nested_calls_are_traced_and_run(fedstack_context):
     assert computation(nested, INT)(0) == 47
 
 
+@pytest.mark.long
 def test_13_computations_that_call_each_other_are_traced_and_run(fedstack_context):
     def calls_twice(inner):
         return fl.federated_computation(lambda x: inner(inner(x)), INT)

@@ -55,7 +55,7 @@ def bits(result: object) -> list[bytes]:
     return [np.asarray(member).tobytes() for member in result]  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_workers_give_the_bits_of_the_local_stack(workers: list[ExecutorStub]) -> None:
     values = list(np.random.default_rng(5).normal(size=CLIENTS).astype(np.float32))
     with fedstack.create_sync_local_execution_context() as local, fedstack.use_context(local):

@@ -142,6 +142,7 @@ def all_folds(weights, vectors):
     )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=SLOW_IS_FINE)
 @given(clients=st.integers(0, 40), seed=st.integers(0, 2**32))
 def test_floats_are_folded_along_the_same_tree_wherever_they_are(contexts, clients, seed):

@@ -9,7 +9,7 @@ import pytest
 import fedstack
 from fedstack.errors import FedstackError
 from fedstack.leaves import CarrierPolicy
-from fedstack.service import ExecutorService, GrpcServer, ServerThread, ServiceLimits
+from fedstack.service import ClusterSpec, ExecutorService, GrpcServer, ServerThread, ServiceLimits
 from fedstack.service.coordinator import ClusterCoordinator
 
 
@@ -68,6 +68,7 @@ def test_what_functions_keep_counts_as_values(coordinator: ClusterCoordinator) -
     del values
 
 
+@pytest.mark.long
 def test_what_functions_keep_ends_with_what_stands_for_it(coordinator: ClusterCoordinator) -> None:
     def step(numbers: Iterator[int]) -> int:
         return next(numbers)
@@ -77,3 +78,12 @@ def test_what_functions_keep_ends_with_what_stands_for_it(coordinator: ClusterCo
         iterator = iter(dataset)
         epoch = [coordinator.schedule(step, (iterator,)) for _ in range(3)]
         assert sorted(coordinator.fetch(epoch)) == [0, 1, 2]
+
+
+def test_a_coordinator_that_is_closed_has_dropped_its_variables_where_they_were(service: ExecutorService) -> None:
+    with ServerThread(GrpcServer([service])) as server, ServerThread(GrpcServer([service])) as worker:
+        spec = ClusterSpec({"worker": [worker.target], "ps": [server.target]})
+        with ClusterCoordinator(spec) as coordinator:
+            variable = coordinator.variable(1)
+            assert variable.read_value() == 1
+        assert len(service.sessions) == 0

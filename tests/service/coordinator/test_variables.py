@@ -216,6 +216,7 @@ def test_the_first_variables_may_be_made_at_the_same_time() -> None:
     asyncio.run(use())
 
 
+@pytest.mark.long
 def test_variables_are_made_at_the_same_time_at_a_task_that_was_started_anew(pool: object) -> None:
     async def use() -> None:
         server = Server({"ps": ["127.0.0.1:0"]}, "ps", 0)

@@ -60,6 +60,7 @@ def test_the_splits_together_are_the_dataset(dataset: Dataset) -> None:
     assert list(map(str, together)) == [str(element) for block in dataset.blocks() for element in block.items()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dataset", DATASETS, ids=repr)
 @pytest.mark.parametrize("start", [0, 1, 4, 1000, 10**6])
 def test_splits_can_be_read_from_any_element_on(dataset: Dataset, start: int) -> None:

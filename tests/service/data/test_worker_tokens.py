@@ -79,6 +79,7 @@ def read_as_alice(target: str, credentials: ClientCredentials = ALICE) -> None:
         list(NUMBERS.apply(distribute("distributed_epoch", target, **options)))
 
 
+@pytest.mark.long
 def test_a_stranger_with_a_token_of_clients_is_no_worker(listener: Listener, tokens: Path) -> None:
     with DispatchServer(DispatcherConfig(token_file=tokens)) as dispatcher, Peer(dispatcher.target, STRANGER) as peer:
         for leaves in (False, True):

@@ -43,7 +43,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is in use")
 def test_a_function_that_changes_from_call_to_call_does_not_fill_the_memory_of_worker_and_client() -> None:
     table = np.random.default_rng(0).random(2_000_000)  # 16 MB

@@ -413,6 +413,7 @@ def test_ctrl_c_again_and_again_while_a_pool_is_closed_leaves_no_files(tmp_path:
     assert alive == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="counts files otherwise")
 def test_pools_that_are_dropped_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -124,6 +124,7 @@ def test_a_server_in_this_process_restarts_on_its_port_while_a_client_calls():
                 assert client.call("add", [1, 2]).get_value() == 3
 
 
+@pytest.mark.long
 def test_200_clients_opened_and_closed_leave_nothing_behind():
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -218,7 +218,7 @@ def test_one_call_beyond_the_limit_is_refused_and_health_still_answers(echo: Ech
         on_loop(lambda: work(thread.target))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thousands_of_calls_at_once_are_all_answered(server: GrpcServer) -> None:
     async def work() -> int:
         async with grpc.aio.insecure_channel(server.target) as channel:  # ours would hold some back

@@ -254,7 +254,7 @@ def test_certificates_and_authority_are_read_again_when_their_files_change(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tokens"
     path.write_text("old\n")

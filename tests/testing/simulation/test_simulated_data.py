@@ -43,7 +43,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tens", TENS)
 def test_each_guarantee_is_held_whatever_happens(tens: int) -> None:
     for seed in SEEDS[10 * tens : 10 * tens + 10]:
@@ -56,7 +56,7 @@ def test_what_is_given_up_for_elements_that_end_workers_is_counted() -> None:
     assert "4 workers in a row got lost over the element" in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_guarantee_is_held_where_elements_end_workers() -> None:
     told = "".join(fatal_passes(seed).trace for seed in range(8, 40))
     for guarantee in Guarantee:
@@ -70,7 +70,7 @@ def test_a_calm_service_sends_everything_once_without_an_error() -> None:
         assert "Error" not in cluster.trace.replace("KilledError", "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rough_services_see_faults_of_all_kinds() -> None:
     told = "".join(rough_passes(seed).trace for seed in range(20))
     for kind in (
@@ -88,7 +88,7 @@ def test_rough_services_see_faults_of_all_kinds() -> None:
         assert kind in told, kind
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_seed_does_the_same_again_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [rough_passes(seed).trace for seed in range(4)]
     # No machine makes elements so fast.

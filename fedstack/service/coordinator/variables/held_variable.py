@@ -37,7 +37,7 @@ class VariableServer:
 
     stub: ExecutorStub
     of_coordinator: bool = False
-    connect_seconds: float = _CONNECT_SECONDS
+    connect_seconds: float = attrs.field(factory=lambda: _CONNECT_SECONDS)
     peer: messages.HandshakeResponse | None = None
 
     @property

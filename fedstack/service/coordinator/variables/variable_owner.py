@@ -180,7 +180,7 @@ class VariableOwner:
         async with self._opening:
             holders, self._holders = self._holders, []
         for holder in holders:
-            holder.executor.close()
+            await holder.executor.end()  # first: a server that drains waits for the clients whose values it holds
             with contextlib.suppress(FedstackError):
                 await holder.server.stub.close()
         if isinstance(self._own, GrpcServer):

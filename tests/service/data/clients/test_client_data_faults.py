@@ -176,7 +176,7 @@ def test_certificates_and_tokens_are_asked_for_and_given(tmp_path: Path) -> None
             DatasetDataSource(service.target, "rows")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_is_killed_costs_no_round_with_executors_and_data_workers_in_one(tmp_path: Path) -> None:
     """Two servers, each an executor and a data worker; one of them ends in the middle of a round."""
     path = tmp_path / "rows.npz"

@@ -77,7 +77,7 @@ def test_training_by_reference_has_the_bits_of_local_training(
         assert trained(source) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_read_what_they_train_on_and_have_the_same_bits(
     service: DataService, source: DatasetDataSource, expected: list[bytes]
 ) -> None:
@@ -96,7 +96,7 @@ def test_workers_read_what_they_train_on_and_have_the_same_bits(
             assert asyncio.run(train()) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_client_that_ends_its_worker_is_found_where_clients_are_references(
     service: DataService, source: DatasetDataSource
 ) -> None:

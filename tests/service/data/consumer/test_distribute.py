@@ -407,6 +407,7 @@ def soon(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_without_workers_a_pass_ends_after_the_time_that_the_user_gives(dispatcher: DispatchServer) -> None:
     dataset = Dataset.range(3).apply(distribute(DYNAMIC, dispatcher, dispatcher_timeout_ms=300))
     with pytest.raises(NoWorkersError, match=r"found none at the dispatcher .* for 0\.3 s; start some with"):

@@ -126,7 +126,7 @@ async def talk(fuzzer: Fuzzer, seed: str, requests: int) -> None:
             drawer.opened.append((asked, messages.OpenPassResponse.FromString(answers[0])))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dispatcher_survives_whatever_it_is_sent() -> None:
     async def talk_all(fuzzer: Fuzzer) -> None:
         for seed in SEEDS:

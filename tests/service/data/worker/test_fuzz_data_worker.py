@@ -76,7 +76,7 @@ class Drawer:
         return DataRequest("ReadWhole", [write_whole(Parcel(content))])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_sent_is_answered_and_others_read_on(
     seed: int, catalogue: Catalogue, start_worker: StartWorker

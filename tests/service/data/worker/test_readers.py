@@ -85,6 +85,7 @@ def test_a_worker_reads_what_the_dataset_has(
     assert_same(read(worker.target, whole(digest, 4), dataset.element_type), payloads[4:])
 
 
+@pytest.mark.long
 @ALL_PROTOCOLS
 @pytest.mark.parametrize("name", DATASETS)
 def test_ranges_of_splits_together_have_all_elements(
