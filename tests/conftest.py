@@ -7,6 +7,7 @@ pytest puts this folder on the path, so tests in every folder can import the mod
 import logging
 import signal
 
+import free_ports  # noqa: F401  # it holds a file as long as the process lives, which no test leaves behind
 import pytest
 from hypothesis import settings
 from thread_starts import ThreadStarts

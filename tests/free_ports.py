@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import itertools
+import os
 import random
 import socket
 import tempfile
@@ -13,22 +14,23 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST, _DEFAULT_END = 20_000, 32_768  # below are ports that Ray takes
 _END = max(_DEFAULT_END, int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 0)
 _PARTS = 32
-_LOCKS: list[object] = []
 
 
 def _own_part() -> Sequence[int]:
-    """Returns ports that no other process of tests looks at, as long as this one lives; all where none is left."""
+    """Returns ports that no other process of tests looks at, as long as this one lives; all where none is left.
+
+    The file that says so stays open, and locked, until the process ends.
+    """
     size = (_END - _FIRST) // _PARTS
     with contextlib.suppress(ImportError):
         fcntl = importlib.import_module("fcntl")  # not on Windows
         for part in random.SystemRandom().sample(range(_PARTS), _PARTS):
-            lock = open(Path(tempfile.gettempdir(), f"fedstack-tests-ports-{part}"), "w")  # noqa: SIM115
+            lock = os.open(Path(tempfile.gettempdir(), f"fedstack-tests-ports-{part}"), os.O_CREAT | os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                lock.close()
+                os.close(lock)
                 continue
-            _LOCKS.append(lock)
             return range(_FIRST + part * size, _FIRST + (part + 1) * size)
     return range(_FIRST, _END)
 

@@ -86,7 +86,7 @@ def test_a_worker_that_has_no_room_is_done_without_until_it_has_some(fleet: Flee
                 f"Doing without the worker at {full}"
             ]  # and nothing of trying again
             other.close()
-            monkeypatch.setattr("fedstack.executors.fleet.fleet.FULL_SECONDS", 0.0)
+            monkeypatch.setattr("fedstack.membership.members.FULL_SECONDS", 0.0)
             assert doubled_sum([1, 2, 3]) == 12
             assert list(map(clients_at, (free, full, spare))) == [[1], [1], [1]]
 

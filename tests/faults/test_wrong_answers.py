@@ -29,11 +29,11 @@ from fedstack.errors import (
     TypeMismatchError,
     WorkerUnavailableError,
 )
-from fedstack.executors.fleet.fleet_driver import FleetDriver
-from fedstack.executors.fleet.worker import State, Worker
-from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
+from fedstack.executors.remote.workers import Worker, Workers
+from fedstack.executors.stacks.worker_sessions import WorkerSessions
+from fedstack.membership.member import MemberState
 from fedstack.proto import executor_pb2, extensions_pb2
 from fedstack.transport.grpc import whole_connection
 from fedstack.transport.grpc.grpc_connection import GrpcConnection
@@ -429,13 +429,13 @@ def test_silence_after_a_header_is_not_waited_out() -> None:
 
 
 def test_the_cause_of_a_loss_is_told_though_the_worker_was_found_well_again_meanwhile() -> None:
-    class WellAtOnce(FleetDriver):
-        def lost(self, worker: Worker, error: Exception) -> Exception:
-            worker.cause, worker.state = None, State.READY
+    class WellAtOnce(Workers):
+        def lost(self, member: Worker, error: Exception) -> Exception:
+            member.cause, member.state = None, MemberState.READY
             return error
 
-    driver = WellAtOnce([ExecutorStub(GrpcConnection(parse_target("worker:1")))])
-    (worker,) = driver.workers
+    driver = WellAtOnce([Worker(ExecutorStub(GrpcConnection(parse_target("worker:1"))))])
+    (worker,) = driver.members
     sessions = WorkerSessions(driver, lambda worker: RemotePhases(SessionOpener(worker.stub)))
     lost = sessions.lost(worker, DeadlineExceededError("Expected a sign of life, found none"))
     assert lost.causes == {"worker:1": "Expected a sign of life, found none"}

@@ -3,7 +3,7 @@
 import attrs
 
 _DATA = "tests/service/data"
-_FLEET = "tests/executors/fleet"
+_MEMBERSHIP = "tests/membership"
 _COORDINATOR = "tests/service/coordinator"
 _PEERS = "tests/transport/peers"
 
@@ -115,9 +115,15 @@ MACHINES = (
         ),
     ),
     Machine(
-        ("fedstack/executors/fleet/fleet.py", "fedstack/executors/fleet/waits.py"),
+        ("fedstack/membership/members.py", "fedstack/membership/waits.py"),
         (
-            Tests((f"{_FLEET}/test_fleet.py", f"{_FLEET}/test_fleet_waits.py", f"{_FLEET}/test_fleet_machine.py")),
+            Tests(
+                (
+                    f"{_MEMBERSHIP}/test_members.py",
+                    f"{_MEMBERSHIP}/test_waits.py",
+                    f"{_MEMBERSHIP}/test_members_machine.py",
+                )
+            ),
             Seeds("rounds", 10),
         ),
     ),

@@ -45,7 +45,7 @@ CONSTANT = None
 TABLE: dict[str, tuple[int | None, str]] = {
     "transport.peers.loop_calls._calls": (None, "weakly: event loops"),
     "foundations.loop_timers._timers": (None, "weakly: event loops, and their timers"),
-    "executors.fleet.fleet_driver.io_loop.ticks._calls": (None, "a session's, and ends with it"),
+    "membership.membership.io_loop.ticks._calls": (None, "a session's, and ends with it"),
     "foundations.after_fork._registered": (None, "weakly: what is registered ends with its owner"),
     "computations.leaves.column_calls._calls": (None, "calls that run, by the thread"),
     "computations.leaves.leaf_runtimes.observers.dropped": (None, "a number for each class of observers"),

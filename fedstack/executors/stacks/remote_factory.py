@@ -6,18 +6,17 @@ from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool,
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.federating_executor import FederatingExecutor
-from fedstack.executors.fleet.fleet_driver import FleetDriver
-from fedstack.executors.fleet.worker import Worker
-from fedstack.executors.fleet.worker_sessions import WorkerSessions
-from fedstack.executors.fleet.workers_executor import WorkersExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import unplaced_stack
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.executors.stacks.worker_sessions import WorkerSessions
+from fedstack.executors.stacks.workers_executor import WorkersExecutor
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 
@@ -26,7 +25,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
 
     def __init__(
         self,
-        fleet: FleetDriver,
+        workers: Workers,
         default_num_clients: int,
         *,
         max_fanout: int,
@@ -38,7 +37,7 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
         def make_remote(worker: Worker) -> RemoteExecutor:
             return RemoteExecutor(worker.stub, dispose_batch_size, stream_structs)
 
-        sessions = WorkerSessions(fleet, lambda worker: RemotePhases(SessionOpener(worker.stub, dispose_batch_size)))
+        sessions = WorkerSessions(workers, lambda worker: RemotePhases(SessionOpener(worker.stub, dispose_batch_size)))
 
         def stack(cardinalities: CardinalitiesType) -> Executor:
             server = unplaced_stack(LeafExecutor(), data_backend)
@@ -47,25 +46,25 @@ class RemoteExecutorFactory(ResourceManagingExecutorFactory):
                 return ReferenceResolvingExecutor(FederatingExecutor(server, 0))
             return ReferenceResolvingExecutor(
                 WorkersExecutor(
-                    server, fleet, clients, max_fanout=max_fanout, sessions=sessions, make_remote=make_remote
+                    server, workers, clients, max_fanout=max_fanout, sessions=sessions, make_remote=make_remote
                 )
             )
 
         super().__init__(stack, default_num_clients=default_num_clients)
         self._sessions = sessions
-        self._fleet = fleet
+        self._workers = workers
         self._source = source  # a pool ends its processes when nobody refers to it
 
     @property
-    def fleet(self) -> FleetDriver:
+    def workers(self) -> Workers:
         """The workers."""
-        return self._fleet
+        return self._workers
 
     def end(self) -> None:
-        self._fleet.close([phases.end for phases in self._sessions])
+        self._workers.close([phases.end for phases in self._sessions])
 
     def __repr__(self) -> str:
-        return f"<RemoteExecutorFactory over {self._fleet!r}>"
+        return f"<RemoteExecutorFactory over {self._workers!r}>"
 
 
 @takes_options()
@@ -110,7 +109,7 @@ def remote_executor_factory(
     if not stubs:
         raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
     return RemoteExecutorFactory(
-        FleetDriver(stubs, connect_seconds),
+        Workers([Worker(stub) for stub in stubs], connect_seconds),
         default_num_clients,
         max_fanout=max_fanout,
         dispose_batch_size=dispose_batch_size,

@@ -6,10 +6,10 @@ from typing import TypeAlias, cast
 from fedstack.computations.types.language import ExecutorFactory
 from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, StaleSessionError, WorkerUnavailableError
-from fedstack.executors.fleet.fleet_driver import FleetDriver
-from fedstack.executors.fleet.fleet_observer import FleetObserver
-from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.executors.remote.workers import Worker
+from fedstack.executors.remote.workers import Workers as Fleet
+from fedstack.membership.membership_observer import MembershipObserver
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.local_site import LocalSite
 from fedstack.service.coordinator.scheduling.closures import Place
@@ -20,7 +20,7 @@ from fedstack.transport.peers.io_loop import IoLoop, io_loop
 Workers: TypeAlias = "WorkerTargets | ExecutorFactory | Sequence[ExecutorFactory]"
 
 
-class FleetWorkforce(FleetObserver, Workforce):
+class FleetWorkforce(MembershipObserver[Worker], Workforce):
     """The workers of a fleet.
 
     Args:
@@ -28,7 +28,7 @@ class FleetWorkforce(FleetObserver, Workforce):
       source: What the workers live as long as.
     """
 
-    def __init__(self, fleet: FleetDriver, source: object = None) -> None:
+    def __init__(self, fleet: Fleet, source: object = None) -> None:
         self._fleet = fleet
         self._source = source  # a pool ends its processes when nobody refers to it
         self._sites: dict[Worker, Site] = {}
@@ -37,7 +37,7 @@ class FleetWorkforce(FleetObserver, Workforce):
 
     def begin(self, driver: Driver) -> None:
         self._driver = driver
-        self._indices = {worker: index for index, worker in enumerate(self._fleet.workers)}
+        self._indices = {worker: index for index, worker in enumerate(self._fleet.members)}
         self._fleet.subscribe(self)
 
     @property
@@ -63,22 +63,20 @@ class FleetWorkforce(FleetObserver, Workforce):
 
     # Told by the fleet.
 
-    def ready(self, worker: Worker) -> None:
-        if worker not in self._sites and self._driver is not None:
-            index = self._indices.setdefault(worker, len(self._indices))
-            place = Place(index, worker.address, worker.features.threads)
-            site = self._sites[worker] = RemoteSite(worker.stub, place, self._driver)
+    def ready(self, member: Worker) -> None:
+        if member not in self._sites and self._driver is not None:
+            index = self._indices.setdefault(member, len(self._indices))
+            place = Place(index, member.address, member.features.threads)
+            site = self._sites[member] = RemoteSite(member.stub, place, self._driver)
             self._driver.add(site)
 
-    def lost(self, worker: Worker, error: Exception) -> None:
-        site = self._sites.get(worker)
+    def lost(self, member: Worker, error: Exception) -> None:
+        site = self._sites.get(member)
         if site is not None and self._driver is not None:
             self._driver.lose(site, error)
 
-    def removed(self, worker: Worker) -> None:
-        self.lost(
-            worker, WorkerUnavailableError(f"The worker at {worker.address} does not belong to the fleet any more")
-        )
+    def removed(self, member: Worker) -> None:
+        self.lost(member, WorkerUnavailableError(f"The worker at {member.address} has been removed"))
 
 
 class LocalWorkforce(Workforce):
@@ -130,4 +128,4 @@ def workforce_of(workers: Workers, credentials: ClientCredentials | None, connec
     stubs = make_stubs(cast(WorkerTargets, workers), credentials)
     if not stubs:
         raise InvalidValueError("Expected at least one worker, found none; give its address, as in 'localhost:8000'")
-    return FleetWorkforce(FleetDriver(stubs, connect_seconds), workers)
+    return FleetWorkforce(Fleet([Worker(stub) for stub in stubs], connect_seconds), workers)

@@ -17,7 +17,7 @@ from federated_language import CLIENTS, FederatedType, federated_computation, fe
 
 import fedstack
 from fedstack.errors import InvalidValueError, LeafError, NoWorkersError, WorkerUnavailableError
-from fedstack.executors.fleet.fleet_driver import FleetDriver
+from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.in_memory_connection import InMemoryConnection
@@ -187,8 +187,8 @@ class _FoundByWaiting(InMemoryConnection):
 def test_a_worker_that_only_waiting_finds_is_given_the_time_that_it_was_left_alone():
     connection = _FoundByWaiting(ExecutorService(local_executor_factory()))
     seconds_later = 0.0
-    driver = FleetDriver(
-        [ExecutorStub(connection)], connect_seconds=20.0, clock=lambda: time.monotonic() + seconds_later
+    driver = Workers(
+        [Worker(ExecutorStub(connection))], connect_seconds=20.0, clock=lambda: time.monotonic() + seconds_later
     )
 
     async def ready_while_it_comes_back():
@@ -198,7 +198,7 @@ def test_a_worker_that_only_waiting_finds_is_given_the_time_that_it_was_left_alo
         finally:
             timer.cancel()
 
-    driver._fleet.waited(in_vain=True)
+    driver._members.waited(in_vain=True)
     with pytest.raises(NoWorkersError):
         asyncio.run(ready_while_it_comes_back())
     assert not connection.back.is_set()

@@ -4,21 +4,21 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from fedstack.errors import DeadlineExceededError, ResourceLimitError, WorkerUnavailableError
-from fedstack.executors.fleet.fleet_driver import FleetDriver
-from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.remote.phases.remote_phases import RemotePhases
+from fedstack.executors.remote.workers import Worker, Workers
+from fedstack.membership.member import MemberState
 
 
 class WorkerSessions:
     """One session at each worker, for all phases, whatever their numbers of clients.
 
     Args:
-      fleet: The workers.
+      workers: The workers.
       make_phases: Makes what runs phases at a worker.
     """
 
-    def __init__(self, fleet: FleetDriver, make_phases: Callable[[Worker], RemotePhases]) -> None:
-        self._fleet = fleet
+    def __init__(self, workers: Workers, make_phases: Callable[[Worker], RemotePhases]) -> None:
+        self._workers = workers
         self._make_phases = make_phases
         self._phases: dict[Worker, RemotePhases] = {}
 
@@ -44,14 +44,14 @@ class WorkerSessions:
           ResourceLimitError: If none has room.
           WorkerUnavailableError: If one has gone away meanwhile.
         """
-        if len(self._phases) > len(self._fleet.workers):
-            for worker in [worker for worker in self._phases if worker.state is State.REMOVED]:
+        if len(self._phases) > len(self._workers.members):
+            for worker in [worker for worker in self._phases if worker.state is MemberState.REMOVED]:
                 self._phases.pop(worker, None)  # its session ends with the last phase that runs there
         chosen = ready[:most]
         if all(worker.refusal is None for worker in ready) and all(map(self._is_open, chosen)):
             return list(chosen)
         refusals: list[ResourceLimitError] = []
-        for candidates in self._fleet.by_room(ready):
+        for candidates in self._workers.by_room(ready):
             found = await self._opened(candidates, most, refusals)
             if found:
                 return found
@@ -75,11 +75,11 @@ class WorkerSessions:
         try:
             await self.at(worker).open()
         except ResourceLimitError as error:
-            self._fleet.full(worker, error)
+            self._workers.full(worker, error)
             return error
         except (WorkerUnavailableError, DeadlineExceededError) as error:
             raise self.lost(worker, error) from error
-        self._fleet.has_room(worker)
+        self._workers.has_room(worker)
         return None
 
     def _is_open(self, worker: Worker) -> bool:
@@ -88,8 +88,8 @@ class WorkerSessions:
 
     def lost(self, worker: Worker, error: Exception) -> WorkerUnavailableError:
         """Records that a worker has failed; returns what to raise for that."""
-        # The cause is not the worker's: the fleet looks after it from here on, and may have found it well again.
-        address, cause = worker.address, worker.line_of(self._fleet.lost(worker, error))
+        # The cause is not the worker's: membership looks after it from here on, and may have found it well again.
+        address, cause = worker.address, worker.line_of(self._workers.lost(worker, error))
         lost = WorkerUnavailableError(f"The worker at {address} was lost during its part: {cause}")
         lost.causes = {address: cause}
         return lost

@@ -1,31 +1,31 @@
 """Which workers a fleet calls ready, which it has asked again, and when."""
 
 import pytest
-from fake_fleet import ABLE, AWAY, WRONG, FakeFleet, Name
+from fake_members import AWAY, WRONG, FakeMembers, Name
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.fleet.fleet import AGAIN_SECONDS, LONGEST_PAUSE, Change, Fleet
-from fedstack.executors.fleet.worker import Features, State, Worker
+from fedstack.executors.remote.workers import Worker
+from fedstack.membership.member import MemberState
+from fedstack.membership.members import AGAIN_SECONDS, LONGEST_PAUSE, Change, Members
 
 FULL = ResourceLimitError("no room")
 
 
 @pytest.fixture
-def fleet() -> FakeFleet:
-    return FakeFleet()
+def fleet() -> FakeMembers:
+    return FakeMembers()
 
 
-def test_a_worker_that_has_answered_is_ready_and_not_asked_again(fleet: FakeFleet) -> None:
+def test_a_worker_that_has_answered_is_ready_and_not_asked_again(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     assert fleet.ready == []
-    fleet.answered(worker, Features(phases=True, searches=True))
+    fleet.answered(worker)
     assert fleet.ready == [worker]
-    assert worker.features.searches
     assert fleet.seconds_to_due() is None
     assert fleet.changes() == [("a", "READY")]
 
 
-def test_a_worker_is_asked_by_one_at_a_time(fleet: FakeFleet) -> None:
+def test_a_worker_is_asked_by_one_at_a_time(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     fleet.lost(worker, AWAY)
     fleet.time.now += 100.0
@@ -35,7 +35,7 @@ def test_a_worker_is_asked_by_one_at_a_time(fleet: FakeFleet) -> None:
     assert fleet.due() == [worker]
 
 
-def test_pauses_between_attempts_grow_up_to_a_bound_and_begin_anew_after_an_answer(fleet: FakeFleet) -> None:
+def test_pauses_between_attempts_grow_up_to_a_bound_and_begin_anew_after_an_answer(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
 
     def pauses(count: int) -> list[float]:
@@ -50,13 +50,13 @@ def test_pauses_between_attempts_grow_up_to_a_bound_and_begin_anew_after_an_answ
 
     growing = [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert pauses(7) == growing
-    fleet.answered(worker, ABLE)
+    fleet.answered(worker)
     fleet.lost(worker, AWAY)
     assert fleet.due() == [worker]
     assert pauses(2) == growing[:2]
 
 
-def test_a_loss_is_told_once_however_often_it_is_found_out(fleet: FakeFleet) -> None:
+def test_a_loss_is_told_once_however_often_it_is_found_out(fleet: FakeMembers) -> None:
     worker = fleet.join("a", ready=True)
     fleet.take_changes()
     fleet.lost(worker, AWAY)
@@ -64,39 +64,39 @@ def test_a_loss_is_told_once_however_often_it_is_found_out(fleet: FakeFleet) -> 
     fleet.due()
     fleet.failed(worker, AWAY)
     assert fleet.changes() == [("a", "AWAY")]
-    fleet.answered(worker, ABLE)
+    fleet.answered(worker)
     fleet.lost(worker, AWAY)
     assert fleet.changes() == [("a", "READY"), ("a", "AWAY")]
 
 
-def test_a_change_has_its_cause(fleet: FakeFleet) -> None:
+def test_a_change_has_its_cause(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     fleet.failed(worker, AWAY)
     fleet.returned(worker)
-    fleet.answered(worker, ABLE)
-    new, away, back, ready = State.NEW, State.AWAY, State.BACK, State.READY
+    fleet.answered(worker)
+    new, away, back, ready = MemberState.NEW, MemberState.AWAY, MemberState.BACK, MemberState.READY
     changes = [Change(worker, new, away, AWAY), Change(worker, away, back, AWAY), Change(worker, back, ready, None)]
     assert fleet.take_changes() == changes
     assert fleet.take_changes() == []
 
 
-def test_how_many_are_ready_and_which_states_there_are_is_known_after_each_event(fleet: FakeFleet) -> None:
+def test_how_many_are_ready_and_which_states_there_are_is_known_after_each_event(fleet: FakeMembers) -> None:
     first, second = fleet.join("a"), fleet.join("b")
-    assert (fleet.number_ready, fleet.states) == (0, {State.NEW})
-    fleet.answered(first, ABLE)
-    assert (fleet.number_ready, fleet.states) == (1, {State.NEW, State.READY})
-    fleet.answered(second, ABLE)
-    fleet.answered(second, ABLE)
-    assert (fleet.number_ready, fleet.states) == (2, {State.READY})
+    assert (fleet.number_ready, fleet.states) == (0, {MemberState.NEW})
+    fleet.answered(first)
+    assert (fleet.number_ready, fleet.states) == (1, {MemberState.NEW, MemberState.READY})
+    fleet.answered(second)
+    fleet.answered(second)
+    assert (fleet.number_ready, fleet.states) == (2, {MemberState.READY})
     fleet.lost(first, AWAY)
-    assert (fleet.number_ready, fleet.states) == (1, {State.AWAY, State.READY})
+    assert (fleet.number_ready, fleet.states) == (1, {MemberState.AWAY, MemberState.READY})
     fleet.remove(second)
-    assert (fleet.number_ready, fleet.states) == (0, {State.AWAY})
+    assert (fleet.number_ready, fleet.states) == (0, {MemberState.AWAY})
     fleet.remove(first)
     assert (fleet.number_ready, fleet.states) == (0, set())
 
 
-def test_a_loss_that_is_found_out_in_a_pause_does_not_shorten_it(fleet: FakeFleet) -> None:
+def test_a_loss_that_is_found_out_in_a_pause_does_not_shorten_it(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     for _ in range(3):
         fleet.failed(worker, AWAY)
@@ -107,17 +107,17 @@ def test_a_loss_that_is_found_out_in_a_pause_does_not_shorten_it(fleet: FakeFlee
     assert fleet.seconds_to_due() == pytest.approx(0.8)
 
 
-def test_a_worker_that_is_ready_is_not_asked_because_it_is_said_to_be_there(fleet: FakeFleet) -> None:
+def test_a_worker_that_is_ready_is_not_asked_because_it_is_said_to_be_there(fleet: FakeMembers) -> None:
     worker = fleet.join("a", ready=True)
     fleet.returned(worker)
     assert fleet.ready == [worker]
     assert fleet.seconds_to_due() is None
 
 
-def test_those_that_need_not_be_asked_any_more_are_told_once(fleet: FakeFleet) -> None:
+def test_those_that_need_not_be_asked_any_more_are_told_once(fleet: FakeMembers) -> None:
     away, answering, removed, gone, back, in_pause = (fleet.join(name) for name in "abcdef")
     fleet.failed(in_pause, AWAY)
-    fleet.answered(answering, ABLE)
+    fleet.answered(answering)
     fleet.lost(away, AWAY)
     fleet.lost(gone, AWAY, for_good=True)
     fleet.returned(back)
@@ -129,33 +129,33 @@ def test_those_that_need_not_be_asked_any_more_are_told_once(fleet: FakeFleet) -
     assert fleet.take_at_rest() == [away]
 
 
-def test_a_worker_that_refuses_us_is_asked_on_and_one_that_is_gone_is_not(fleet: FakeFleet) -> None:
+def test_a_worker_that_refuses_us_is_asked_on_and_one_that_is_gone_is_not(fleet: FakeMembers) -> None:
     refusing, gone = fleet.join("refusing"), fleet.join("gone")
     fleet.failed(refusing, WRONG)
     fleet.lost(gone, AWAY, for_good=True)
-    assert (refusing.state, gone.state) == (State.WRONG, State.GONE)
+    assert (refusing.state, gone.state) == (MemberState.WRONG, MemberState.GONE)
     fleet.time.now += LONGEST_PAUSE
     assert fleet.due() == [refusing]
-    fleet.answered(gone, ABLE)  # what was sent before its end
-    fleet.answered(refusing, ABLE)
+    fleet.answered(gone)  # what was sent before its end
+    fleet.answered(refusing)
     assert fleet.ready == [refusing]
 
 
-def test_a_worker_that_is_said_to_be_back_is_asked_at_once_whatever_was_known_of_it(fleet: FakeFleet) -> None:
+def test_a_worker_that_is_said_to_be_back_is_asked_at_once_whatever_was_known_of_it(fleet: FakeMembers) -> None:
     in_pause, being_asked, gone = fleet.join("a"), fleet.join("b"), fleet.join("c")
     fleet.failed(in_pause, AWAY)
     fleet.lost(gone, AWAY, for_good=True)
-    for worker in fleet.workers:
+    for worker in fleet.members:
         fleet.returned(worker)
         fleet.returned(worker)
     assert not being_asked.asking  # in vain perhaps
     assert fleet.due() == [in_pause, being_asked, gone]
     assert fleet.due() == []
-    fleet.answered(gone, ABLE)
+    fleet.answered(gone)
     assert fleet.ready == [gone]
 
 
-def test_a_supervised_worker_that_is_lost_is_not_asked_until_it_is_said_to_be_back(fleet: FakeFleet) -> None:
+def test_a_supervised_worker_that_is_lost_is_not_asked_until_it_is_said_to_be_back(fleet: FakeMembers) -> None:
     worker = fleet.join("a", ready=True, supervised=True)
     fleet.lost(worker, AWAY)
     fleet.time.now += 1000.0
@@ -167,33 +167,33 @@ def test_a_supervised_worker_that_is_lost_is_not_asked_until_it_is_said_to_be_ba
     assert fleet.seconds_to_due() is None
 
 
-def test_a_removed_worker_is_as_if_it_had_never_been(fleet: FakeFleet) -> None:
+def test_a_removed_worker_is_as_if_it_had_never_been(fleet: FakeMembers) -> None:
     kept, removed = fleet.join("kept", ready=True), fleet.join("removed", ready=True)
     fleet.take_changes()
     fleet.remove(removed)
-    fleet.answered(removed, ABLE)
+    fleet.answered(removed)
     fleet.lost(removed, AWAY)
     fleet.returned(removed)
-    assert (fleet.workers, fleet.ready, fleet.due()) == ((kept,), [kept], [])
+    assert (fleet.members, fleet.ready, fleet.due()) == ((kept,), [kept], [])
     assert fleet.changes() == [("removed", "REMOVED")]
 
 
-def test_a_closed_fleet_asks_nobody(fleet: FakeFleet) -> None:
+def test_a_closed_fleet_asks_nobody(fleet: FakeMembers) -> None:
     asked, lost = fleet.join("asked"), fleet.join("lost", ready=True)
     fleet.close()
     fleet.failed(asked, AWAY)
     fleet.lost(lost, AWAY)
     fleet.returned(asked)
-    fleet.answered(asked, ABLE)
+    fleet.answered(asked)
     fleet.time.now += 1000.0
     assert fleet.due() == []
     assert not asked.asking
-    assert (asked.state, lost.state) == (State.NEW, State.READY), "what is heard does not count any more"
+    assert (asked.state, lost.state) == (MemberState.NEW, MemberState.READY), "what is heard does not count any more"
     fleet.add(Worker(Name("late")))
     assert fleet.seconds_to_due() is None
 
 
-def test_a_worker_that_had_no_room_counts_as_full_for_a_while(fleet: FakeFleet) -> None:
+def test_a_worker_that_had_no_room_counts_as_full_for_a_while(fleet: FakeMembers) -> None:
     worker = fleet.join("a", ready=True)
     assert not fleet.is_full(worker)
     assert fleet.full(worker, FULL)
@@ -210,7 +210,7 @@ def test_a_worker_that_had_no_room_counts_as_full_for_a_while(fleet: FakeFleet) 
     assert fleet.full(worker, FULL)
 
 
-def test_whoever_waits_after_others_have_waited_in_vain_waits_a_moment_only(fleet: FakeFleet) -> None:
+def test_whoever_waits_after_others_have_waited_in_vain_waits_a_moment_only(fleet: FakeMembers) -> None:
     fleet.join("a")
     assert fleet.patience() == 10.0
     fleet.waited(in_vain=True)
@@ -220,15 +220,17 @@ def test_whoever_waits_after_others_have_waited_in_vain_waits_a_moment_only(flee
     assert fleet.patience() == 10.0
 
 
-def test_a_wait_in_vain_is_forgotten_once_a_worker_has_been_there_though_nobody_waited_for_it(fleet: FakeFleet) -> None:
+def test_a_wait_in_vain_is_forgotten_once_a_worker_has_been_there_though_nobody_waited_for_it(
+    fleet: FakeMembers,
+) -> None:
     worker = fleet.join("a")
     fleet.waited(in_vain=True)
-    fleet.answered(worker, ABLE)
+    fleet.answered(worker)
     fleet.lost(worker, AWAY)
     assert fleet.patience() == 10.0
 
 
-def test_workers_that_only_waiting_finds_are_given_the_time_that_they_were_left_alone(fleet: FakeFleet) -> None:
+def test_workers_that_only_waiting_finds_are_given_the_time_that_they_were_left_alone(fleet: FakeMembers) -> None:
     fleet.join("a")
     fleet.join("b", can_look=False)
     fleet.waited(in_vain=True)
@@ -240,22 +242,22 @@ def test_workers_that_only_waiting_finds_are_given_the_time_that_they_were_left_
 
 
 def test_whoever_waits_for_a_fleet_without_workers_in_vain_waits_a_moment_the_next_time() -> None:
-    fleet = FakeFleet(3.0)
+    fleet = FakeMembers(3.0)
     fleet.waited(in_vain=True)
     fleet.time.now += 2.0
     assert fleet.patience() == 0.25
 
 
 def test_nobody_waits_for_longer_than_they_said() -> None:
-    fleet = FakeFleet(0.125)
+    fleet = FakeMembers(0.125)
     assert fleet.patience() == 0.125
     fleet.waited(in_vain=True)
     assert fleet.patience() == 0.125
-    assert Fleet().patience() == 10.0, "by default"
+    assert Members[Worker]().patience() == 10.0, "by default"
 
 
-def test_a_worker_says_what_is_known_of_it(fleet: FakeFleet) -> None:
+def test_a_worker_says_what_is_known_of_it(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
-    assert repr(fleet) == "<Fleet <Worker a not asked yet>>"
+    assert repr(fleet) == "<Members <Worker a not asked yet>>"
     fleet.failed(worker, AWAY)
     assert repr(worker) == "<Worker a away: nobody listens there>"

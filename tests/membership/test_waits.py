@@ -1,24 +1,24 @@
 """How long callers wait for workers, and what ends it."""
 
 import pytest
-from fake_fleet import ABLE, AWAY, WRONG, FakeFleet
+from fake_members import AWAY, WRONG, FakeMembers
 
 from fedstack.errors import AuthenticationError, ClosedError, NoWorkersError
-from fedstack.executors.fleet.fleet import AGAIN_SECONDS
-from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait
+from fedstack.membership.members import AGAIN_SECONDS
+from fedstack.membership.waits import GiveUp, LookFor, Pause, Use, Wait
 
 
 @pytest.fixture
-def fleet() -> FakeFleet:
-    return FakeFleet()
+def fleet() -> FakeMembers:
+    return FakeMembers()
 
 
-def test_workers_that_are_all_ready_are_used_at_once(fleet: FakeFleet) -> None:
+def test_workers_that_are_all_ready_are_used_at_once(fleet: FakeMembers) -> None:
     workers = [fleet.join(name, ready=True) for name in "ab"]
     assert Wait(fleet).decide() == Use(workers)
 
 
-def test_the_first_worker_that_is_ready_waits_a_second_for_those_never_heard_of(fleet: FakeFleet) -> None:
+def test_the_first_worker_that_is_ready_waits_a_second_for_those_never_heard_of(fleet: FakeMembers) -> None:
     first, second = fleet.join("a", ready=True), fleet.join("b")
     wait = Wait(fleet)
     assert wait.decide() == Pause(AGAIN_SECONDS)
@@ -31,7 +31,7 @@ def test_the_first_worker_that_is_ready_waits_a_second_for_those_never_heard_of(
     assert wait.decide() == Use([first])
 
 
-def test_the_wait_for_others_is_over_after_a_second_to_the_moment(fleet: FakeFleet) -> None:
+def test_the_wait_for_others_is_over_after_a_second_to_the_moment(fleet: FakeMembers) -> None:
     first, _ = fleet.join("a", ready=True), fleet.join("b")
     wait = Wait(fleet)
     fleet.time.now += 1.0
@@ -39,7 +39,7 @@ def test_the_wait_for_others_is_over_after_a_second_to_the_moment(fleet: FakeFle
 
 
 def test_the_first_worker_waits_no_longer_for_others_than_its_caller_does() -> None:
-    fleet = FakeFleet(0.5)
+    fleet = FakeMembers(0.5)
     first, _ = fleet.join("a", ready=True), fleet.join("b")
     wait = Wait(fleet)
     fleet.time.now += 0.25
@@ -48,7 +48,7 @@ def test_the_first_worker_waits_no_longer_for_others_than_its_caller_does() -> N
     assert wait.decide() == Use([first])
 
 
-def test_a_caller_waits_to_the_end_of_its_time_for_workers_that_are_away(fleet: FakeFleet) -> None:
+def test_a_caller_waits_to_the_end_of_its_time_for_workers_that_are_away(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     fleet.failed(worker, AWAY)
     wait = Wait(fleet)
@@ -58,7 +58,7 @@ def test_a_caller_waits_to_the_end_of_its_time_for_workers_that_are_away(fleet: 
         assert wait.decide() == Pause(seconds)
 
 
-def test_before_a_wait_ends_in_vain_workers_are_looked_for_once_more(fleet: FakeFleet) -> None:
+def test_before_a_wait_ends_in_vain_workers_are_looked_for_once_more(fleet: FakeMembers) -> None:
     away, other, wrong = fleet.join("a"), fleet.join("b"), fleet.join("c")
     fleet.failed(away, AWAY)
     fleet.failed(wrong, WRONG)
@@ -79,7 +79,7 @@ def test_before_a_wait_ends_in_vain_workers_are_looked_for_once_more(fleet: Fake
     assert fleet.patience() == AGAIN_SECONDS
 
 
-def test_a_worker_that_is_found_again_has_two_seconds_to_answer(fleet: FakeFleet) -> None:
+def test_a_worker_that_is_found_again_has_two_seconds_to_answer(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     wait = Wait(fleet)
     fleet.time.now += 10.0
@@ -91,11 +91,11 @@ def test_a_worker_that_is_found_again_has_two_seconds_to_answer(fleet: FakeFleet
     decision = wait.decide()
     assert isinstance(decision, GiveUp)
     assert decision.error.causes == {"a": "no answer within 10 s"}
-    fleet.answered(worker, ABLE)
+    fleet.answered(worker)
     assert Wait(fleet).decide() == Use([worker])
 
 
-def test_the_time_to_answer_of_a_worker_that_is_found_again_is_over_to_the_moment(fleet: FakeFleet) -> None:
+def test_the_time_to_answer_of_a_worker_that_is_found_again_is_over_to_the_moment(fleet: FakeMembers) -> None:
     worker = fleet.join("a")
     wait = Wait(fleet)
     fleet.time.now += 10.0
@@ -105,7 +105,7 @@ def test_the_time_to_answer_of_a_worker_that_is_found_again_is_over_to_the_momen
     assert isinstance(wait.decide(), GiveUp)
 
 
-def test_nobody_waits_for_workers_that_time_does_not_mend(fleet: FakeFleet) -> None:
+def test_nobody_waits_for_workers_that_time_does_not_mend(fleet: FakeMembers) -> None:
     first, second = fleet.join("a"), fleet.join("b")
     wait = Wait(fleet)
     fleet.failed(first, WRONG)
@@ -119,7 +119,7 @@ def test_nobody_waits_for_workers_that_time_does_not_mend(fleet: FakeFleet) -> N
     assert Wait(fleet).decide().error.is_final
 
 
-def test_a_mistake_that_all_workers_share_is_raised_as_it_is(fleet: FakeFleet) -> None:
+def test_a_mistake_that_all_workers_share_is_raised_as_it_is(fleet: FakeMembers) -> None:
     for name in "ab":
         fleet.failed(fleet.join(name), WRONG)
     assert Wait(fleet).decide() == GiveUp(WRONG)
@@ -128,7 +128,7 @@ def test_a_mistake_that_all_workers_share_is_raised_as_it_is(fleet: FakeFleet) -
     assert str(error).startswith("None of 3 workers lets us in:\n  a: another token")
 
 
-def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeFleet) -> None:
+def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeMembers) -> None:
     wait = Wait(fleet)
     assert wait.decide() == Pause(AGAIN_SECONDS)
     worker = fleet.join("a", ready=True)
@@ -140,7 +140,7 @@ def test_a_fleet_without_workers_waits_for_one_to_be_added(fleet: FakeFleet) -> 
     assert str(wait.decide().error) == "The fleet had no worker within 10 s; add one"
 
 
-def test_a_supervised_worker_is_waited_for_but_not_looked_for(fleet: FakeFleet) -> None:
+def test_a_supervised_worker_is_waited_for_but_not_looked_for(fleet: FakeMembers) -> None:
     worker = fleet.join("a", ready=True, supervised=True)
     fleet.lost(worker, AWAY)
     wait = Wait(fleet)
@@ -149,11 +149,11 @@ def test_a_supervised_worker_is_waited_for_but_not_looked_for(fleet: FakeFleet) 
     fleet.time.now += 10.0
     assert wait.decide() == LookFor([])
     assert wait.decide() == Pause(AGAIN_SECONDS)
-    fleet.answered(worker, ABLE)
+    fleet.answered(worker)
     assert wait.decide() == Use([worker])
 
 
-def test_a_closed_fleet_is_not_waited_for(fleet: FakeFleet) -> None:
+def test_a_closed_fleet_is_not_waited_for(fleet: FakeMembers) -> None:
     fleet.join("a", ready=True)
     wait = Wait(fleet)
     fleet.close()

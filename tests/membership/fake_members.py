@@ -3,8 +3,8 @@
 import attrs
 
 from fedstack.errors import AuthenticationError, WorkerUnavailableError
-from fedstack.executors.fleet.fleet import Fleet
-from fedstack.executors.fleet.worker import Features, Worker
+from fedstack.executors.remote.workers import Features, Worker
+from fedstack.membership.members import Members
 
 AWAY = WorkerUnavailableError("nobody listens there")
 WRONG = AuthenticationError("another token")
@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-class FakeFleet(Fleet):
+class FakeMembers(Members[Worker]):
     """A fleet with a clock of its own."""
 
     def __init__(self, connect_seconds: float = 10.0) -> None:
@@ -41,9 +41,9 @@ class FakeFleet(Fleet):
         self.add(worker)
         assert worker in self.due()
         if ready:
-            self.answered(worker, ABLE)
+            self.answered(worker)
         return worker
 
     def changes(self) -> list[tuple[str, str]]:
         """Returns which workers have come into which state."""
-        return [(change.worker.address, change.after.name) for change in self.take_changes()]
+        return [(change.member.address, change.after.name) for change in self.take_changes()]

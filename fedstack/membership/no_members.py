@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import AuthenticationError, FedstackError, NoWorkersError
-from fedstack.executors.fleet.worker import State, Worker
+from fedstack.membership.member import AnyMember, MemberState
 from fedstack.transport.wire.connection_errors import listed
 
 
-def none_ready(workers: Sequence[Worker], seconds: float) -> Exception:
+def none_ready(workers: Sequence[AnyMember], seconds: float) -> Exception:
     """Returns the error to raise where none of the workers is ready.
 
     Args:
@@ -21,7 +21,7 @@ def none_ready(workers: Sequence[Worker], seconds: float) -> Exception:
     is_single = len(causes) == 1  # the same address may have been given twice
     mistakes = [w.cause for w in workers if w.cause and not isinstance(w.cause, RetryableError)]
     error: FedstackError
-    if not mistakes and all(worker.state is State.GONE for worker in workers):
+    if not mistakes and all(worker.state is MemberState.GONE for worker in workers):
         ended = "The worker process has" if is_single else f"All {len(causes)} worker processes have"
         error = NoWorkersError(
             f"{ended} ended, likely because of a client function (os._exit, a crash, too much memory); fix that, and "

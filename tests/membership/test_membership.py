@@ -12,17 +12,19 @@ import attrs
 import federated_language as fl
 import numpy as np
 import pytest
-from fake_fleet import AWAY
+from fake_members import AWAY
 
 import fedstack
 from fedstack.errors import ClosedError, NoWorkersError, ResourceLimitError, WorkerUnavailableError
 from fedstack.executors import RemoteExecutor
-from fedstack.executors.fleet import fleet_driver, waits
-from fedstack.executors.fleet.fleet_driver import FleetDriver
-from fedstack.executors.fleet.fleet_observer import FleetObserver
-from fedstack.executors.fleet.worker import State, Worker
 from fedstack.executors.remote.worker_stubs import make_stubs
+from fedstack.executors.remote.workers import Worker
 from fedstack.executors.stacks.remote_factory import remote_executor_factory
+from fedstack.membership import membership as fleet_driver
+from fedstack.membership import waits
+from fedstack.membership.member import MemberState
+from fedstack.membership.membership import Membership
+from fedstack.membership.membership_observer import MembershipObserver
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.pool.worker_pool import local_worker_pool
 from fedstack.service.server.grpc_server import GrpcServer
@@ -54,8 +56,8 @@ def targets() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def driver_over(*targets: str, **options: object) -> Iterator[FleetDriver]:
-    driver = FleetDriver(make_stubs(targets, None), **options)
+def driver_over(*targets: str, **options: object) -> Iterator[Membership]:
+    driver = Membership([Worker(stub) for stub in make_stubs(targets, None)], **options)
     try:
         yield driver
     finally:
@@ -63,7 +65,7 @@ def driver_over(*targets: str, **options: object) -> Iterator[FleetDriver]:
 
 
 @attrs.define(eq=False)
-class Diary(FleetObserver):
+class Diary(MembershipObserver):
     """Writes down what it is told."""
 
     entries: list[tuple[str, str]] = attrs.field(factory=list)
@@ -108,7 +110,7 @@ async def squared(worker: Worker, number: int) -> object:
         return await (await remote.create_call(function, argument)).compute()
 
 
-async def waiting(driver: FleetDriver) -> "asyncio.Task[list[Worker]]":
+async def waiting(driver: Membership) -> "asyncio.Task[list[Worker]]":
     """Returns a call of `ready` that waits."""
     work = asyncio.ensure_future(driver.ready())
     done, _ = await asyncio.wait([work], timeout=0.05)
@@ -120,7 +122,7 @@ async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return(
     diary = Diary()
     with serving() as thread:
         port = int(thread.target.rpartition(":")[2])
-        driver = FleetDriver(make_stubs([thread.target], None), connect_seconds=2.0)
+        driver = Membership([Worker(*make_stubs([thread.target], None))], connect_seconds=2.0)
         driver.subscribe(diary)
         (worker,) = await driver.ready()
         assert diary.entries == [("ready", worker.address)]
@@ -146,7 +148,7 @@ async def test_a_loss_is_told_once_however_it_is_found_out_and_so_is_the_return(
 async def test_a_caller_who_waits_gets_the_worker_that_comes_back() -> None:
     with serving() as thread:
         port = int(thread.target.rpartition(":")[2])
-        driver = FleetDriver(make_stubs([thread.target], None), connect_seconds=WALL)
+        driver = Membership([Worker(*make_stubs([thread.target], None))], connect_seconds=WALL)
         (worker,) = await driver.ready()
     try:
         driver.lost(worker, AWAY)
@@ -164,12 +166,12 @@ async def test_workers_come_and_go(targets: list[str]) -> None:
         driver.subscribe(diary)
         (worker,) = await driver.ready()
         (stub,) = make_stubs(targets[1], None)
-        added = driver.add(stub)
+        added = driver.add(Worker(stub))
         assert await driver.ready() == [worker, added]
         driver.remove(added)
         assert await squared(added, 6) == 36  # what runs there goes on
         assert await driver.ready() == [worker]
-        assert added.state is State.REMOVED
+        assert added.state is MemberState.REMOVED
         assert diary.entries == [("ready", targets[0]), ("ready", targets[1]), ("removed", targets[1])]
 
 
@@ -178,9 +180,9 @@ async def test_a_caller_who_waits_for_a_worker_that_is_removed_gets_the_one_that
         away = thread.target
     with driver_over(away, connect_seconds=WALL) as driver:
         late = await waiting(driver)
-        driver.remove(driver.workers[0])
+        driver.remove(driver.members[0])
         (stub,) = make_stubs(targets[0], None)
-        added = driver.add(stub)
+        added = driver.add(Worker(stub))
         assert await asyncio.wait_for(late, WALL) == [added]
 
 
@@ -188,7 +190,7 @@ async def test_a_fleet_may_begin_without_workers(targets: list[str]) -> None:
     with driver_over() as driver:
         late = await waiting(driver)
         (stub,) = make_stubs(targets[0], None)
-        added = driver.add(stub)
+        added = driver.add(Worker(stub))
         assert await asyncio.wait_for(late, WALL) == [added]
     with driver_over(connect_seconds=0.1) as driver, pytest.raises(NoWorkersError, match="The fleet had no worker"):
         await driver.ready()
@@ -206,7 +208,7 @@ async def test_a_supervisor_says_of_its_workers_when_they_are_lost_and_when_they
     with driver_over(connect_seconds=2.0) as driver:
         diary = Diary()
         driver.subscribe(diary)
-        worker = driver.add(in_memory_stub, supervised=True)
+        worker = driver.add(Worker(in_memory_stub, supervised=True))
         assert await driver.ready() == [worker]
         driver.lost(worker, WorkerUnavailableError("the actor has died"))
         with pytest.raises(NoWorkersError, match="the actor has died"):
@@ -221,7 +223,7 @@ async def test_the_end_of_a_pools_process_is_told_with_its_cause() -> None:
     with local_worker_pool(1, respawn=False) as pool, driver_over() as driver:
         driver.subscribe(diary)
         (stub,) = make_stubs(pool, None)
-        worker = driver.add(stub)
+        worker = driver.add(Worker(stub))
         assert await driver.ready() == [worker]
         pool._workers[0].process.kill()
         await diary.until("lost", worker)
@@ -238,7 +240,7 @@ async def test_an_observer_hears_of_a_process_that_ends_and_is_started_anew_whil
     diary = Diary()
     with local_worker_pool(1) as pool, driver_over() as driver:
         (stub,) = make_stubs(pool, None)
-        worker = driver.add(stub)
+        worker = driver.add(Worker(stub))
         driver.subscribe(diary)
         await diary.until("ready", worker)
         diary.entries.clear()
@@ -278,21 +280,21 @@ async def test_an_observer_that_raises_is_told_nothing_more(
         driver.subscribe(raising)
         end = driver.subscribe(diary)
         for target in targets:  # now, as they may be ready at once
-            driver.add(make_stubs(target, None)[0])
+            driver.add(Worker(make_stubs(target, None)[0]))
         await driver.ready()
-        await diary.until("ready", *driver.workers)
+        await diary.until("ready", *driver.members)
         assert len(raising.entries) == 1
         assert len(diary.entries) == 2
         (record,) = caplog.records
         assert " raised ValueError: not today; it is told nothing more of workers" in record.getMessage()
         end()
-        driver.remove(driver.workers[0])
+        driver.remove(driver.members[0])
         await driver.ready()
         assert len(diary.entries) == 2
 
 
 async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
-    driver = FleetDriver([])
+    driver = Membership([])
     late = await waiting(driver)
     driver.close()
     with pytest.raises(ClosedError, match="The connections to these workers are closed"):
@@ -300,7 +302,7 @@ async def test_closing_ends_the_wait_of_callers(targets: list[str]) -> None:
     with pytest.raises(ClosedError):
         await driver.ready()
     with pytest.raises(ClosedError):
-        driver.add(make_stubs(targets[0], None)[0])
+        driver.add(Worker(make_stubs(targets[0], None)[0]))
 
 
 async def test_a_fleet_that_nobody_refers_to_asks_nobody() -> None:
@@ -316,8 +318,8 @@ async def test_a_fleet_that_nobody_refers_to_asks_nobody() -> None:
                 self.cancelled.set()
 
     connection = Silent(ExecutorService(fedstack.local_executor_factory()))
-    driver = FleetDriver([])
-    driver.add(ExecutorStub(connection))
+    driver = Membership([])
+    driver.add(Worker(ExecutorStub(connection)))
     assert await asyncio.to_thread(connection.asked.wait, WALL)
     found = weakref.ref(driver)
     del driver
@@ -344,10 +346,10 @@ def test_phases_are_spread_over_the_workers_that_there_are_now(targets: list[str
         with context, fedstack.use_context(context):
             assert squares(list(range(6))) == 55
             assert clients_at(targets[0]) == [6]
-            added = [factory.fleet.add(stubs[target]) for target in every[1:]]
+            added = [factory.workers.add(Worker(stubs[target])) for target in every[1:]]
             assert squares(list(range(6))) == 55
             assert list(map(clients_at, every)) == [[2], [2], [2]]
-            factory.fleet.remove(added[0])
+            factory.workers.remove(added[0])
             assert squares(list(range(6))) == 55
             assert [clients_at(target) for target in (every[0], every[2])] == [[3], [3]]
             gc.collect()

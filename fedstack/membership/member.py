@@ -1,15 +1,18 @@
-"""Defines what a fleet knows of one worker."""
+"""Defines what is known of one peer that may be lost."""
 
 import enum
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 
 from fedstack.errors import FedstackError, ResourceLimitError
-from fedstack.transport.peers.executor_stub import ExecutorStub
+from fedstack.transport.peers.service_stub import ServiceStub
+
+_S = TypeVar("_S", bound=ServiceStub)
 
 
-class State(enum.Enum):
-    """What is known of a worker. It is in exactly one of these states; values are words for people."""
+class MemberState(enum.Enum):
+    """What is known of a member. It is in exactly one of these states; values are words for people."""
 
     NEW = "not asked yet"
     """Nothing has been heard of it."""
@@ -25,36 +28,22 @@ class State(enum.Enum):
     REMOVED = "removed"
 
 
-HOPELESS = frozenset({State.WRONG, State.GONE, State.REMOVED})
+HOPELESS = frozenset({MemberState.WRONG, MemberState.GONE, MemberState.REMOVED})
 """In these states waiting does not help."""
 
 
-@attrs.frozen
-class Features:
-    """What a worker can do, as it has said itself.
-
-    Attributes:
-      phases: Whether it runs whole client phases.
-      searches: Whether it looks for clients that end its process, in processes of its own.
-      threads: How many functions it runs at the same time at most; `None` if it does not say.
-    """
-
-    phases: bool = False
-    searches: bool = False
-    threads: int | None = None
-
-
 @attrs.define(eq=False, repr=False)
-class Worker:
-    """One worker. Only its `Fleet` changes what is here, on the transport's loop; any thread may read it.
+class Member(Generic[_S]):
+    """One peer that is dialled. Only its `Members` change its state, on the transport's loop; any thread may read it.
+
+    Subclasses know what to ask it, and keep what it says of itself.
 
     Attributes:
-      stub: Calls it. A fleet uses its address only.
+      stub: Calls it. `Members` use its address only.
       supervised: Whether something else says when it is lost and when it is back, so that it is not searched for.
       can_look: Whether it can be looked for at any time; if not, only waiting shows that it is back.
       state: What is known of it.
       cause: Why it is not ready, where that is known.
-      features: What it can do, as it said when it last answered.
       asking: Whether it is being asked now if it is there.
       ask_at: When to ask it next; `None` if it is being asked or need not be.
       pause: How long to wait after the next attempt in vain, in seconds.
@@ -62,17 +51,23 @@ class Worker:
       refused_at: When it said so.
     """
 
-    stub: ExecutorStub
+    stub: _S
     supervised: bool = False
     can_look: bool = True
-    state: State = State.NEW
+    state: MemberState = MemberState.NEW
     cause: Exception | None = None
-    features: Features = Features()
     asking: bool = False
     ask_at: float | None = None
     pause: float = 0.0
     refusal: ResourceLimitError | None = None
     refused_at: float = 0.0
+
+    async def ask(self) -> None:
+        """Asks the peer, which can be reached, whether it is of use; keeps what it says of itself.
+
+        Raises:
+          FedstackError: If it is not.
+        """
 
     @property
     def address(self) -> str:
@@ -82,18 +77,22 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """Whether it is known to be there."""
-        return self.state is State.READY
+        return self.state is MemberState.READY
 
     def cause_after(self, seconds: float) -> str:
         """Returns why it is not there, in a line, for a caller that has waited that long."""
         return f"no answer within {seconds:g} s" if self.cause is None else self.line_of(self.cause)
 
     def line_of(self, error: Exception) -> str:
-        """Returns what an error of this worker says, in a line."""
+        """Returns what an error of this member says, in a line."""
         known = error.causes.get(self.address) if isinstance(error, FedstackError) else None
         found = str(error).removeprefix(f"The call to {self.address} failed with ")
         return known or found.partition("\n")[0]
 
     def __repr__(self) -> str:
         cause = "" if self.cause is None else f": {self.cause}"
-        return f"<Worker {self.address} {self.state.value}{cause}>"
+        return f"<{type(self).__name__} {self.address} {self.state.value}{cause}>"
+
+
+AnyMember: TypeAlias = "Member[Any]"
+M = TypeVar("M", bound=AnyMember)

@@ -8,7 +8,7 @@ import pytest
 
 import fedstack
 from fedstack.contexts import SyncExecutionContext
-from fedstack.executors.fleet import waits
+from fedstack.membership import waits
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.service.limits.limits import ServiceLimits
 from fedstack.testing.in_memory_connection import InMemoryConnection

@@ -18,13 +18,12 @@ from fedstack.executors.base.phase_engine import FoldedPhase, PhaseEngine, Phase
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.composing_executor import ComposedPhases, composed, even_counts
 from fedstack.executors.concurrency.sync_driver import need_event_loop
-from fedstack.executors.fleet.fleet_driver import FleetDriver
-from fedstack.executors.fleet.plain_phases import PlainPhases
-from fedstack.executors.fleet.worker import Worker
-from fedstack.executors.fleet.worker_sessions import WorkerSessions
 from fedstack.executors.folds.phase_sink import PhaseResult
 from fedstack.executors.remote.phases.lost_ranges import Suspects
+from fedstack.executors.remote.workers import Worker, Workers
 from fedstack.executors.remote_executor import RemoteExecutor
+from fedstack.executors.stacks.plain_phases import PlainPhases
+from fedstack.executors.stacks.worker_sessions import WorkerSessions
 from fedstack.foundations.error_text import counted
 from fedstack.transport.wire.status import RemoteTraceback
 
@@ -61,7 +60,7 @@ class FleetPhases(PhaseEngine):
     def __init__(
         self,
         server: ProgramEngine,
-        fleet: FleetDriver,
+        workers: Workers,
         num_clients: int,
         *,
         max_fanout: int,
@@ -69,7 +68,7 @@ class FleetPhases(PhaseEngine):
         make_remote: Callable[[Worker], RemoteExecutor],
     ) -> None:
         super().__init__(server)
-        self._fleet = fleet
+        self._workers = workers
         self._num_clients = num_clients
         self._max_fanout = max_fanout
         self._sessions = sessions
@@ -84,7 +83,7 @@ class FleetPhases(PhaseEngine):
         self, phase: Phase, inputs: Sequence[object], arguments: FoldArguments, clients: range, *, all_clients: bool
     ) -> FoldedPhase:
         await need_event_loop()
-        ready = await self._fleet.ready()
+        ready = await self._workers.ready()
         losses = current_scope().losses
         able = [worker for worker in ready if worker.features.searches] if losses else []
         if losses and able and (suspects := losses.suspects(phase)):
@@ -99,7 +98,7 @@ class FleetPhases(PhaseEngine):
                     found = f"it ended {counted(ended, 'worker')} before it was found; mend the function"
                     raise with_place(error, found) from error.__cause__
             losses.forget(phase)
-            ready = await self._fleet.ready()
+            ready = await self._workers.ready()
         spread = self._spread_over(await self._sessions.with_room(ready, max(self._num_clients, 1)))
         spread.running += 1
         try:
@@ -169,7 +168,7 @@ class WorkersExecutor(VerbExecutor):
 
     Args:
       server: The executor of unplaced work and of work at the server. It is closed with this one.
-      fleet: The workers. They are not closed with this executor.
+      workers: The workers. They are not closed with this executor.
       num_clients: The number of clients.
       max_fanout: The most parts that a phase is composed of directly; where there are more, in levels.
       sessions: The sessions of phases at the workers; they stay open.
@@ -179,7 +178,7 @@ class WorkersExecutor(VerbExecutor):
     def __init__(
         self,
         server: Executor,
-        fleet: FleetDriver,
+        workers: Workers,
         num_clients: int,
         *,
         max_fanout: int,
@@ -187,10 +186,10 @@ class WorkersExecutor(VerbExecutor):
         make_remote: Callable[[Worker], RemoteExecutor],
     ) -> None:
         self.server, programs = with_programs(server)
-        self._fleet = fleet
+        self._workers = workers
         phases = FleetPhases(
             programs,
-            fleet,
+            workers,
             num_clients,
             max_fanout=max_fanout,
             sessions=sessions,
@@ -200,7 +199,7 @@ class WorkersExecutor(VerbExecutor):
 
     @property
     def label(self) -> str:
-        workers = ", ".join(f"{worker.address} ({worker.state.value})" for worker in self._fleet.workers)
+        workers = ", ".join(f"{worker.address} ({worker.state.value})" for worker in self._workers.members)
         return f"{super().label} with {counted(self.known_clients or 0, 'client')}, workers: {workers}"
 
 

@@ -1,15 +1,16 @@
 """Whatever happens to workers and callers in whatever order, a fleet keeps its promises."""
 
 from example_counts import examples
-from fake_fleet import ABLE, AWAY, WRONG, FakeFleet
+from fake_members import AWAY, WRONG, FakeMembers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedstack.errors import ResourceLimitError
-from fedstack.executors.fleet.fleet import AGAIN_SECONDS, LONGEST_PAUSE
-from fedstack.executors.fleet.waits import GiveUp, LookFor, Use, Wait
-from fedstack.executors.fleet.worker import HOPELESS, State, Worker
+from fedstack.executors.remote.workers import Worker
+from fedstack.membership.member import HOPELESS, MemberState
+from fedstack.membership.members import AGAIN_SECONDS, LONGEST_PAUSE
+from fedstack.membership.waits import GiveUp, LookFor, Use, Wait
 
 CONNECT_SECONDS = 10.0
 # What a wait may add to that: for workers that are found again, and since pauses end late here.
@@ -23,26 +24,26 @@ class FleetPromises(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = FakeFleet(CONNECT_SECONDS)
+        self.fleet = FakeMembers(CONNECT_SECONDS)
         self.waits: dict[Wait, float] = {}
         self.removed: set[Worker] = set()
-        self.told: dict[Worker, State] = {}
+        self.told: dict[Worker, MemberState] = {}
 
     @initialize(count=st.integers(0, 3))
     def begin(self, count: int) -> None:
         for _ in range(count):
             self.add(False)
 
-    def pick(self, number: int, state: State | None = None) -> Worker | None:
-        among = [worker for worker in self.fleet.workers if state is None or worker.state is state]
+    def pick(self, number: int, state: MemberState | None = None) -> Worker | None:
+        among = [worker for worker in self.fleet.members if state is None or worker.state is state]
         return among[number % len(among)] if among else None
 
     def after(self) -> None:
         """Does what a driver does after each event, but for the waiting."""
         self.fleet.due()
         for change in self.fleet.take_changes():
-            assert self.told.get(change.worker, State.NEW) is change.before is not change.after
-            self.told[change.worker] = change.after
+            assert self.told.get(change.member, MemberState.NEW) is change.before is not change.after
+            self.told[change.member] = change.after
 
     # What happens to workers.
 
@@ -62,11 +63,11 @@ class FleetPromises(RuleBasedStateMachine):
     @rule(number=PICKS, error=st.none() | ERRORS)
     def hear(self, number: int, error: Exception | None) -> None:
         """One that is being asked answers, or does not."""
-        asking = [worker for worker in self.fleet.workers if worker.asking]
+        asking = [worker for worker in self.fleet.members if worker.asking]
         if asking:
             worker = asking[number % len(asking)]
             if error is None:
-                self.fleet.answered(worker, ABLE)
+                self.fleet.answered(worker)
             else:
                 self.fleet.failed(worker, error)
             self.after()
@@ -88,7 +89,7 @@ class FleetPromises(RuleBasedStateMachine):
 
     @rule(number=PICKS, is_full=st.booleans())
     def be_full(self, number: int, is_full: bool) -> None:
-        worker = self.pick(number, State.READY)
+        worker = self.pick(number, MemberState.READY)
         if worker is not None:
             if is_full:
                 self.fleet.full(worker, ResourceLimitError("no room"))
@@ -102,7 +103,7 @@ class FleetPromises(RuleBasedStateMachine):
     def late_news(self, error: Exception) -> None:
         """What is heard of a removed worker does not count."""
         for worker in self.removed:
-            self.fleet.answered(worker, ABLE)
+            self.fleet.answered(worker)
             self.fleet.failed(worker, error)
             self.fleet.lost(worker, error)
             self.fleet.returned(worker)
@@ -133,18 +134,18 @@ class FleetPromises(RuleBasedStateMachine):
             self.look_for(decision, listening)
             decision = wait.decide()
         if isinstance(decision, Use):
-            assert decision.workers == [w for w in self.fleet.workers if w.state is State.READY] != []
+            assert decision.members == [w for w in self.fleet.members if w.state is MemberState.READY] != []
         elif isinstance(decision, GiveUp):
-            assert not any(worker.is_ready for worker in self.fleet.workers)
+            assert not any(worker.is_ready for worker in self.fleet.members)
         else:
             assert 0 < decision.seconds <= AGAIN_SECONDS
-            assert not self.fleet.workers or any(w.state not in HOPELESS for w in self.fleet.workers)
+            assert not self.fleet.members or any(w.state not in HOPELESS for w in self.fleet.members)
             assert self.fleet.time.now - self.waits[wait] <= CONNECT_SECONDS + MORE_SECONDS
             return
         del self.waits[wait]
 
     def look_for(self, decision: LookFor, listening: int) -> None:
-        for index, worker in enumerate(decision.workers):
+        for index, worker in enumerate(decision.members):
             assert worker.state not in HOPELESS
             assert worker not in self.removed
             if listening >> index & 1:
@@ -155,25 +156,29 @@ class FleetPromises(RuleBasedStateMachine):
 
     @invariant()
     def a_worker_is_in_exactly_one_state(self) -> None:
-        for worker in self.fleet.workers:
-            assert worker.state is self.told.get(worker, State.NEW)
-            assert worker.state is not State.REMOVED
+        for worker in self.fleet.members:
+            assert worker.state is self.told.get(worker, MemberState.NEW)
+            assert worker.state is not MemberState.REMOVED
             assert (worker.cause is None) or not worker.is_ready
-            assert (worker.cause is not None) or worker.state not in (State.AWAY, State.WRONG, State.GONE)
+            assert (worker.cause is not None) or worker.state not in (
+                MemberState.AWAY,
+                MemberState.WRONG,
+                MemberState.GONE,
+            )
         for worker in self.removed:
-            assert worker.state is State.REMOVED
-            assert worker not in self.fleet.workers
+            assert worker.state is MemberState.REMOVED
+            assert worker not in self.fleet.members
         assert self.fleet.number_ready == len(self.fleet.ready)
-        assert self.fleet.states == {worker.state for worker in self.fleet.workers}
+        assert self.fleet.states == {worker.state for worker in self.fleet.members}
 
     @invariant()
     def exactly_those_are_asked_of_whom_that_tells_something(self) -> None:
-        for worker in [*self.fleet.workers, *self.removed]:
+        for worker in [*self.fleet.members, *self.removed]:
             is_asked = worker.asking or worker.ask_at is not None
             assert not (worker.asking and worker.ask_at is not None)
-            if worker.state in (State.READY, State.GONE, State.REMOVED):
+            if worker.state in (MemberState.READY, MemberState.GONE, MemberState.REMOVED):
                 assert not is_asked
-            elif not worker.supervised or worker.state in (State.NEW, State.BACK):
+            elif not worker.supervised or worker.state in (MemberState.NEW, MemberState.BACK):
                 assert is_asked
         seconds = self.fleet.seconds_to_due()
         assert seconds is None or 0 <= seconds <= LONGEST_PAUSE

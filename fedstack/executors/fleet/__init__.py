@@ -1,1 +1,0 @@
-"""Which workers are there, and which clients each of them gets."""

@@ -1,0 +1,1 @@
+"""Who is there: peers that are dialled and may be lost, and how long callers wait for them."""

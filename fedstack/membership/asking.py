@@ -1,0 +1,165 @@
+"""Finds out whether peers are there: all that a membership asks of stubs and their connections."""
+
+import asyncio
+import contextvars
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+import attrs
+
+from fedstack.errors import FedstackError
+from fedstack.membership.member import AnyMember, M, MemberState
+from fedstack.membership.members import FIRST_PAUSE, LONGEST_PAUSE, Members
+from fedstack.transport.peers.io_loop import IoLoop, start_apart
+
+# How long it may take to find out whether a member that was away listens now.
+_LOOK_SECONDS = 0.5
+# How often to look for losses as long as there are observers.
+_WATCH_SECONDS = 0.1
+
+
+@attrs.frozen
+class Loss:
+    """What is known of a member that is away.
+
+    Attributes:
+      error: The error to raise for it.
+      for_good: Whether it does not come back.
+    """
+
+    error: FedstackError
+    for_good: bool
+
+
+class Asker(Generic[M]):
+    """Asks members whether they are there, when the machine says so. Used on the transport's loop.
+
+    Args:
+      members: The machine, which hears the answers.
+      io: The transport's loop.
+      go_on: A method to call after an answer, and when it is time to look or to ask again; it calls `step`. Asking
+        ends once the object of that method is gone.
+    """
+
+    def __init__(self, members: Members[M], io: IoLoop, go_on: Callable[[], None]) -> None:
+        self._members = members
+        self._go_on = weakref.WeakMethod(go_on)
+        self._tasks: dict[M, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looked = -math.inf
+        weakref.finalize(self, _abandon, self._tasks, io).atexit = False
+
+    def step(self, *, watches: bool = False) -> None:
+        """Asks the members that are due, and stops asking those that need not be asked any more.
+
+        Args:
+          watches: Whether to look for losses now and then though no member is to be asked.
+        """
+        if watches and self._seconds_to_look() <= 0:
+            self.look()
+        for member in self._members.take_at_rest():
+            if (task := self._tasks.pop(member, None)) is not None:
+                task.cancel()
+        for member in self._members.due():
+            self._tasks[member] = start_apart(_ask(member, weakref.WeakMethod(self.heard)))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        seconds = self._members.seconds_to_due()
+        if watches:
+            seconds = min(self._seconds_to_look(), math.inf if seconds is None else seconds)
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds, _call, self._go_on, context=contextvars.Context())
+
+    def _seconds_to_look(self) -> float:
+        return self._looked + _WATCH_SECONDS - self._members.clock()
+
+    def look(self) -> None:
+        """Finds out, without asking them, which members are known to have ended; this takes time for each of them."""
+        self._looked = self._members.clock()
+        for member in self._members.members:
+            loss = loss_of(member)
+            # Of one that was found again this may be old; its answer will tell.
+            if loss is not None and (loss.for_good or member.state is not MemberState.BACK):
+                self._members.lost(member, loss.error, for_good=loss.for_good)
+
+    def heard(self, member: M, error: Exception | None) -> None:
+        """Records that a member has answered or failed; called by the task that has asked it."""
+        if self._tasks.get(member) is not asyncio.current_task():
+            return  # cancelled, and what it awaited ended at the same time
+        del self._tasks[member]
+        loss = loss_of(member)
+        if error is None:
+            self._members.answered(member)
+        elif loss is not None and loss.for_good:
+            self._members.lost(member, loss.error, for_good=True)
+        else:
+            self._members.failed(member, error if loss is None else loss.error)
+        _call(self._go_on)
+
+    async def end(self) -> None:
+        """Stops asking, and returns once that is done; the machine is closed before."""
+        tasks = list(self._tasks.values())
+        self.step()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask(member: M, heard: "weakref.WeakMethod[Callable[[M, Exception | None], None]]") -> None:
+    """Asks a member whether it is there. This refers to that member only, and so keeps nothing else alive."""
+    found: Exception | None = None
+    try:
+        await _reach(member)
+    except Exception as error:
+        found = error.with_traceback(None)  # its frames would be kept as long as the member is away
+    hear = heard()
+    if hear is not None:
+        hear(member, found)
+
+
+def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    """Calls a method of something if that is still there."""
+    found = method()
+    if found is not None:
+        found()
+
+
+def _abandon(tasks: "dict[M, asyncio.Task[None]]", io: IoLoop) -> None:
+    """Stops asking for a membership that is gone; a finalizer."""
+
+    def end() -> None:
+        for task in tasks.values():
+            task.cancel()
+
+    io.call_soon(end)
+
+
+async def _reach(member: AnyMember) -> None:
+    """Returns once a member can be reached and has said what it can do.
+
+    Raises:
+      FedstackError: If it cannot be, or is of no use.
+    """
+    while True:
+        await member.stub.connection.wait_ready(LONGEST_PAUSE)
+        await member.ask()
+        loss = loss_of(member)
+        if loss is None:
+            return
+        if loss.for_good:
+            raise loss.error
+        await asyncio.sleep(FIRST_PAUSE)  # it was started anew, which is not known everywhere yet
+
+
+def loss_of(member: AnyMember) -> Loss | None:
+    """Returns what is known of a member's end without asking it; `None` if nothing is."""
+    error = member.stub.loss()
+    return None if error is None else Loss(error, member.stub.is_gone)
+
+
+async def listening(members: Sequence[M]) -> list[M]:
+    """Returns those of some members that can be reached now, whatever was so before."""
+    found = await asyncio.gather(*(member.stub.connection.look(_LOOK_SECONDS) for member in members))
+    return [member for member, listens in zip(members, found) if listens]

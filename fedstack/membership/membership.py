@@ -1,0 +1,237 @@
+"""Carries out what `Members` decide: asks peers on the transport's loop, lets callers wait, notifies observers."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic
+
+from fedstack.computations.values.number_checks import check_number
+from fedstack.errors import ResourceLimitError
+from fedstack.membership.asking import Asker, listening, loss_of
+from fedstack.membership.member import M, MemberState
+from fedstack.membership.members import Members
+from fedstack.membership.membership_observer import MembershipObserver, MembershipObservers
+from fedstack.membership.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
+from fedstack.transport.peers.io_loop import IoLoop, io_loop
+from fedstack.transport.wire.connection_errors import listed
+
+_logger = logging.getLogger(__name__)
+# How long a caller waits without a word about it; longer than it takes to find out why a member is away.
+_QUIET_SECONDS = 2.5
+
+
+class Membership(Generic[M]):
+    """Peers that come and go, for callers on any loop. Only this speaks to their connections.
+
+    Members are asked from the first use on, and until this is closed or dropped; connections end with their stubs then.
+
+    Args:
+      members: Those of the beginning. Their stubs are closed with this.
+      connect_seconds: How long to wait for the first that is ready.
+      clock: Returns the time in seconds; by default that of the loop.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[M],
+        connect_seconds: float = 10.0,
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        check_number("connect_seconds", connect_seconds, endless=True)
+        self._io: IoLoop = members[0].stub.io if members else io_loop
+        self._members: Members[M] = Members(connect_seconds, clock or self._io.time)
+        self._asker: Asker[M] = Asker(self._members, self._io, self._step)
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, unlike a set: who waits longest wakes first
+        self._observers = MembershipObservers[M]()
+        self._has_announced = False
+        self._closed = False
+        for member in members:
+            self._join(member)
+
+    @property
+    def io(self) -> IoLoop:
+        """The loop where their connections are."""
+        return self._io
+
+    @property
+    def members(self) -> tuple[M, ...]:
+        """All members that there are."""
+        return self._members.members
+
+    # For callers.
+
+    async def ready(self) -> list[M]:
+        """Returns the members that are ready, one at least; waits for it if need be.
+
+        Raises:
+          NoWorkersError: If none is, within the time to connect; the message has all addresses and causes.
+          FedstackError: If none will be, however long one waits: a wrong token will not become right.
+        """
+        return await self._io.run(self._ready())
+
+    def by_room(self, members: Sequence[M]) -> tuple[list[M], list[M]]:
+        """Returns those members that may have room for a session, and those that lately had none."""
+        by_room: tuple[list[M], list[M]] = [], []
+        for member in members:
+            by_room[self._members.is_full(member)].append(member)
+        return by_room
+
+    # What is learned of members. From any thread; it holds for all calls that follow.
+
+    def add(self, member: M) -> M:
+        """Adds a member, which is asked at once; returns it."""
+        if self._closed:
+            raise closed_error()
+        self._post(lambda: self._join(member))
+        return member
+
+    def remove(self, member: M) -> None:
+        """Stops using a member. What runs there goes on; its connection ends with its stub."""
+        self._post(lambda: self._members.remove(member))
+
+    def lost(self, member: M, error: Exception) -> Exception:
+        """Records that a member was found away; it is looked after until it is back. Returns the best cause known."""
+        loss = loss_of(member)
+        found, for_good = (error, False) if loss is None else (loss.error, loss.for_good)
+        self._post(lambda: self._members.lost(member, found, for_good=for_good))
+        return found
+
+    def returned(self, member: M) -> None:
+        """Records that a member is said to be there again."""
+        self._post(lambda: self._members.returned(member))
+
+    def full(self, member: M, refusal: ResourceLimitError) -> None:
+        """Records that a member has no room for a session."""
+
+        def note() -> None:
+            if self._members.full(member, refusal) and len(self.members) > 1:  # else the caller gets it as an error
+                _logger.warning("Doing without the worker at %s: %s", member.address, refusal)
+
+        self._post(note)
+
+    def has_room(self, member: M) -> None:
+        """Records that a member has made room for a session."""
+        if member.refusal is not None:
+            self._post(lambda: self._members.has_room(member))
+
+    def subscribe(self, observer: MembershipObserver[M]) -> Callable[[], None]:
+        """Notifies an observer of what becomes of members from now on; returns what ends that.
+
+        Losses that a source of members knows of, such as the end of a pool's process, are noticed without any call. An
+        observer that raises is dropped.
+        """
+        end = self._observers.add(observer)
+        self._post(lambda: None)  # from here on the members are looked after
+        return end
+
+    def close(self, users: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Closes the connections. Idempotent; waits for it where that blocks no event loop.
+
+        Args:
+          users: End what uses the connections, on the transport's loop. Calls may go on: they end with their sessions,
+            which the peers would keep for a while if the connections were closed first.
+        """
+        if not self._closed:
+            self._closed = True
+            self._io.finish(self._close(users))
+
+    def _post(self, event: Callable[[], object]) -> None:
+        """Lets an event happen on the transport's loop, in the order in which this is called."""
+
+        def happen() -> None:
+            event()
+            self._step()
+
+        self._io.loop.call_soon_threadsafe(happen, context=contextvars.Context())
+
+    # On the transport's loop, from here on.
+
+    def _join(self, member: M) -> None:
+        member.can_look = member.stub.connection.can_look
+        self._members.add(member)
+
+    async def _ready(self) -> list[M]:
+        self._look()
+        wait = Wait(self._members)
+        timer = asyncio.get_running_loop().call_later(
+            _QUIET_SECONDS, self._announce, wait.seconds, context=contextvars.Context()
+        )
+        try:
+            return await self._decided(wait)
+        finally:
+            timer.cancel()
+
+    def _announce(self, seconds: float) -> None:
+        """Says that a caller waits, once until a member is ready."""
+        if self._members.ready or self._has_announced or seconds <= _QUIET_SECONDS:
+            return
+        self._has_announced = True
+        causes = {member.address: member.cause_after(_QUIET_SECONDS) for member in self.members}
+        _logger.warning(
+            "No worker is ready; waiting for the first for up to %g s (connect_seconds):%s", seconds, listed(causes)
+        )
+
+    async def _decided(self, wait: Wait[M]) -> list[M]:
+        has_looked = True
+        while True:
+            match wait.decide():
+                case Use() | GiveUp() if not has_looked:
+                    has_looked = True
+                case Use(members):
+                    return members
+                case GiveUp(error):
+                    try:
+                        raise error
+                    finally:
+                        del error  # its frames have this one
+                case LookFor(members):
+                    for member in await listening(members):
+                        self._members.returned(member)
+                case Pause(seconds):
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._waiters[waiter] = None
+                    try:
+                        await asyncio.wait([waiter], timeout=seconds)
+                    finally:
+                        del self._waiters[waiter]
+                    if waiter.done():
+                        # Members that become ready one by one wake us as often as there are members, so a look at all
+                        # of them has time until the pauses or the wait are over.
+                        has_looked = False
+                        continue
+            self._look()
+
+    def _look(self) -> None:
+        self._asker.look()
+        self._step()
+
+    def _step(self) -> None:
+        """Carries out what was decided after events."""
+        self._asker.step(watches=bool(self._observers) and not self._closed)
+        changes = self._members.take_changes()
+        for change in changes:
+            if change.after is MemberState.READY:
+                self._has_announced = False
+                _logger.debug("The worker at %s is ready", change.member.address)
+            elif change.after is MemberState.WRONG and len(self.members) > 1:  # else the caller gets it as an error
+                _logger.warning("Doing without the worker at %s: %s", change.member.address, change.cause)
+            self._observers.tell(change)
+        if changes:
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _close(self, users: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        self._members.close()
+        self._wake()
+        await asyncio.gather(self._asker.end(), *(end() for end in users), return_exceptions=True)
+        for member in self.members:
+            await member.stub.close()
+
+    def __repr__(self) -> str:
+        return f"<Membership over {self._members!r}>"

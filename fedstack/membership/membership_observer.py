@@ -1,0 +1,73 @@
+"""Notifies observers of what becomes of members."""
+
+import logging
+from collections.abc import Callable
+from typing import Generic
+
+from fedstack.membership.member import M, MemberState
+from fedstack.membership.members import Change
+from fedstack.observe.events import WorkerLost, WorkerReady
+from fedstack.observe.observers import log_raised, observers
+
+_logger = logging.getLogger(__name__)
+
+
+class MembershipObserver(Generic[M]):
+    """Hears what becomes of members, on the transport's loop. Override what you want to know; it must not block."""
+
+    def ready(self, member: M) -> None:
+        """A member is ready, for the first time or again."""
+
+    def lost(self, member: M, error: Exception) -> None:
+        """A member that was ready is not any more; called once, however that was found out."""
+
+    def removed(self, member: M) -> None:
+        """A member has been removed."""
+
+
+class MembershipObservers(Generic[M]):
+    """The observers of one membership. They may come and go on any thread."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[MembershipObserver[M], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._observers)
+
+    def add(self, observer: MembershipObserver[M]) -> Callable[[], None]:
+        """Adds one; returns what removes it."""
+        self._observers = (*self._observers, observer)
+        return lambda: self._remove(observer)
+
+    def _remove(self, observer: MembershipObserver[M]) -> None:
+        self._observers = tuple(other for other in self._observers if other is not observer)
+
+    def tell(self, change: Change[M]) -> None:
+        """Notifies all of them, and those of this process; one that raises is dropped."""
+        if observers.present:
+            _report(change)
+        for observer in self._observers:
+            try:
+                if change.after is MemberState.READY:
+                    observer.ready(change.member)
+                elif change.after is MemberState.REMOVED:
+                    observer.removed(change.member)
+                elif (cause := _loss(change)) is not None:
+                    observer.lost(change.member, cause)
+            except Exception as error:
+                log_raised(_logger, repr(observer), error, "it is told nothing more of workers")
+                self._remove(observer)
+
+
+def _loss(change: Change[M]) -> Exception | None:
+    """Returns why a member was lost that was ready."""
+    return change.cause if change.before is MemberState.READY else None
+
+
+def _report(change: Change[M]) -> None:
+    """Makes an event for the observers of this process."""
+    member = change.member
+    if change.after is MemberState.READY:
+        observers.tell(WorkerReady(worker=member.address))
+    elif change.after is not MemberState.REMOVED and (cause := _loss(change)) is not None:
+        observers.tell(WorkerLost(worker=member.address, error=type(cause).__name__, reason=member.line_of(cause)))

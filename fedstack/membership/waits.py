@@ -1,0 +1,97 @@
+"""Decides how long a caller waits for the members that are ready, and what is done meanwhile."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeAlias
+
+import attrs
+
+from fedstack.errors import ClosedError
+from fedstack.membership.member import HOPELESS, M, MemberState
+from fedstack.membership.members import AGAIN_SECONDS, Members
+from fedstack.membership.no_members import none_ready
+
+# How long the first member that is ready waits for the others, so that those that come up together are used together.
+_SETTLE_SECONDS = 1.0
+# How long a member that was found again may take to answer.
+_ANSWER_SECONDS = 2.0
+
+
+@attrs.frozen
+class Use(Generic[M]):
+    """The wait is over: these members are ready."""
+
+    members: list[M]
+
+
+@attrs.frozen
+class GiveUp:
+    """The wait was in vain: raise this."""
+
+    error: Exception
+
+
+@attrs.frozen
+class Pause:
+    """Look again after so many seconds, or once something has changed."""
+
+    seconds: float
+
+
+@attrs.frozen
+class LookFor(Generic[M]):
+    """Look whether these members are there again, and record those that have `returned`."""
+
+    members: Sequence[M]
+
+
+Decision: TypeAlias = "Use[M] | GiveUp | Pause | LookFor[M]"
+
+
+class Wait(Generic[M]):
+    """One caller's wait for the members that are ready; it begins when this is made.
+
+    Args:
+      members: The members.
+    """
+
+    def __init__(self, members: Members[M]) -> None:
+        self._members = members
+        self._seconds = members.patience()
+        self._patience = self._seconds
+        self._begun = members.clock()
+        self._has_looked = False
+
+    @property
+    def seconds(self) -> float:
+        """How long the caller waits for the first member that is ready."""
+        return self._seconds
+
+    def decide(self) -> "Decision[M]":
+        """Returns what to do now; to be called again after a `Pause` or `LookFor`."""
+        if self._members.closed:
+            return GiveUp(closed_error())
+        states, is_any_ready = self._members.states, self._members.number_ready > 0
+        patience = min(_SETTLE_SECONDS, self._patience) if is_any_ready else self._patience
+        left = patience - (self._members.clock() - self._begun)
+        is_vain = MemberState.BACK not in states if self._has_looked else states and states <= HOPELESS
+        is_settled = is_any_ready and (left <= 0 or MemberState.NEW not in states)
+        if is_vain or is_settled or (left <= 0 and self._has_looked):
+            return self._over()
+        if left > 0:
+            # In between too: the end of a process need not be reported.
+            return Pause(min(left, AGAIN_SECONDS))
+        # What is known may be seconds old, and a member that is there by now is not to be called away.
+        self._has_looked, self._begun, self._patience = True, self._members.clock(), _ANSWER_SECONDS
+        return LookFor(
+            [w for w in self._members.members if w.state not in HOPELESS and not w.is_ready and not w.supervised]
+        )
+
+    def _over(self) -> "Decision[M]":
+        ready = self._members.ready
+        self._members.waited(in_vain=not ready)
+        return Use(ready) if ready else GiveUp(none_ready(self._members.members, self._seconds))
+
+
+def closed_error() -> ClosedError:
+    """Returns the error for callers of a membership that was closed."""
+    return ClosedError("The connections to these workers are closed; make a new context")
