@@ -14,8 +14,8 @@ from fedstack.computations.plan.tasks import Phase
 from fedstack.errors import FedstackError, LeafError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors.concurrency.progress import name_of
 from fedstack.executors.remote.phases.lost_ranges import Suspects
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
-from fedstack.foundations.time_limits import within_seconds
 
 _logger = logging.getLogger(__name__)
 # As long as workers of ours look for one.
@@ -38,7 +38,7 @@ async def find_ending(run: Callable[[range], Awaitable[object]], phase: Phase, s
     told = suspects.losses, clients.start, clients.stop - 1
     _logger.warning("%d workers have ended while clients %d to %d ran; looking for one that ends its worker", *told)
     try:
-        found = await within_seconds(_halved(run, clients), _MOST_SECONDS)
+        found = await Deadline(_MOST_SECONDS).wait(_halved(run, clients))
     except asyncio.TimeoutError:
         found = None
     if found is None:

@@ -10,7 +10,7 @@ import click
 
 from fedstack.command_line.command import FAILURE, option, seconds
 from fedstack.errors import DeadlineExceededError, FedstackError, InvalidValueError, RemoteError
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 
 if TYPE_CHECKING:
     from fedstack.transport.grpc.credentials import ClientCredentials
@@ -113,7 +113,7 @@ def ask(
             if not (working.done() and explains):
                 raise
             try:
-                explained = await within_seconds(connection.explained(error), _left(end) + _FINISH_SECONDS)
+                explained = await Deadline(_left(end) + _FINISH_SECONDS).wait(connection.explained(error))
             except asyncio.TimeoutError:
                 explained = error
             if explained is error:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import DeadlineExceededError, FedstackError
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ async def within(work: Awaitable[_T], seconds: float | None, what: object) -> _T
       DeadlineExceededError: If it takes longer; it is cancelled.
     """
     try:
-        return await within_seconds(work, seconds)
+        return await Deadline(seconds).wait(work)
     except asyncio.TimeoutError as error:
         if isinstance(error, FedstackError):
             raise

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent import futures
 
 from fedstack.errors import AddressError
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.service.server.listening import TcpListener
 from fedstack.transport.peers.daemon_threads import start_daemon
 
@@ -104,7 +104,7 @@ class PageServer:
         try:
             # What clients do wrong, or do not do in time, is an end of their connection and nothing else.
             with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-                await within_seconds(self._answer(reader, writer), SECONDS)
+                await Deadline(SECONDS).wait(self._answer(reader, writer))
         finally:
             writer.transport.abort()
             self._open.pop(writer, None)

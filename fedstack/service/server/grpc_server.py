@@ -10,8 +10,8 @@ from typing import Any, cast
 from fedstack.computations.values.number_checks import check_bool, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
-from fedstack.foundations.time_limits import within_seconds
 from fedstack.service.limits.fair_shares import NOBODY, caller_at, caller_with
 from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.processes.inherited_sockets import let_go_of_sockets
@@ -212,7 +212,7 @@ class GrpcServer:
         await self._wait_idle_or_grace()
         self._meter.stop()
         try:
-            await within_seconds(self._router.end_calls(), _LAST_SECONDS)
+            await Deadline(_LAST_SECONDS).wait(self._router.end_calls())
         except asyncio.TimeoutError:
             _logger.warning("Stopping before the end of %s", counted(self._router.running, "call"))
         if self._server is not None:

@@ -11,7 +11,7 @@ from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.service.server.server_thread import Hosted, ServerThread
 from fedstack.transport.peers.io_loop import io_loop, start_apart
 
@@ -138,7 +138,7 @@ class OwnedServer(ClosesOnExit):
 
 async def _has_stopped(server: Hosted, timeout: float | None) -> bool:
     with contextlib.suppress(asyncio.TimeoutError):
-        await within_seconds(server.wait(), timeout)
+        await Deadline(timeout).wait(server.wait())
     return server.has_stopped
 
 

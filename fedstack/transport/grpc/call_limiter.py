@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from fedstack.errors import DeadlineExceededError
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 
 
 class CallLimiter:
@@ -54,7 +54,7 @@ class CallLimiter:
         while (left := max(begun, self._answered) + seconds - self._clock()) > 0:
             acquiring = asyncio.ensure_future(self._slots.acquire())
             try:
-                await within_seconds(acquiring, left)
+                await Deadline(left).wait(acquiring)
                 return
             except asyncio.TimeoutError:
                 if _has_got(acquiring):  # in the step in which the time was over

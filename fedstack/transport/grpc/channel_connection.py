@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import ClosedError, InvalidValueError, WorkerUnavailableError
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.transport.grpc.channels import Channel
 from fedstack.transport.grpc.grpc_calls import (
     HEALTH_WATCH,
@@ -104,7 +104,7 @@ class ChannelConnection(WholeConnection):
     async def wait_ready(self, seconds: float) -> None:
         self._check_open()
         try:
-            await within_seconds(self._until_ready(), seconds)
+            await Deadline(seconds).wait(self._until_ready())
         except asyncio.TimeoutError:
             error = await failure_of_asking(self)
             if error is not None:

@@ -13,7 +13,7 @@ from fedstack.errors import (
     FedstackError,
     WorkerUnavailableError,
 )
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.transport.grpc.blocking_calls import BlockingCalls
 from fedstack.transport.grpc.call_limiter import CallLimiter
 from fedstack.transport.grpc.channels import ANY_COMPRESSION, COMPRESSION, Options, open_blocking_channel, open_channel
@@ -198,7 +198,7 @@ class GrpcConnection(WholeConnection):
     async def wait_ready(self, seconds: float) -> None:
         channel = self._open()
         try:
-            await within_seconds(self._until_ready(channel), seconds)
+            await Deadline(seconds).wait(self._until_ready(channel))
         except grpc.aio.UsageError:
             if channel is self._channel:
                 raise
@@ -208,7 +208,7 @@ class GrpcConnection(WholeConnection):
             if error is None:
                 return
             try:
-                error = await within_seconds(self.explained(error), _EXPLAIN_SECONDS)
+                error = await Deadline(_EXPLAIN_SECONDS).wait(self.explained(error))
             except asyncio.TimeoutError:
                 error = await failure_of_asking(self)
             if error is not None:

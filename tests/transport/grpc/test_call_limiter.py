@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from fedstack.errors import DeadlineExceededError
+from fedstack.foundations.deadline import Deadline
 from fedstack.testing.simulation.virtual_loop import VirtualLoop
 from fedstack.transport.grpc import call_limiter
 from fedstack.transport.grpc.call_limiter import CallLimiter
@@ -87,13 +88,14 @@ async def test_a_call_that_is_cancelled_takes_no_turn_with_it():
 
 
 async def test_a_call_whose_turn_comes_when_its_time_is_over_takes_it(monkeypatch: pytest.MonkeyPatch):
-    async def late(work, seconds):
-        """As since Python 3.12, where the work ends after the step in which its time was over."""
-        await work
-        raise asyncio.TimeoutError
+    class Late(Deadline):
+        async def wait(self, work, late=asyncio.TimeoutError):
+            """The work ends after the step in which its time was over."""
+            await work
+            raise late()
 
     turns = CallLimiter(1)
-    monkeypatch.setattr(call_limiter, "within_seconds", late)
+    monkeypatch.setattr(call_limiter, "Deadline", Late)
 
     async def wait():
         async with turns.turn(WALL, "h:1"):

@@ -11,7 +11,7 @@ from typing import cast
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import FedstackError, StaleSessionError
 from fedstack.executors.remote.sessions.remote_sessions import RemoteSession
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.traceback_filter import without_frames
 from fedstack.transport.peers.io_loop import start_apart
 from fedstack.transport.wire.disposal import DisposalQueue
@@ -72,7 +72,7 @@ class SessionKeeper:
             stub = self.session.stub
             try:
                 seconds = _END_SECONDS_IN_VAIN if stub.out_of_reach else _END_SECONDS
-                await within_seconds(self._say_goodbye(), seconds)
+                await Deadline(seconds).wait(self._say_goodbye())
             except (RetryableError, asyncio.TimeoutError) as error:
                 stub.out_of_reach = True
                 without_frames(error)

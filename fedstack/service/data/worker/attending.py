@@ -5,8 +5,8 @@ import contextlib
 import logging
 
 from fedstack.errors import FedstackError, StaleSessionError, WorkerUnavailableError
+from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.drawn_ids import draw_id
-from fedstack.foundations.time_limits import within_seconds
 from fedstack.foundations.traceback_filter import consume_exception, without_frames
 from fedstack.proto.data_service_pb2 import AttendRequest, AttendResponse, Commit, DataWorkerAddress
 from fedstack.transport.grpc.file_watch import Renewed
@@ -125,7 +125,7 @@ class Attending:
             await asyncio.wait([attending], timeout=_LEAVE_SECONDS)
         await asyncio.gather(attending, return_exceptions=True)
         with contextlib.suppress(FedstackError, asyncio.TimeoutError):
-            await within_seconds(self._stub.attend(self._request(leaves=True)), _LEAVE_SECONDS)
+            await Deadline(_LEAVE_SECONDS).wait(self._stub.attend(self._request(leaves=True)))
 
     async def close(self) -> None:
         """Attends no more, and closes the stub. Idempotent."""

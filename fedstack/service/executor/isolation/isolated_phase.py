@@ -32,7 +32,7 @@ from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.worker.phase_pipeline import AdmittedPhase, PhaseHost, admit
 from fedstack.executors.worker.received import Received
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest
 from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation.isolation_child import LENGTH
@@ -84,9 +84,8 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
         core, [LENGTH.pack(len(header)), header, *admitted.unpacker.buffers], threads.max_threads if threads else CORES
     )
     try:
-        await within_seconds(
-            search.find(clients, sorted(set(request.suspect) & set(clients))[:_MOST_SUSPECTS]),
-            core.limits.isolation_seconds,
+        await Deadline(core.limits.isolation_seconds).wait(
+            search.find(clients, sorted(set(request.suspect) & set(clients))[:_MOST_SUSPECTS])
         )
     except asyncio.TimeoutError:
         _logger.warning(

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fedstack.errors import DeadlineExceededError, InvalidValueError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES, sized
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.service.limits.limits import option_of
 from fedstack.transport.grpc.grpc_module import grpc
 from fedstack.transport.peers.methods import Answers
@@ -104,7 +104,7 @@ class CallStream:
 
     async def _read_within(self, seconds: float, which: str) -> bytes | None:
         try:
-            return await within_seconds(self._read(), seconds)
+            return await Deadline(seconds).wait(self._read())
         except asyncio.TimeoutError:
             raise too_slow(seconds, which) from None
 

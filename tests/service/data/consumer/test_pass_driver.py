@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fedstack.errors import StaleSessionError
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.foundations.deadline import Deadline
 from fedstack.service.data.consumer.pass_driver import PassDriver
 from fedstack.service.data.consumer.pass_plan import Read, Take, TakenRange
 
@@ -47,5 +47,5 @@ async def test_news_that_come_while_others_are_told_are_told_as_well() -> None:
     answering = asyncio.ensure_future(PassDriver._answer(driver, Take(1, 1)))
     await asyncio.sleep(0)
     driver._wake.set()
-    assert cast(object, await within_seconds(answering, WALL)) == "answered"
+    assert cast(object, await Deadline(WALL).wait(answering)) == "answered"
     assert [one.finished for one in told] == [(1,), (1, 2)]
