@@ -24,7 +24,7 @@ _C = TypeVar("_C", bound="SyncContext | AsyncContext")
 
 
 @attrs.define(eq=False)
-class _Block:
+class _InForce:
     """A block in which a context is in force.
 
     Attributes:
@@ -43,7 +43,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks: list[_Block] = []
+        self.blocks: list[_InForce] = []
 
 
 _thread = _Thread()
@@ -52,7 +52,7 @@ _thread = _Thread()
 def _enter(context: SyncContext | AsyncContext) -> None:
     installed = get_context_stack().install(context)
     installed.__enter__()
-    _thread.blocks.append(_Block(context, installed))
+    _thread.blocks.append(_InForce(context, installed))
 
 
 def _leave(context: SyncContext | AsyncContext, error: BaseException | None, is_entered: bool) -> None:
@@ -116,7 +116,7 @@ class InForceInBlocks(ClosesOnExit):
         return self.is_entered and super()._was_last()
 
 
-class _Use(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
+class _UsedContext(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
     """Blocks in which a context is in force: one after the other, inside each other, in several threads."""
 
     def __init__(self, context: _C) -> None:
@@ -137,7 +137,7 @@ class _Use(contextlib.AbstractContextManager[_C], contextlib.ContextDecorator):
         _leave(self._context, error, is_entered)
 
 
-def use_context(context: _C) -> _Use[_C]:
+def use_context(context: _C) -> _UsedContext[_C]:
     """Makes `context` the one that computations are run in, for the block and in this thread. It stays open.
 
     The language keeps its contexts per thread; use this in every thread that calls computations. Tasks of one event
@@ -161,4 +161,4 @@ def use_context(context: _C) -> _Use[_C]:
             f"Expected an execution context, found {describe(context)}; {advice} "
             "fedstack.create_sync_local_execution_context(), for example"
         )
-    return _Use(context)
+    return _UsedContext(context)

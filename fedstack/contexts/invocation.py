@@ -140,7 +140,7 @@ class Invoker:
             if progress is not None:
                 set_scope(attrs.evolve(current_scope(), progress=progress))
             try:
-                with _Lease(self.factory, cardinalities) as executor:
+                with _LentExecutor(self.factory, cardinalities) as executor:
                     return await _run(executor, comp, signature, payload)
             except RetryableError as error:
                 is_final = isinstance(error, NoWorkersError) and error.is_final
@@ -192,7 +192,7 @@ class Invoker:
             close()
 
 
-class _Lease:
+class _LentExecutor:
     """Lends an executor of a factory for a block, whose errors tell the executor's stack.
 
     Context managers that are generators would take 1 µs of each call.

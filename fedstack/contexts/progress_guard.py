@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from typing import cast
 
 from fedstack.computations.types.language import ConcreteComputation
-from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts, Worker
+from fedstack.executors.concurrency.progress import ProgressCounts, ReportsWork, ToldCounts
 from fedstack.observe.observers import log_raised
 from fedstack.observe.spans import Span
 
@@ -87,7 +87,7 @@ class GuardedProgress(ToldCounts):
             more = [given_up] if self._knows_more else []
             self._call(lambda: _count(shown, total, done, running, failures, *more))
 
-    def watch(self, worker: Worker) -> None:
+    def watch(self, worker: ReportsWork) -> None:
         if (shown := self._shown) is not None and self._knows_more and not self._is_over:
             self._call(lambda: shown.watch(worker))
 

@@ -201,7 +201,7 @@ def _clients_of_block(block: Mapping[str, NDArray[Any]], client_id: str) -> tupl
 
 
 @attrs.define
-class _Switch:
+class _OrderSwitch:
     """Whether Ray keeps the order of rows, for a dataset and those that come of it.
 
     Attributes:
@@ -220,7 +220,7 @@ class _Ordered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._switches: dict[int, _Switch] = {}  # by the identity of options
+        self._switches: dict[int, _OrderSwitch] = {}  # by the identity of options
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -241,7 +241,7 @@ class _Ordered:
             yield
             return
         with self._lock:
-            switch = self._switches.setdefault(id(options), _Switch(options, options.preserve_order))
+            switch = self._switches.setdefault(id(options), _OrderSwitch(options, options.preserve_order))
             switch.blocks += 1
             options.preserve_order = True
         try:

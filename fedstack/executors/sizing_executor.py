@@ -15,7 +15,7 @@ from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
-from fedstack.executors.folds.sinks import Sink, Stream
+from fedstack.executors.folds.sinks import ResultStream, Sink
 from fedstack.foundations.after_fork import renew_after_fork
 
 
@@ -175,14 +175,14 @@ class _CountingSink:
                 self._sizes.add(client, elements_of(payload), aggregate=True)
         self._sink.feed(start, results)
 
-    def stream(self, start: int) -> Stream:
+    def stream(self, start: int) -> ResultStream:
         return _CountingStream(self._sink.stream(start), self._sizes, start)
 
 
 class _CountingStream:
     """Counts what goes by for one client after the other."""
 
-    def __init__(self, stream: Stream, sizes: SizeInfo, start: int) -> None:
+    def __init__(self, stream: ResultStream, sizes: SizeInfo, start: int) -> None:
         self.close = stream.close
         self._stream = stream
         self._sizes = sizes

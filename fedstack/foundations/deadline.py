@@ -60,7 +60,7 @@ class Deadline:
             return await work
         if sys.version_info < (3, 11):
             return await _in_task(work, left, late)
-        limit = _Limit(left)
+        limit = _TimeLimit(left)
         try:
             return await work
         except (Exception, asyncio.CancelledError):
@@ -116,7 +116,7 @@ class Deadline:
         return "<Deadline never>" if self.left is None else f"<Deadline in {self.left:.3g} s>"
 
 
-class _Limit:
+class _TimeLimit:
     """Cancels the current task when its time is over, and again until that has ended what the task awaits."""
 
     def __init__(self, seconds: float) -> None:

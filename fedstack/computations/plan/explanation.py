@@ -156,10 +156,10 @@ def explain_function(function: Function, signature: Type, num_clients: int | Non
       signature: Its type.
       num_clients: How many clients totals are for.
     """
-    return Explanation(type_text(signature), num_clients, list(_Reader(function).steps()))
+    return Explanation(type_text(signature), num_clients, list(_ScheduleReader(function).steps()))
 
 
-class _Reader:
+class _ScheduleReader:
     """Reads a schedule, and knows what stands in each slot: its name, its type, whether each client has its own."""
 
     def __init__(self, function: Function) -> None:

@@ -84,7 +84,7 @@ class Constant(Node):
 
 
 @attrs.define(eq=False, repr=False)
-class Data(Node):
+class DataNode(Node):
     """A `data` block that is no function: a data executor resolves it."""
 
     computation: computation_pb2.Computation

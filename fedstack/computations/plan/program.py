@@ -17,7 +17,7 @@ from fedstack.computations.leaves.leaf_runtimes import leaf_name
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
-    Data,
+    DataNode,
     Function,
     IntrinsicCall,
     LeafCall,
@@ -245,7 +245,7 @@ class ProgramBuilder:
         if isinstance(node, LeafCall):
             argument = None if node.argument is None else self.read(node.argument)
             return self.bind(node, self._step(LeafSource(node.computation), argument))
-        if isinstance(node, Data):
+        if isinstance(node, DataNode):
             return self.bind(node, self._step(DataSource(node.computation, node.type), None))
         if isinstance(node, IntrinsicCall) and not contains_federated(node.type):
             return self.bind(node, self._intrinsic(node))

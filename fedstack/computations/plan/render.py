@@ -12,7 +12,7 @@ from fedstack.computations.codec.arrays import array_to_literal
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
-    Data,
+    DataNode,
     Function,
     IntrinsicCall,
     LeafCall,
@@ -162,7 +162,7 @@ class _Renderer:
             return selection(self.symbol(node.source, scope), node.position)
         if isinstance(node, Constant):
             return literal(node.payload, node.type)
-        if isinstance(node, Data):
+        if isinstance(node, DataNode):
             return node.computation
         if isinstance(node, LeafCall):
             argument = None if node.argument is None else self.symbol(node.argument, scope)

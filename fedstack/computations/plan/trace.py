@@ -17,7 +17,7 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
-    Data,
+    DataNode,
     Function,
     IntrinsicCall,
     LeafCall,
@@ -149,7 +149,7 @@ class Tracer:
                     )
                 return Callee(computation)
             if kind == "data":
-                return Data(declared, scope, computation)
+                return DataNode(declared, scope, computation)
         raise InvalidComputationError(
             f"Expected a computation that can be executed, found a {kind or 'computation of no kind'}"
         )

@@ -18,7 +18,7 @@ def _controller():
     return threadpoolctl.ThreadpoolController()
 
 
-class _Limit:
+class _BlasLimit:
     """The limit of this process, and who needs it."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Limit:
                 self._limiter = None
 
 
-_limit = _Limit()
+_limit = _BlasLimit()
 
 
 @contextlib.contextmanager

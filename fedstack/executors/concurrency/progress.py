@@ -19,7 +19,7 @@ _MOST_NAMES = 4
 _MAX_NAME = 100
 
 
-class Worker(Protocol):
+class ReportsWork(Protocol):
     """Does work of an invocation, and can tell what it is at."""
 
     def work(self) -> Iterable[Work]:
@@ -46,7 +46,7 @@ class ProgressCounts:
         self._listener = listener
         self._lock = threading.Lock()
         # Each is here for as long as it works, and that may be longer than anybody waits for it.
-        self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+        self._workers: weakref.WeakSet[ReportsWork] = weakref.WeakSet()
         renew_after_fork(self)
 
     def renew(self) -> None:
@@ -79,7 +79,7 @@ class ProgressCounts:
         if self._listener is not None:
             self._listener.changed(self)
 
-    def watch(self, worker: Worker) -> None:
+    def watch(self, worker: ReportsWork) -> None:
         """Takes note of who works for the invocation."""
         with self._lock:
             self._workers.add(worker)

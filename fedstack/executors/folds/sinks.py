@@ -6,7 +6,7 @@ from typing import Protocol
 from fedstack.computations.values.columns import Column
 
 
-class Stream(Protocol):
+class ResultStream(Protocol):
     """Takes what a program yields for one client after the other."""
 
     def add(self, results: list[object]) -> None:
@@ -27,6 +27,6 @@ class Sink(Protocol):
         """Takes the results of the clients from `start` on, one column per result of the program."""
         ...
 
-    def stream(self, start: int) -> Stream:
+    def stream(self, start: int) -> ResultStream:
         """Returns what takes the results of the clients from `start` on one by one."""
         ...

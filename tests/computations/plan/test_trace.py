@@ -18,7 +18,7 @@ from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
-    Data,
+    DataNode,
     IntrinsicCall,
     LeafCall,
     Pack,
@@ -276,7 +276,7 @@ def test_a_literal_that_is_not_of_its_type_is_refused():
 
 
 def test_data_that_is_no_function_is_a_node():
-    assert kinds(traced(lambda x: data("somewhere", INT), INT)) == [Data]
+    assert kinds(traced(lambda x: data("somewhere", INT), INT)) == [DataNode]
 
 
 def test_generic_zero_is_a_constant_and_a_federated_one_is_placed():

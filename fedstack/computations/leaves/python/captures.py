@@ -21,14 +21,14 @@ _MAX_TOLD = 1000
 _told: SharedCache[tuple[str, str], bool] = SharedCache(_MAX_TOLD, _MAX_TOLD)
 
 
-class Variable(NamedTuple):
+class Capture(NamedTuple):
     """What a function refers to: by which name, and what it is."""
 
     name: str
     value: object
 
 
-def variables_of(function: Callable[..., object]) -> Iterator[Variable]:
+def variables_of(function: Callable[..., object]) -> Iterator[Capture]:
     """Yields the variables that a function by value brings: its own, and those of functions that it brings.
 
     These are its globals, those of the functions around it, and its defaults. Modules, and functions and classes of
@@ -46,7 +46,7 @@ def variables_of(function: Callable[..., object]) -> Iterator[Variable]:
             if isinstance(inner, FunctionType):
                 waiting += [] if resolves_to_itself(inner) else [inner]
             elif not isinstance(value, (ModuleType, type)):
-                yield Variable(name, value)
+                yield Capture(name, value)
 
 
 def _function_in(value: object) -> object:
