@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from fedstack.computations.codec.adoption import Memory
+from fedstack.computations.codec.segments import Memory
 from fedstack.computations.values.deferred_column import Elsewhere
 from fedstack.transport.wire.frames import Heartbeat
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 from fedstack.backends.backend import Backend, Task
 from fedstack.backends.ray_cluster.ray_api import LOSSES, Ref, exceptions, ray, session, starting
 from fedstack.backends.ray_cluster.ray_workers import RayPlace, RayWorkers
-from fedstack.computations.codec.adoption import Memory
+from fedstack.computations.codec.segments import Memory
 from fedstack.data.object_refs import RayObject
 from fedstack.data.ray_tables import RayRows
 from fedstack.errors import FedstackError, RemoteError, ResourceLimitError, WorkerUnavailableError

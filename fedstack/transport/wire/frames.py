@@ -245,7 +245,7 @@ def data_of(frame: bytes) -> Data | None:
     return Data(memoryview(frame)[start:]) if start and start + size == len(frame) else None
 
 
-def length_at(message: bytes, at: int) -> tuple[int, int]:
+def length_at(message: bytes | memoryview, at: int) -> tuple[int, int]:
     """Reads a length; returns it, and where it ends: 0 if there is none."""
     size = 0
     for index, byte in enumerate(message[at : at + _MAX_LENGTH_BYTES]):

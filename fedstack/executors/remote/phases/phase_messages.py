@@ -5,7 +5,7 @@ packed: their large arrays travel beside the message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import attrs
 import numpy as np
@@ -35,6 +35,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments
+from fedstack.executors.remote.phases.phase_copies import PhaseCopies
 from fedstack.foundations.error_text import name_text
 from fedstack.observe.spans import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
@@ -54,18 +55,6 @@ class _Kept(NamedTuple):
 
     versions: tuple[bytes, ...]
     template: object
-
-
-class Copies(Protocol):
-    """Knows which of the columns that several phases read a peer has."""
-
-    def refer(self, column: SharedColumn, message: PhaseRequest.Input) -> bool:
-        """Writes the id under which the peer has a column; tells whether it has it."""
-        ...
-
-    def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
-        """Asks the peer to keep a column that was just packed, of which so many bytes are beside the message."""
-        ...
 
 
 @attrs.frozen
@@ -95,7 +84,7 @@ def write_phase(
     packer: Packer,
     portable: Portable,
     portable_key: object,
-    copies: "Copies | None" = None,
+    copies: PhaseCopies | None = None,
     sends_code: bool = False,
 ) -> PhaseRequest:
     """Writes a phase for a range of clients.
@@ -122,17 +111,28 @@ def write_phase(
         following = following.following
     request.first_client = clients.start
     request.clients = len(clients)
+    write_values(request, phase, inputs, arguments, packer, copies)
+    return request
+
+
+def write_values(
+    request: PhaseRequest,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    packer: Packer,
+    copies: PhaseCopies | None = None,
+) -> None:
+    """Writes the values of a phase into a request that has none yet; args are those of `write_phase`."""
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
-        message = request.input[index]
-        if isinstance(value, SharedColumn):
-            if copies is not None and copies.refer(value, message):
-                continue
+        message, path = request.input[index], f"input {index} of the client work"
+        if not isinstance(value, SharedColumn):
+            packer.pack_column(message.value, value, member, path)
+        elif copies is None or not copies.refer(value, message):
             before = packer.segment_bytes
-            packer.pack(message.value, value.column, FederatedType(member, CLIENTS), _name_of(index))
+            packer.pack_column(message.value, value.column, member, path)
             if copies is not None:
                 copies.offer(value, message, packer.segment_bytes - before)
-        else:
-            packer.pack(message.value, value, FederatedType(member, CLIENTS), _name_of(index))
     for message, fold, argument in zip(request.fold, phase.folds, arguments):
         for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
             packer.pack_shared(value.value, payload, type_spec)
@@ -140,7 +140,6 @@ def write_phase(
             types = signature.inputs[len(signature.inputs) - len(captures) :]
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack_shared(value.value, payload, type_spec)
-    return request
 
 
 def write_span(span: Span, message: messages.Span) -> None:
@@ -152,10 +151,6 @@ def read_span(message: messages.Span) -> Span:
     """Returns where in a call the sender of a phase is; none if it does not say so, or not by ids."""
     ids = message.trace, message.call, message.id
     return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
-
-
-def _name_of(index: int) -> str:
-    return f"input {index} of the client work"
 
 
 def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
@@ -264,7 +259,7 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
         if message.kept:
             inputs.append(_kept(find_kept(message.kept), type_spec.member, request.clients, index))
         else:
-            inputs.append(cast(Column, unpacker.unpack(message.value, FederatedType(type_spec.member, CLIENTS))))
+            inputs.append(unpacker.unpack_column(message.value, type_spec.member))
         input_types.append(type_spec.member)
         input_bytes.append(message.value.ByteSize() + _announced(unpacker) - before)
     folds: list[Fold] = []

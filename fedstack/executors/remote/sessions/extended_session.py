@@ -82,8 +82,8 @@ class ExtendedSession(RemoteSession):
         return self._peer
 
     def put(self, payload: object, type_spec: Type) -> Made:
-        typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
-        creation = Creation(id=next(self._ids), value=typed)
+        creation = Creation(id=next(self._ids))
+        segments = pack_value(creation.value, payload, type_spec, self._peer, self.stub)
         if creation.ByteSize() + sum(map(len, segments)) <= _SMALL_BYTES:
             return self._keep_back(creation, data=joined(segments))
         return self._upload(creation, segments)
