@@ -129,6 +129,9 @@ class _Memory:
 class Unpacker:
     """Unpacks payloads of one message. Call `finish` when the buffers have been filled.
 
+    Attributes:
+      buffers: The memory that the announced bytes go into, in order.
+
     Args:
       came: The bytes that follow the message, where they have come already, and among them columns of values that are
         read here: its arrays are then read-only views of these. `None` if they are still to come, into `buffers`.
@@ -147,6 +150,7 @@ class Unpacker:
         for_results: bool = False,
     ) -> None:
         self._memory = _Memory(came)
+        self.buffers = self._memory.buffers
         self._arrays: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -154,11 +158,6 @@ class Unpacker:
         self._in_sequence = False
         self._in_batches: bool = False
         self._for_results = for_results
-
-    @property
-    def buffers(self) -> list[memoryview]:
-        """The memory that the announced bytes go into, in order."""
-        return self._memory.buffers
 
     def unpack(self, proto: Packed, type_spec: Type, path: str = "value") -> object:
         """Returns the payload of a message; its large arrays have undefined content until they are filled.

@@ -105,9 +105,7 @@ async def read_value(
     if unpacker.buffers:
         size += sum(map(len, unpacker.buffers))
         check(size)
-        await received.fill_next(unpacker)
-    else:
-        unpacker.finish()
+    await received.fill_next(unpacker)
     return payload, type_spec, size
 
 
