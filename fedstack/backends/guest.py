@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, TypedDict
 import attrs
 
 from fedstack._version import __version__
-from fedstack.computations.codec.segments import Memory, memory_of
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import ClientCounter
@@ -36,6 +35,7 @@ from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.segments import Memory, memory_of
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.status import code_of, details_of, message_of

@@ -9,9 +9,9 @@ import attrs
 
 from fedstack.backends.backend import Backend
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import Segment, memory_of
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.deferred_column import DeferredColumn, Elsewhere
+from fedstack.foundations.segments import Segment, memory_of
 from fedstack.proto.extensions_pb2 import Packed
 
 

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 import fedstack
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import Segment
 from fedstack.computations.codec.typed_values import write_typed
 from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.computations.plan.schedule import schedule
@@ -21,6 +20,7 @@ from fedstack.computations.types.type_structure import contains_function
 from fedstack.computations.values.columns import column_from_payloads
 from fedstack.executors.base.fold_arguments import FoldArgument
 from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.foundations.segments import Segment
 from fedstack.proto import data_service_pb2 as data
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended

@@ -21,7 +21,6 @@ from fedstack.computations.codec.references import (
     write_references,
     write_referred_rows,
 )
-from fedstack.computations.codec.segments import LARGE_BYTES, Rows, Segment
 from fedstack.computations.codec.sequence_rows import (
     Pieces,
     as_columns,
@@ -54,6 +53,7 @@ from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.sequences import check_re_iterable
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.segments import LARGE_BYTES, Rows, Segment
 from fedstack.proto.extensions_pb2 import Packed
 
 ANY_ELEMENT = "[*]"

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number, read_dims
 from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_of
 from fedstack.computations.codec.references import read_references, read_referred_rows
-from fedstack.computations.codec.segments import Memory, Rows
 from fedstack.computations.codec.sequence_rows import read_batchings
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
@@ -34,6 +33,7 @@ from fedstack.computations.values.columns import (
 from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.segments import Memory, Rows
 from fedstack.proto.extensions_pb2 import Packed
 
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.

@@ -5,13 +5,13 @@ import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.fleet.asking import Asker, listening, loss_of, worker_of
 from fedstack.executors.fleet.fleet import Fleet
 from fedstack.executors.fleet.fleet_observer import FleetObserver, FleetObservers
 from fedstack.executors.fleet.waits import GiveUp, LookFor, Pause, Use, Wait, closed_error
 from fedstack.executors.fleet.worker import State, Worker
+from fedstack.foundations.number_checks import check_number
 from fedstack.transport.peers.executor_stub import ExecutorStub
 from fedstack.transport.peers.io_loop import IoLoop, io_loop
 from fedstack.transport.wire.connection_errors import listed

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import DeadlineExceededError, FedstackError
+from fedstack.foundations.number_checks import check_number
 from fedstack.foundations.time_limits import within_seconds
 
 _T = TypeVar("_T")

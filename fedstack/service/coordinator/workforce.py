@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 from fedstack.computations.types.language import ExecutorFactory
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.fleet.fleet_driver import FleetDriver
 from fedstack.executors.fleet.fleet_observer import FleetObserver
 from fedstack.executors.fleet.worker import Worker
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.local_site import LocalSite
 from fedstack.service.coordinator.scheduling.closures import Place

@@ -9,7 +9,6 @@ import attrs
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.payload_sizes import is_quick
-from fedstack.computations.codec.segments import Segment, joined
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.type_structure import is_nothing
@@ -25,6 +24,7 @@ from fedstack.errors import (
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
+from fedstack.foundations.segments import Segment, joined
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method

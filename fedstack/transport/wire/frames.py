@@ -11,10 +11,10 @@ from typing import cast
 import attrs
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.codec.segments import LARGE_BYTES, Rows, Segment
-from fedstack.computations.values.number_checks import whole_number_validator
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import printable, shortened
+from fedstack.foundations.number_checks import whole_number_validator
+from fedstack.foundations.segments import LARGE_BYTES, Rows, Segment
 from fedstack.proto import extensions_pb2
 
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.

@@ -5,8 +5,8 @@ Written and read by hand, as protobuf would, for the reason that frames are: byt
 
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.codec.segments import joined
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.segments import joined
 from fedstack.proto import extensions_pb2
 from fedstack.transport.wire.frames import CHUNK_BYTES, length_at, length_of
 from fedstack.transport.wire.parcels import Parcel

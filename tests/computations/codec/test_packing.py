@@ -14,7 +14,6 @@ from random_types import structs, tensors, types
 
 from fedstack.computations.codec.packing import LARGE_BYTES as LARGE
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import SegmentReader
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
@@ -27,6 +26,7 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.containers import to_result
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.segments import SegmentReader
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import data_frames, parse_frame
 

@@ -7,7 +7,6 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import Segment, SegmentReader
 from fedstack.computations.codec.typed_values import write_typed
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.version_skew import warn_of_differing
@@ -15,6 +14,7 @@ from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, parsed, sized
+from fedstack.foundations.segments import Segment, SegmentReader
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import SegmentReader
 from fedstack.computations.codec.typed_values import read_typed, write_typed
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import StructType, TensorType, Type, infer_type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, flatten, tensor_leaves, unflatten
 from fedstack.computations.values.containers import to_result
-from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.off_loop import parsed
+from fedstack.foundations.segments import SegmentReader
+from fedstack.foundations.value_text import describe
 from fedstack.proto.extensions_pb2 import TypedValue
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
 from fedstack.transport.wire.parcels import Parcel

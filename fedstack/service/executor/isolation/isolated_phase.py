@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import Rows
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write_values
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.received import Received
+from fedstack.foundations.segments import Rows
 from fedstack.foundations.time_limits import within_seconds
 from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
