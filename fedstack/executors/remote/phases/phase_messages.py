@@ -46,15 +46,14 @@ _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
 # A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
-_LARGE_TEMPLATE_BYTES = 64 << 10
-_large_templates: SharedCache[object, PhaseRequest] = SharedCache(1000, 256 << 20)
+_templates: "SharedCache[object, _Kept]" = SharedCache(1000, 256 << 20)
 
 
 class _Kept(NamedTuple):
-    """A request without values, or the key of a large one, and the versions of the functions in it."""
+    """A request without values, and the versions of the functions in it."""
 
     versions: tuple[bytes, ...]
-    template: object
+    template: PhaseRequest
 
 
 @attrs.frozen
@@ -106,7 +105,7 @@ def write_phase(
     request = PhaseRequest()
     request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
     following = phase.following
-    while following is not None and portable_key not in _templates_of(following):
+    while following is not None and portable_key not in _template_keys(following):
         _kept_template(following, portable, portable_key, sends_code)  # what cannot travel shows early
         following = following.following
     request.first_client = clients.start
@@ -154,32 +153,20 @@ def read_span(message: messages.Span) -> Span:
 
 
 def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
-    """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
+    """Returns the request without values, which is kept if it was used lately."""
     versions = _code_versions(phase) if sends_code else ()
-    templates = _templates_of(phase)
-    kept = templates.get(portable_key)
-    found: object = None
-    if kept is not None and kept.versions == versions:
-        found = kept.template
-        if not isinstance(found, PhaseRequest):
-            found = _large_templates.get(found)
-    if isinstance(found, PhaseRequest):
-        return found
-    template = _template(phase, portable)
-    size = template.ByteSize()
-    if size < _LARGE_TEMPLATE_BYTES:
-        templates[portable_key] = _Kept(versions, template)
-    else:
+    keys = _template_keys(phase)
+    kept = _templates.get(keys.get(portable_key))
+    if kept is None or kept.versions != versions:
+        kept = _Kept(versions, _template(phase, portable))
         # One key for all versions of its functions, so that the last one takes the place of that before.
-        key = object() if kept is None or isinstance(kept.template, PhaseRequest) else kept.template
-        templates[portable_key] = _Kept(versions, key)
-        _large_templates.put(key, template, size)
-    return template
+        _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.ByteSize())
+    return kept.template
 
 
 @made_once
-def _templates_of(phase: Phase) -> dict[object, _Kept]:
-    """Returns the requests without values that are kept with a phase, by their `portable_key`."""
+def _template_keys(phase: Phase) -> dict[object, object]:
+    """Returns the keys of the requests without values of a phase, by their `portable_key`."""
     return {}
 
 
