@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from itertools import repeat
 from typing import cast
 
 import numpy as np
@@ -18,6 +19,8 @@ _QUICK_BYTES = 1000 * _BYTES_OF_TENSOR
 
 def is_quick(payload: object, type_spec: Type) -> bool:
     """Tells whether writing a payload takes about a millisecond at most, and runs no code of users."""
+    if isinstance(type_spec, TensorType):  # as below, in half of the time
+        return _bytes(payload) < _QUICK_BYTES
     return _Sizes(_BYTES_OF_TENSOR, math.inf, _QUICK_BYTES).of(payload, type_spec) <= _QUICK_BYTES
 
 
@@ -50,35 +53,34 @@ class _Sizes:
         """Returns the size of a payload."""
         if isinstance(type_spec, TensorType):
             return self._each + _bytes(payload)
-        if isinstance(type_spec, FederatedType):
-            if isinstance(payload, Column):
-                return self._of_column(payload, type_spec.member, len(payload))
-            return self.of(payload, type_spec.member)
+        # The language's types are abstract classes, which are slow to say that something is none of theirs.
+        if isinstance(payload, tuple) and isinstance(type_spec, StructType):
+            key = id(payload), id(type_spec)
+            found = self._known.get(key)
+            if found is None:
+                types = [t for _, t in fields_of(type_spec)]
+                size = self._sum(map(self.of, cast("tuple[object, ...]", payload), types)) or self._each
+                found = self._known[key] = size, payload
+            return found[0]
+        if isinstance(payload, Column):
+            return self._of_column(payload, cast(FederatedType, type_spec).member, len(payload))
         if isinstance(type_spec, SequenceType):
             is_here = isinstance(payload, ColumnSequence)
             return self._of_column(payload.column, type_spec.element, 1) if is_here else self._unknown
-        if not isinstance(type_spec, StructType):
-            return self._each
-        key = id(payload), id(type_spec)
-        found = self._known.get(key)
-        if found is None:
-            members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
-            size = self._sum(self.of(member, t) for member, (_, t) in members) or self._each
-            found = self._known[key] = size, payload
-        return found[0]
+        return self.of(payload, type_spec.member) if isinstance(type_spec, FederatedType) else self._each
 
     def _of_column(self, column: Column, member: Type, written: int) -> float:
         """Returns the size of a column, of which each array is written as so many tensors."""
-        if isinstance(column, StructColumn) and isinstance(member, StructType):
-            fields = zip(column.fields, fields_of(member))
-            return self._sum(self._of_column(c, t, written) for c, (_, t) in fields) or self._each * written
         if isinstance(column, RowsColumn):
             return self._each * written + _bytes(column.values)
-        if isinstance(column, SequenceColumn) and isinstance(member, SequenceType):
-            return self._each * len(column) + self._of_column(column.rows, member.element, 1)
+        if isinstance(column, StructColumn):
+            types = [t for _, t in fields_of(cast(StructType, member))]
+            return self._sum(map(self._of_column, column.fields, types, repeat(written))) or self._each * written
+        if isinstance(column, SequenceColumn):
+            return self._each * len(column) + self._of_column(column.rows, cast(SequenceType, member).element, 1)
         if isinstance(column, ConstantColumn):
             return len(column) * self.of(column.value, member)
-        return self._sum(self.of(value, member) for value in column) if column.is_here else self._unknown
+        return self._sum(map(self.of, column.items(), repeat(member))) if column.is_here else self._unknown
 
     def _sum(self, sizes: Iterable[float]) -> float:
         total: float = 0

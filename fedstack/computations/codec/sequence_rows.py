@@ -5,6 +5,7 @@ How rows make batches travels beside them.
 Nothing is copied here: what lies in several arrays is `Pieces` of one.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import cast
 
@@ -102,7 +103,7 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColu
 
 def sequences_of(rows: Column, counts: Sequence[int], batchings: Sequence[Batching] | None = None) -> SequenceColumn:
     """Returns sequences of so many rows each, one after the other."""
-    return SequenceColumn(rows, np.cumsum([0, *counts], dtype=np.int64), batchings)
+    return SequenceColumn(rows, np.array([0, *itertools.accumulate(counts)], np.int64), batchings)
 
 
 def _joined(columns: Sequence[Column], member: Type) -> Column | None:

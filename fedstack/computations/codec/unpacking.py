@@ -8,7 +8,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number, read_dims
 from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_of
 from fedstack.computations.codec.references import read_references, read_referred_rows
-from fedstack.computations.codec.sequence_rows import read_batchings
+from fedstack.computations.codec.sequence_rows import read_batchings, sequences_of
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
@@ -46,83 +46,65 @@ _MAX_EMPTY_ELEMENTS = 100_000
 Came: TypeAlias = Memory | DeferredColumn
 
 
-class _Memory:
-    """Where the bytes of arrays are: in memory of this process that is filled later, if nothing has come yet.
-
-    Attributes:
-      buffers: The memory that is to be filled, in order.
+class _Came:
+    """The bytes of arrays that have come already, piece by piece, and columns among them.
 
     Args:
-      came: What has come already, in order; `None` if it all comes later.
+      pieces: What has come, in order.
     """
 
-    def __init__(self, came: Iterable[Came] | None) -> None:
-        self.buffers: list[memoryview] = []
-        self._came = None if came is None else deque(came)
+    def __init__(self, pieces: Iterable[Came]) -> None:
+        self._pieces: deque[Any] = deque(pieces)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        """Returns the next array: a new one for bytes that are to come, or what has come, of which it is a view."""
-        size = math.prod(shape) * dtype.itemsize
-        if self._came is not None and size:
-            array = self._taken(size, path).view(dtype).reshape(shape)
-            return array if sys.byteorder == "little" and array.flags.aligned else array.copy()
-        try:
-            array = np.empty(shape, dtype)
-        except (MemoryError, ValueError) as error:
-            raise ResourceLimitError(
-                f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}"
-            ) from error
-        if size:
-            self.buffers.append(array.reshape(-1).view(np.uint8).data)
-        return array
+        """Returns the next array, a view of what has come unless that lies in several pieces, or not as it should."""
+        array = self._taken(math.prod(shape) * dtype.itemsize, path).view(dtype).reshape(shape)
+        return array if sys.byteorder == "little" and array.flags.aligned else array.copy()
 
     def _taken(self, size: int, path: str) -> NDArray[np.uint8]:
         """Returns the next bytes: those of one array as they are, those of several as a copy."""
-        came = cast("deque[Any]", self._came)
         pieces: list[NDArray[np.uint8]] = []
         while size:
-            if not came:
+            if not self._pieces:
                 raise InvalidValueError(f"Expected {size} more bytes of an array, found no more; at {path}")
-            piece = came.popleft()
+            piece = self._pieces.popleft()
             if isinstance(piece, Rows):
-                came.extendleft(reversed(piece.arrays))
+                self._pieces.extendleft(reversed(piece.arrays))
                 continue
             piece = piece.reshape(-1).view(np.uint8)
             if len(piece) > size:
-                came.appendleft(piece[size:])
+                self._pieces.appendleft(piece[size:])
                 piece = piece[:size]
             pieces.append(piece)
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def has_come_by(self, size: int) -> bool:
-        """Returns whether what has come next has so many bytes, or is of rows that do."""
-        first = self._came[0] if self._came else None
-        if isinstance(first, Rows):
-            return first.row_bytes == size
-        return isinstance(first, np.ndarray) and first.nbytes == size
+    def is_by(self, size: int) -> bool:
+        """Returns whether the next piece has so many bytes, or is of rows that do."""
+        first = self._pieces[0] if self._pieces else None
+        return first.row_bytes == size if isinstance(first, Rows) else getattr(first, "nbytes", 0) == size
 
     def rows(self, count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Sequence[NDArray[Any]] | None:
-        """Takes arrays that have come as a client may get them; `None` if the next ones are others, or none."""
-        found = self._came[0] if self._came else None
+        """Takes arrays that are as a client may get them; `None` if the next ones are others, or none."""
+        found = self._pieces[0] if self._pieces else None
         if not isinstance(found, Rows) or len(found.arrays) != count or sys.byteorder != "little":
             return None
         first = found.arrays[0]
         is_ready = first.dtype == dtype and first.shape == shape
         if not is_ready or not all(array.flags.aligned and not array.flags.writeable for array in found.arrays):
             return None
-        cast("deque[Came]", self._came).popleft()
+        self._pieces.popleft()
         return found.arrays
 
     def column(self) -> DeferredColumn | None:
-        """Takes a column of values that are read here, if one has come."""
-        is_next = bool(self._came) and isinstance(self._came[0], DeferredColumn)
-        return cast("deque[DeferredColumn]", self._came).popleft() if is_next else None
+        """Takes a column of values that are read here, if one is next."""
+        is_next = bool(self._pieces) and isinstance(self._pieces[0], DeferredColumn)
+        return self._pieces.popleft() if is_next else None
 
     def check_end(self) -> None:
-        """Checks that nothing is left of what has come."""
-        if self._came:
-            left = sum(piece.nbytes for piece in self._came if not isinstance(piece, DeferredColumn))
+        """Checks that nothing is left."""
+        if self._pieces:
+            left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
             raise InvalidValueError(f"Expected no more bytes of arrays, found {left}")
 
 
@@ -149,8 +131,8 @@ class Unpacker:
         clients: int | None = None,
         for_results: bool = False,
     ) -> None:
-        self._memory = _Memory(came)
-        self.buffers = self._memory.buffers
+        self.buffers: list[memoryview] = []
+        self._came = None if came is None else _Came(came)
         self._arrays: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -211,15 +193,14 @@ class Unpacker:
         rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=batchings is not None)
         if sum(counts) != len(rows):
             raise InvalidValueError(f"Expected {sum(counts)} rows of sequences, found {len(rows)}; at {path}")
-        bounds = np.cumsum([0, *counts], dtype=np.int64)
         if batchings is None:
-            return SequenceColumn(rows, bounds)
+            return sequences_of(rows, counts)
         declared = first_sizes(element)
         if declared and not all(batching.sizes(n) <= declared for batching, n in zip(batchings, counts)):
             mismatch(f"batches of {type_text(element)}", "some of other sizes", path)
         if len(declared) > 1 and len(rows):
             mismatch(f"batches of {type_text(element)}", "one number of rows", path)
-        return SequenceColumn(rows, bounds, batchings)
+        return sequences_of(rows, counts, batchings)
 
     def _raw(self, raw: Packed.Raw, tensor: TensorType, path: str) -> NDArray[Any]:
         shape = self._checked_shape(raw, tensor.dtype, path)
@@ -243,7 +224,17 @@ class Unpacker:
         return shape
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        array = self._memory.array(shape, dtype, path)
+        if self._came is not None and 0 not in shape:
+            array = self._came.array(shape, dtype, path)
+        else:
+            try:
+                array = np.empty(shape, dtype)
+            except (MemoryError, ValueError) as error:
+                raise ResourceLimitError(
+                    f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}"
+                ) from error
+            if array.nbytes:
+                self.buffers.append(array.reshape(-1).view(np.uint8).data)
         self._arrays.append(array)
         # A read-only view over memory that nobody else has: what may be handed out as it is, later.
         view = array.view()
@@ -279,7 +270,7 @@ class Unpacker:
             self._size(len(proto.sequences.rows), path)
             return self._sequences(proto.sequences, member.element, path)
         if kind == "references":
-            column = self._memory.column()
+            column = None if self._came is None else self._came.column()
             self._size(len(proto.references.key) if column is None else len(column), path)
             if column is None and proto.references.HasField("row"):
                 return read_referred_rows(proto.references, member, path)
@@ -292,12 +283,12 @@ class Unpacker:
         shape = self._checked_shape(raw, member.dtype, path)
         row_bytes = math.prod(shape[1:]) * member.dtype.itemsize
         is_by_row = (self._for_results and row_bytes >= OWN_ROW_BYTES) or (
-            row_bytes > 0 and not self._in_sequence and self._memory.has_come_by(row_bytes)
+            row_bytes > 0 and not self._in_sequence and self._came is not None and self._came.is_by(row_bytes)
         )
         if len(shape) == 1 or self._in_batches or not is_by_row:
             return self._rows(self._array(shape, member.dtype, path), member, path)
         clients = self._checked_rows(shape, member, path)
-        rows = self._memory.rows(clients, shape[1:], member.dtype)
+        rows = None if self._came is None else self._came.rows(clients, shape[1:], member.dtype)
         return ListColumn(rows or [self._array(shape[1:], member.dtype, path) for _ in range(clients)])
 
     def _checked_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> int:
@@ -361,7 +352,8 @@ class Unpacker:
         Raises:
           InvalidValueError: If it is none that NumPy takes for the dtype.
         """
-        self._memory.check_end()
+        if self._came is not None:
+            self._came.check_end()
         for array in self._arrays:
             if array.dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
                 raise InvalidValueError("Expected bytes 0 and 1 for bool, found others; send 0 or 1")

@@ -116,9 +116,9 @@ def _write(proto: executor_pb2.Value, payload: object, type_spec: Type, path: st
         write_array(proto.array, payload, type_spec.dtype, type_spec.shape, path=path)
     elif isinstance(type_spec, StructType):
         proto.struct.SetInParent()
-        for name, member_type, member, member_path in members_in(payload, type_spec, path):
-            element = proto.struct.element.add(name=name)
-            _write(element.value, member, member_type, member_path)
+        members = zip(members_in(payload, type_spec, path), fields_of(type_spec))
+        for index, (member, (name, member_type)) in enumerate(members):
+            _write(proto.struct.element.add(name=name).value, member, member_type, join_path(path, name, index))
     elif isinstance(type_spec, SequenceType):
         check_re_iterable(payload, path)
         check_one_order(payload, path)
@@ -139,8 +139,9 @@ def _write_flat(proto: executor_pb2.Value.Sequence.Element, payload: object, typ
     if isinstance(type_spec, TensorType):
         write_array(proto.flat_value.add(), payload, type_spec.dtype, type_spec.shape, path=path)
     elif isinstance(type_spec, StructType):
-        for _, member_type, member, member_path in members_in(payload, type_spec, path):
-            _write_flat(proto, member, member_type, member_path)
+        members = zip(members_in(payload, type_spec, path), fields_of(type_spec))
+        for index, (member, (name, member_type)) in enumerate(members):
+            _write_flat(proto, member, member_type, join_path(path, name, index))
     else:
         mismatch("tensors and structs of them in a sequence", type_spec, path)
 
