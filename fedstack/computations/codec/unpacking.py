@@ -8,7 +8,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +43,16 @@ _MAX_CLIENTS = 10_000_000
 MOST_RESULT_BYTES = 1 << 40
 # A few bytes announce any number of them, and each takes as long as any other element to iterate over.
 _MAX_EMPTY_ELEMENTS = 100_000
-Came: TypeAlias = Memory | DeferredColumn
 
 
-class _Came:
+class _ArrivedBytes:
     """The bytes of arrays that have come already, piece by piece, and columns among them.
 
     Args:
       pieces: What has come, in order.
     """
 
-    def __init__(self, pieces: Iterable[Came]) -> None:
+    def __init__(self, pieces: Iterable[Memory | DeferredColumn]) -> None:
         self._pieces: deque[Any] = deque(pieces)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
@@ -79,7 +78,7 @@ class _Came:
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def is_by(self, size: int) -> bool:
+    def has_next(self, size: int) -> bool:
         """Returns whether the next piece has so many bytes, or is of rows that do."""
         first = self._pieces[0] if self._pieces else None
         return first.row_bytes == size if isinstance(first, Rows) else getattr(first, "nbytes", 0) == size
@@ -115,7 +114,7 @@ class Unpacker:
       buffers: The memory that the announced bytes go into, in order.
 
     Args:
-      came: The bytes that follow the message, where they have come already, and among them columns of values that are
+      arrived: The bytes that follow the message, where they have arrived, and among them columns of values that are
         read here: its arrays are then read-only views of these. `None` if they are still to come, into `buffers`.
       max_bytes: The most bytes that may be announced.
       clients: The number of clients that columns must have; `None` for any.
@@ -125,14 +124,14 @@ class Unpacker:
 
     def __init__(
         self,
-        came: Iterable[Came] | None = None,
+        arrived: Iterable[Memory | DeferredColumn] | None = None,
         *,
         max_bytes: int = MOST_RESULT_BYTES,
         clients: int | None = None,
         for_results: bool = False,
     ) -> None:
         self.buffers: list[memoryview] = []
-        self._came = None if came is None else _Came(came)
+        self._arrived = None if arrived is None else _ArrivedBytes(arrived)
         self._arrays: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -224,8 +223,8 @@ class Unpacker:
         return shape
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        if self._came is not None and 0 not in shape:
-            array = self._came.array(shape, dtype, path)
+        if self._arrived is not None and 0 not in shape:
+            array = self._arrived.array(shape, dtype, path)
         else:
             try:
                 array = np.empty(shape, dtype)
@@ -270,7 +269,7 @@ class Unpacker:
             self._size(len(proto.sequences.rows), path)
             return self._sequences(proto.sequences, member.element, path)
         if kind == "references":
-            column = None if self._came is None else self._came.column()
+            column = None if self._arrived is None else self._arrived.column()
             self._size(len(proto.references.key) if column is None else len(column), path)
             if column is None and proto.references.HasField("row"):
                 return read_referred_rows(proto.references, member, path)
@@ -283,12 +282,12 @@ class Unpacker:
         shape = self._checked_shape(raw, member.dtype, path)
         row_bytes = math.prod(shape[1:]) * member.dtype.itemsize
         is_by_row = (self._for_results and row_bytes >= OWN_ROW_BYTES) or (
-            row_bytes > 0 and not self._in_sequence and self._came is not None and self._came.is_by(row_bytes)
+            row_bytes > 0 and not self._in_sequence and self._arrived is not None and self._arrived.has_next(row_bytes)
         )
         if len(shape) == 1 or self._in_batches or not is_by_row:
             return self._rows(self._array(shape, member.dtype, path), member, path)
         clients = self._checked_rows(shape, member, path)
-        rows = None if self._came is None else self._came.rows(clients, shape[1:], member.dtype)
+        rows = None if self._arrived is None else self._arrived.rows(clients, shape[1:], member.dtype)
         return ListColumn(rows or [self._array(shape[1:], member.dtype, path) for _ in range(clients)])
 
     def _checked_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> int:
@@ -352,8 +351,8 @@ class Unpacker:
         Raises:
           InvalidValueError: If it is none that NumPy takes for the dtype.
         """
-        if self._came is not None:
-            self._came.check_end()
+        if self._arrived is not None:
+            self._arrived.check_end()
         for array in self._arrays:
             if array.dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
                 raise InvalidValueError("Expected bytes 0 and 1 for bool, found others; send 0 or 1")

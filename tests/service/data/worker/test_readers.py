@@ -166,14 +166,14 @@ def test_the_loop_does_not_put_large_elements_together(
 ) -> None:
     sizes: Counter[object] = Counter()
 
-    taken = unpacking._Came._taken
+    taken = unpacking._ArrivedBytes._taken
 
-    def watched(memory: unpacking._Came, size: int, path: str) -> np.ndarray:
+    def watched(memory: unpacking._ArrivedBytes, size: int, path: str) -> np.ndarray:
         if size > len(memory._pieces[0]) and io_loop.is_current():
             sizes[memory] += size
         return taken(memory, size, path)
 
-    monkeypatch.setattr(unpacking._Came, "_taken", watched)
+    monkeypatch.setattr(unpacking._ArrivedBytes, "_taken", watched)
     dataset = Dataset.from_arrays({name: np.ones(shape, np.uint8) for name, shape in shapes.items()})
     blocks = read_blocks(start_worker().target, whole(catalogue.register(dataset)), dataset.element_type)
     assert sum(map(len, blocks)) == next(iter(shapes.values()))[0]
