@@ -8,6 +8,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -363,7 +364,9 @@ class Unpacker:
 
 
 # Where the members of each kind are.
-_MEMBERS = {"struct": "member", "clients": "member", "same": "member", "fields": "column", "sequences": "row"}
+_MEMBERS = MappingProxyType(
+    {"struct": "member", "clients": "member", "same": "member", "fields": "column", "sequences": "row"}
+)
 
 
 def announced_bytes(packed: Packed) -> int:

@@ -1,7 +1,7 @@
 """Makes one array of bytes of what a Python function returns: the value with the type that it turns out to have.
 
-A box is a typed value as one message (`typed_values.py`, `wholes.py`): a struct of the result, and of which of its
-tensors are Python's own numbers. The box of `None`, which has no type of the language, is empty.
+A box is a typed value as one message (`typed_values.py`, `wholes.py`). After the bytes that belong to the value come
+the indices of those of its tensors that are Python's own numbers. The box of `None`, which has no type, is empty.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.typed_values import read_typed, write_typed
 from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.types.language import StructType, TensorType, Type, infer_type
-from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, flatten, tensor_leaves, unflatten
+from fedstack.computations.types.language import TensorType, Type, infer_type
+from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidValueError, TypeMismatchError
@@ -28,6 +27,7 @@ from fedstack.service.coordinator.calls.structures import leaves_of, replaced
 from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.wholes import read_whole, write_whole
 
+_INDEX = np.dtype("<i8")
 BOX = TensorType(np.uint8, [None])
 """The type of a box at a worker."""
 _WHERE_A_NUMBER_IS = np.bool_(False)
@@ -55,18 +55,19 @@ def box(value: object, name: str) -> Box:
             f"Expected a result of {name!r} with a type of the language (numbers up to 64 bits, strings, NumPy arrays, "
             f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}; {_advice_on(part)}"
         ) from error
-    numbers = np.array([] if array_like is value else _numbers_in(value, type_spec), np.int64)
     packer = Packer()
-    both = StructType([type_spec, TensorType(np.int64, numbers.shape)])
-    typed = write_typed((payload, numbers), both, packer)
-    return np.frombuffer(write_whole(Parcel(typed.SerializeToString(), packer.segments)), np.uint8)
+    typed = write_typed(payload, type_spec, packer)
+    segments = packer.segments
+    if array_like is not value:
+        segments.append(np.array(_numbers_in(value, type_spec), _INDEX).view(np.uint8).data)
+    return np.frombuffer(write_whole(Parcel(typed.SerializeToString(), segments)), np.uint8)
 
 
 def _numbers_in(value: object, type_spec: Type) -> list[int]:
     """Returns which of the tensors of a value are Python's own numbers."""
     marked = cast(Type, infer_type(replaced(value, lambda part: _WHERE_A_NUMBER_IS if _is_number(part) else part)))
     pairs = enumerate(zip(tensor_leaves(marked), tensor_leaves(type_spec)))
-    return [index for index, (mark, found) in pairs if mark != found]
+    return [index for index, ((_, mark), (_, found)) in pairs if mark.dtype != found.dtype]
 
 
 def _is_number(part: object) -> bool:
@@ -110,17 +111,16 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     if not isinstance(parcel, Parcel):
         raise InvalidValueError(f"Expected a value in a box, found {boxed.size} bytes that are none")
     unpacker = Unpacker(for_results=True)
-    found, both = read_typed(parsed(TypedValue, parcel.header), unpacker, path="result")
+    payload, type_spec = read_typed(parsed(TypedValue, parcel.header), unpacker, path="result")
+    data = cast(memoryview, parcel.segments[0]) if parcel.segments else memoryview(b"")
     reader = SegmentReader(unpacker.buffers)
-    for segment in parcel.segments:
-        reader.feed(cast(memoryview, segment))
+    reader.feed(data[: reader.expected])
     reader.finish()
     unpacker.finish()
-    types = [member for _, member in fields_of(both)] if isinstance(both, StructType) else []
-    if len(types) != 2 or not TensorType(np.int64, [None]).is_assignable_from(types[1]):
-        raise InvalidValueError(f"Expected a result in a box, and which numbers are Python's, found {type_text(both)}")
-    payload, numbers = cast("tuple[object, NDArray[np.int64]]", found)
-    return _with_numbers(payload, types[0], numbers.tolist()) if numbers.size else payload, types[0]
+    rest = data[reader.expected :]
+    if len(rest) % _INDEX.itemsize:
+        raise InvalidValueError(f"Expected the indices of numbers at the end of a box, found {len(rest)} bytes")
+    return _with_numbers(payload, type_spec, np.frombuffer(rest, _INDEX).tolist()) if rest else payload, type_spec
 
 
 def _with_numbers(payload: object, type_spec: Type, numbers: Sequence[int]) -> object:
