@@ -65,6 +65,8 @@ def box(value: object, name: str) -> Box:
 
 def _numbers_in(value: object, type_spec: Type) -> list[int]:
     """Returns which of the tensors of a value are Python's own numbers."""
+    if _is_number(value):
+        return [0]
     marked = cast(Type, infer_type(replaced(value, lambda part: _WHERE_A_NUMBER_IS if _is_number(part) else part)))
     pairs = enumerate(zip(tensor_leaves(marked), tensor_leaves(type_spec)))
     return [index for index, ((_, mark), (_, found)) in pairs if mark.dtype != found.dtype]
