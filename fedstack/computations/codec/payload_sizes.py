@@ -53,21 +53,22 @@ class _Sizes:
         """Returns the size of a payload."""
         if isinstance(type_spec, TensorType):
             return self._each + _bytes(payload)
-        # The language's types are abstract classes, which are slow to say that something is none of theirs.
-        if isinstance(payload, tuple) and isinstance(type_spec, StructType):
-            key = id(payload), id(type_spec)
-            found = self._known.get(key)
-            if found is None:
-                types = [t for _, t in fields_of(type_spec)]
-                size = self._sum(map(self.of, cast("tuple[object, ...]", payload), types)) or self._each
-                found = self._known[key] = size, payload
-            return found[0]
         if isinstance(payload, Column):
             return self._of_column(payload, cast(FederatedType, type_spec).member, len(payload))
         if isinstance(type_spec, SequenceType):
             is_here = isinstance(payload, ColumnSequence)
             return self._of_column(payload.column, type_spec.element, 1) if is_here else self._unknown
-        return self.of(payload, type_spec.member) if isinstance(type_spec, FederatedType) else self._each
+        if isinstance(type_spec, FederatedType):
+            return self.of(payload, type_spec.member)
+        if not isinstance(type_spec, StructType):
+            return self._each
+        key = id(payload), id(type_spec)
+        found = self._known.get(key)
+        if found is None:
+            types = [t for _, t in fields_of(type_spec)]
+            size = self._sum(map(self.of, cast("tuple[object, ...]", payload), types)) or self._each
+            found = self._known[key] = size, payload
+        return found[0]
 
     def _of_column(self, column: Column, member: Type, written: int) -> float:
         """Returns the size of a column, of which each array is written as so many tensors."""

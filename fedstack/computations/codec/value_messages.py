@@ -153,8 +153,9 @@ def _write_federated(proto: executor_pb2.Value.Federated, payload: object, type_
         proto.type.all_equal = True
         _write(proto.value.add(), payload, type_spec.member, path)
         return
-    members = payload if isinstance(payload, (list, tuple)) else column_in(payload, type_spec.member, path)
-    for index, member in enumerate(cast("Iterable[object]", members)):
+    is_list = isinstance(payload, (list, tuple))
+    members = cast("Iterable[object]", payload) if is_list else column_in(payload, type_spec.member, path)
+    for index, member in enumerate(members):
         _write(proto.value.add(), member, type_spec.member, f"{path}, client {index}")
 
 
