@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
-from fedstack.computations.codec.adoption import Memory
 from fedstack.computations.values.deferred_column import Elsewhere
+from fedstack.foundations.segments import Memory
 from fedstack.transport.wire.frames import Heartbeat
 
 

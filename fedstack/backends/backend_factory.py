@@ -4,13 +4,13 @@ from fedstack.backends import guest
 from fedstack.backends.backend import Backend
 from fedstack.backends.backend_phases import BackendExecutor
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
-from fedstack.computations.values.number_checks import MOST_CLIENTS, check_whole_number
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.federating_executor import FederatingExecutor
 from fedstack.executors.leaf_executor import LeafExecutor
 from fedstack.executors.reference_resolving_executor import ReferenceResolvingExecutor
 from fedstack.executors.stacks.factories import unplaced_stack
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.foundations.number_checks import MOST_CLIENTS, check_whole_number
 
 
 class BackendExecutorFactory(ResourceManagingExecutorFactory):

@@ -15,8 +15,7 @@ from typing import Any, TypeAlias, TypedDict
 import attrs
 
 from fedstack._version import __version__
-from fedstack.computations.codec.adoption import AdoptingUnpacker, Memory, memory_of
-from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
 from fedstack.computations.leaves.work_scope import ClientCounter
 from fedstack.computations.plan.tasks import Phase
@@ -36,6 +35,7 @@ from fedstack.executors.stacks.resource_factory import borrow
 from fedstack.executors.worker.admission import Admission
 from fedstack.executors.worker.phase_pipeline import PhaseHost, admit, answer, reply
 from fedstack.executors.worker.received import receive
+from fedstack.foundations.segments import Memory, memory_of
 from fedstack.proto.extensions_pb2 import PhaseRequest, PhaseResponse
 from fedstack.transport.wire.parcels import Parcel, incoming_of
 from fedstack.transport.wire.status import code_of, details_of, message_of
@@ -186,7 +186,7 @@ def read_content(
     """Returns what a range of clients has contributed to a phase, and the message that says so."""
     header, memory = content
     response = PhaseResponse.FromString(header)
-    unpacker = AdoptingUnpacker(memory, len(clients))
+    unpacker = Unpacker(memory, clients=len(clients))
     received = read_result(phase, partial_states(phase, arguments), clients, response, unpacker)
     unpacker.finish()
     return received.complete(), response
@@ -243,8 +243,5 @@ class _Host(PhaseHost):
         finally:
             give_back()
 
-    def unpacker(self, clients: int) -> AdoptingUnpacker:
-        return AdoptingUnpacker(self._came, clients)
-
-    def packer(self) -> Packer:
-        return Packer()
+    def unpacker(self, clients: int) -> Unpacker:
+        return Unpacker(self._came, clients=clients)

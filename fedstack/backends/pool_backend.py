@@ -6,11 +6,11 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from typing import Any, cast
 
 from fedstack.backends.backend import Backend, Task
-from fedstack.computations.values.number_checks import check_whole_number
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, NoWorkersError, WorkerUnavailableError
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import check_whole_number
+from fedstack.foundations.value_text import describe
 from fedstack.transport.peers.loop_calls import arrival
 from fedstack.transport.wire.frames import Heartbeat
 

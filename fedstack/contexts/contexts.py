@@ -18,15 +18,15 @@ from fedstack.computations.types.language import (
     SyncContext,
     get_context_stack,
 )
-from fedstack.computations.values.number_checks import check_bool
-from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.in_force import InForceInBlocks
 from fedstack.contexts.invocation import Invoker
 from fedstack.contexts.progress_display import show_progress
 from fedstack.contexts.progress_guard import Progress
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.sync_driver import SyncDriver
+from fedstack.foundations.number_checks import check_bool
 from fedstack.foundations.traceback_filter import without_own_frames
+from fedstack.foundations.value_text import describe
 from fedstack.transport.peers.retry import RetryPolicy
 
 

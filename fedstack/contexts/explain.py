@@ -6,12 +6,12 @@ from typing import Protocol, runtime_checkable
 from fedstack.computations.plan.explanation import Explanation, explain_function
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import CLIENTS, ConcreteComputation, Executor, ExecutorFactory
-from fedstack.computations.values.number_checks import check_whole_number
-from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.invocation import closed_error
 from fedstack.errors import ClosedError, InvalidComputationError
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
+from fedstack.foundations.number_checks import check_whole_number
+from fedstack.foundations.value_text import describe
 
 
 @runtime_checkable

@@ -15,10 +15,10 @@ import attrs
 from fedstack.computations.types.language import AsyncContext, SyncContext, get_context_stack
 from fedstack.computations.types.language_mistakes import note_fix
 from fedstack.computations.types.missing_context import explain_missing_contexts
-from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.invocation import closed_error
 from fedstack.errors import ClosedError, ContextError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.value_text import describe
 
 _C = TypeVar("_C", bound="SyncContext | AsyncContext")
 

@@ -24,7 +24,6 @@ from fedstack.computations.types.language import (
 )
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import count_clients, normalize_argument
-from fedstack.computations.values.tensor_values import describe
 from fedstack.contexts.observed_call import ObservedCall
 from fedstack.contexts.progress_guard import GuardedProgress, Progress, ProgressObserver
 from fedstack.errors import (
@@ -42,6 +41,7 @@ from fedstack.executors.concurrency.sync_driver import need_event_loop, wait
 from fedstack.executors.remote.phases.lost_ranges import LostRanges
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.foundations.traceback_filter import without_frames
+from fedstack.foundations.value_text import describe
 from fedstack.observe.observers import observers
 from fedstack.transport.peers.retry import RetryPolicy
 from fedstack.transport.wire.connection_errors import listed

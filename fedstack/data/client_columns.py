@@ -7,9 +7,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.values.tensor_values import check_nothing_missing, speaks_arrow
+from fedstack.computations.values.tensor_values import check_nothing_missing
 from fedstack.data.arrow_arrays import array_of_arrow, arrow_column
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import speaks_arrow
 
 _SEQUENCES = (list, tuple, deque)
 

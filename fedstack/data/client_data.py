@@ -7,11 +7,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from fedstack.computations.values.sequences import MAX_ROUND, MAX_SEED, Batches, Batching, FromGenerator
-from fedstack.computations.values.tensor_values import is_data_frame, is_lazy, speaks_arrow
 from fedstack.data.argument_checks import checked_flag, checked_positive, checked_seed
 from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import check_named_once, full_column
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import is_data_frame, is_lazy, speaks_arrow
 
 T = TypeVar("T")
 Arrays: TypeAlias = object  # An array, or dicts, tuples, namedtuples and tables of them, nested at will.

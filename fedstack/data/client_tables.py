@@ -7,14 +7,6 @@ from typing import Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.values.tensor_values import (
-    ArrowTable,
-    DataFrameLike,
-    describe,
-    is_data_frame,
-    is_lazy,
-    speaks_arrow,
-)
 from fedstack.data.arrow_arrays import columns_of_arrow
 from fedstack.data.client_columns import (
     check_named_once,
@@ -27,6 +19,7 @@ from fedstack.data.client_columns import (
 from fedstack.data.ray_tables import RayDataset, RayRows, columns_of, rows_by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.value_text import ArrowTable, DataFrameLike, describe, is_data_frame, is_lazy, speaks_arrow
 
 
 @overload

@@ -7,7 +7,7 @@ import attrs
 
 from fedstack.computations.types.language import CardinalitiesType, ConcreteComputation, array_pb2, computation_pb2
 from fedstack.computations.types.options import takes_options
-from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool, check_number, checked_cardinalities
+from fedstack.computations.values.federated_values import checked_cardinalities
 from fedstack.errors import InvalidValueError
 from fedstack.executors.base.verb_executor import VerbExecutor, to_declared_type
 from fedstack.executors.base.verb_values import VerbValue
@@ -16,6 +16,7 @@ from fedstack.executors.remote.remote_recorder import RemoteRecorder
 from fedstack.executors.remote.remote_values import RemoteValue
 from fedstack.executors.remote.sessions.session_opener import SessionOpener
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.peers.executor_stub import ExecutorStub
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import cast
 
 from fedstack.computations.types.language import ComputationBuildingBlock, Executor, Type, computation_pb2
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
 from fedstack.executors.base.engines import Engine
 from fedstack.executors.base.verb_values import Source, VerbValue
 from fedstack.executors.base.wrapper_executor import WrapperExecutor
+from fedstack.foundations.value_text import describe
 
 Transformation = Callable[[ComputationBuildingBlock], ComputationBuildingBlock]
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic
 
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import ResourceLimitError
+from fedstack.foundations.number_checks import check_number
 from fedstack.membership.asking import Asker, listening, loss_of
 from fedstack.membership.member import M, MemberState
 from fedstack.membership.members import Members

@@ -15,10 +15,10 @@ from fedstack.computations.types.language import (
     Type,
 )
 from fedstack.computations.values.sequences import MAX_SEED
-from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_positive, checked_seed
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.value_text import describe
 from fedstack.proto.client_references_pb2 import ClientSelections
 from fedstack.service.data.clients.client_references import RegisteredClients
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, drawn

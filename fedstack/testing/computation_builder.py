@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from fedstack.computations.codec.arrays import array_to_literal
+from fedstack.computations.codec.arrays import array_to_proto
 from fedstack.computations.plan.intrinsics import find_intrinsic
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -112,7 +112,7 @@ def struct(*members: Operand, **named: Operand) -> Expression:
 def literal(value: Any, dtype: type[Any], shape: Sequence[int] = ()) -> Expression:
     """Returns a literal of a tensor type; the value is of exactly that type."""
     tensor = TensorType(dtype, shape)
-    array = array_to_literal(value, tensor.dtype, tensor.shape)
+    array = array_to_proto(value, tensor.dtype, tensor.shape, path="the literal", as_list=True)
     return _expression(tensor, literal=computation_pb2.Literal(value=array))
 
 

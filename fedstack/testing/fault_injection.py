@@ -17,8 +17,6 @@ import numpy as np
 from fedstack.computations.plan.program import Program
 from fedstack.computations.types.language import Executor
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.number_checks import check_number, number_validator, whole_number_validator
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, WorkerUnavailableError
 from fedstack.executors.base.engines import PassingEngine, ProgramEngine
 from fedstack.executors.base.verb_values import VerbValue
@@ -27,6 +25,8 @@ from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.side_by_side import gather
 from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.folds.sinks import Sink
+from fedstack.foundations.number_checks import check_number, number_validator, whole_number_validator
+from fedstack.foundations.value_text import describe
 from fedstack.testing.tracing_executor import check_executor_below
 
 # Slow clients are driven one by one; more than this at a time would only queue up for threads.

@@ -3,9 +3,9 @@
 from typing import Any, NoReturn, cast
 
 from fedstack.computations.types.language import Executor, ExecutorValue
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.value_text import describe
 
 
 class RaisingExecutor(ClosesOnExit, Executor):

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias, cast
 import attrs
 
 from fedstack.computations.types.language import Executor, ExecutorValue, Struct, Type, struct_elements
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.value_text import describe
 
 
 @attrs.frozen

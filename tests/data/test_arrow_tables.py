@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from fedstack.computations.values.federated_values import normalize_argument
-from fedstack.computations.values.tensor_values import describe
 from fedstack.data.client_data import batches
 from fedstack.data.client_tables import by_client
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe
 from fedstack.service.data import Dataset
 
 WIDE = 2**53 + 1  # the first integer that float64 has not

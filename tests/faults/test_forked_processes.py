@@ -81,7 +81,7 @@ def test_locks_that_other_threads_held_are_free_in_the_child() -> None:
     found, held = map(json.loads, run_script("lock_walker.py"))
     assert held == ["control"], "renew these, see foundations/after_fork.py"
     # Else it walks past them; the I/O loop is found as the clock of a fleet.
-    for path in ("_limit", "_large_templates", "plans", "clock.__self__"):
+    for path in ("_limit", "_templates", "plans", "clock.__self__"):
         assert any(path in one for one in found)
 
 

@@ -207,6 +207,17 @@ def test_a_folder_can_be_seen_at_a_glance() -> None:
     assert {folder: modules for folder, modules in folders.items() if modules > MAX_MODULES} == {}
 
 
+@pytest.mark.parametrize("file", [file for file in MODULES if "transport" in file.parts], ids=name_of)
+def test_the_transport_sees_a_header_and_segments_and_knows_no_values(file: Path) -> None:
+    assert rooms_imported_by(file) & {"computations/values", "computations/codec"} == set()
+
+
+@pytest.mark.parametrize("file", [file for file in MODULES if "codec" not in file.parts], ids=name_of)
+def test_values_become_messages_in_one_codec(file: Path) -> None:
+    made = re.findall(r"\b(?:Packed|TypedValue)\(", file.read_text(encoding="utf-8"))
+    assert made == [], "let a Packer write it, or write_typed"
+
+
 @each_module
 def test_a_package_from_outside_is_imported_only_where_it_belongs(file: Path) -> None:
     room, name = room_of(name_of(file).removesuffix(".py")), name_of(file)

@@ -10,16 +10,17 @@ from google.protobuf.message import Message
 
 import fedstack
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import Segment
+from fedstack.computations.codec.typed_values import write_typed
 from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import Phase, PhaseTask
 from fedstack.computations.plan.trace import trace
 from fedstack.computations.types.language import computation_pb2
 from fedstack.computations.types.type_structure import contains_function
-from fedstack.computations.values.columns import column_from_payloads, with_columns
+from fedstack.computations.values.columns import column_from_payloads
 from fedstack.executors.base.fold_arguments import FoldArgument
 from fedstack.executors.remote.phases.phase_messages import write_phase
+from fedstack.foundations.segments import Segment
 from fedstack.proto import data_service_pb2 as data
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
@@ -325,10 +326,8 @@ class Drawer:
 
     def typed(self) -> tuple[extended.TypedValue, list[memoryview]]:
         payload, type_spec = self.choose.choice(VALUES)
-        packer, message = Packer(), extended.TypedValue()
-        message.type.CopyFrom(type_spec.to_proto())
-        packer.pack(message.value, with_columns(payload, type_spec), type_spec)
-        return message, packer.segments
+        packer = Packer()
+        return write_typed(payload, type_spec, packer), packer.segments
 
     def creation(self, session: str) -> extended.Creation:
         creation = extended.Creation(id=self.new_id(session))

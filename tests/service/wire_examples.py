@@ -13,7 +13,7 @@ from fedstack.computations.codec.arrays import array_to_proto
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.value_messages import value_to_proto
 from fedstack.computations.types.language import Type, computation_pb2, data_type_pb2
-from fedstack.computations.values.columns import ConstantColumn, with_columns
+from fedstack.computations.values.columns import ConstantColumn
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.proto import carriers_pb2, executor_pb2, extensions_pb2
 from fedstack.transport.wire.frames import data_frames, header_frame, heartbeat_frame
@@ -115,7 +115,7 @@ def packed_examples() -> Iterator[str]:
     for given, value, remark in PACKED:
         type_spec = fl.to_type(given)
         value = _as_arrays(value) if isinstance(type_spec, fl.FederatedType) else value
-        payload = with_columns(normalize_argument(value, type_spec, "value"), type_spec)
+        payload = normalize_argument(value, type_spec, "value")
         text, followed = _packed(payload, type_spec)
         yield f"# {type_spec}{': ' if remark else ''}{remark}"
         yield from text.splitlines()

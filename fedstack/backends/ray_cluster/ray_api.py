@@ -7,11 +7,11 @@ from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 from fedstack.computations.leaves.python.function_pickles import Reduced, register_reducer
-from fedstack.computations.values.number_checks import check_number
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.foundations.after_fork import renew_after_fork
+from fedstack.foundations.number_checks import check_number
+from fedstack.foundations.value_text import describe
 
 try:
     import ray as _ray

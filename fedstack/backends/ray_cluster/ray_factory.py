@@ -5,10 +5,10 @@ from typing import Any
 
 from fedstack.backends.backend_factory import BackendExecutorFactory
 from fedstack.computations.types.options import takes_options
-from fedstack.computations.values.number_checks import check_number, check_whole_number
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
+from fedstack.foundations.number_checks import check_number, check_whole_number
+from fedstack.foundations.value_text import describe
 
 
 @takes_options()

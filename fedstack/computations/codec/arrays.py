@@ -86,7 +86,7 @@ _OBJECT = np.dtype(np.object_)
 
 
 def array_to_proto(
-    payload: object, dtype: np.dtype[Any], shape: Shape = None, *, path: str = "value"
+    payload: object, dtype: np.dtype[Any], shape: Shape = None, *, path: str = "value", as_list: bool = False
 ) -> array_pb2.Array:
     """Encodes a scalar or an array.
 
@@ -95,6 +95,7 @@ def array_to_proto(
       dtype: One of the 16 dtypes of the language; strings are `np.dtype(np.str_)`.
       shape: The shape that the payload must have. `None` as a dimension allows any, `None` as a whole any rank.
       path: Where the payload stands, for messages.
+      as_list: Whether arrays have a list field, too: the only one that is read in a literal.
 
     Returns:
       A new message, with a list field for scalars and strings and with `content` for other arrays.
@@ -103,17 +104,7 @@ def array_to_proto(
       TypeMismatchError: If the payload has another dtype or shape.
     """
     proto = array_pb2.Array()
-    write_array(proto, payload, dtype, shape, path=path)
-    return proto
-
-
-def array_to_literal(payload: object, dtype: np.dtype[Any], shape: Shape = None) -> array_pb2.Array:
-    """Encodes a scalar or an array for a literal: with a list field always, the only one that is read there.
-
-    Args and errors are those of `array_to_proto`.
-    """
-    proto = array_pb2.Array()
-    write_array(proto, payload, dtype, shape, path="the literal", as_list=True)
+    write_array(proto, payload, dtype, shape, path=path, as_list=as_list)
     return proto
 
 
@@ -128,7 +119,7 @@ def write_array(
 ) -> None:
     """Encodes a scalar or an array into an empty message, so that a message around it need not copy the bytes.
 
-    Args and errors are those of `array_to_proto`; `as_list` asks for a list field whatever the shape.
+    Args and errors are those of `array_to_proto`.
     """
     encoding = _encoding_of(dtype, path)
     if encoding is _STRING:
@@ -188,7 +179,7 @@ def array_from_proto(
             f"Expected the number of a dtype that the language has, found {proto.dtype}; at {path}; "
             "send one of the 16 dtypes"
         )
-    dims = _dims(proto.shape, path)
+    dims = read_dims(proto.shape.dim, path, unknown_rank=proto.shape.unknown_rank)
     if (dtype is not None and dtype.type is not encoding.dtype.type) or not shape_fits(dims, shape):
         expected = _notation(encoding.dtype if dtype is None else dtype, shape)
         raise TypeMismatchError(
@@ -314,15 +305,19 @@ def _encoding_of(dtype: np.dtype[Any], path: str) -> _Encoding:
     return encoding
 
 
-def _dims(proto: array_pb2.ArrayShape, path: str) -> tuple[int, ...]:
-    """Returns the shape of a value, where nothing may be unknown."""
-    if proto.unknown_rank or len(proto.dim) > _MAX_RANK:
-        found = "an unknown rank" if proto.unknown_rank else f"{len(proto.dim)} dimensions"
+def read_dims(found: Sequence[int], path: str, *, unknown_rank: bool = False) -> tuple[int, ...]:
+    """Returns the shape of a value, where nothing may be unknown.
+
+    Raises:
+      InvalidValueError: If it is none.
+    """
+    if unknown_rank or len(found) > _MAX_RANK:
+        rank = "an unknown rank" if unknown_rank else f"{len(found)} dimensions"
         raise InvalidValueError(
-            f"Expected the shape of a value, of at most {_MAX_RANK} dimensions, found {found}; at {path}; "
+            f"Expected the shape of a value, of at most {_MAX_RANK} dimensions, found {rank}; at {path}; "
             "send the shape that the value has"
         )
-    dims = tuple(proto.dim)
+    dims = tuple(found)
     if dims and min(dims) < 0:
         raise InvalidValueError(
             f"Expected the shape of a value, found a dimension of {min(dims)}; at {path}; "

@@ -1,12 +1,13 @@
 """Sequences, and rows of clients, that are read where they are consumed: what travels is which ones they are."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import attrs
 from google.protobuf.any_pb2 import Any
 
-from fedstack.computations.codec.sequence_rows import read_batching, write_batching
+from fedstack.computations.codec.sequence_rows import read_batchings, write_batchings
 from fedstack.computations.leaves.work_scope import ReadsReferences, current_scope
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_structure import type_from_proto
@@ -124,12 +125,9 @@ def read_references(message: Packed.References, element: Type, path: str) -> Col
             f"Expected a source for each of {len(keys)} references, found {len(message.source)} sources and "
             f"{len(of)} numbers of such; at {path}"
         )
-    if len(keys) and not of:
-        group = ReferenceGroup(message.source[0], list(keys), element)
-        return ListColumn([BlockSequence(Reference(group, place)) for place in range(len(keys))])
     groups = [ReferenceGroup(source, cast("list[bytes]", []), element) for source in message.source]
     found: list[Payload] = []
-    for key, place in zip(keys, of):
+    for key, place in zip(keys, of or itertools.repeat(0)):
         group = groups[place]
         found.append(BlockSequence(Reference(group, len(group.keys))))
         cast("list[bytes]", group.keys).append(key)
@@ -150,9 +148,7 @@ def write_referred_rows(message: Packed.References, first: int, rows: Sequence[C
     write_references(message, [cast(Reference, one.source) for one in rows])
     message.row.CopyFrom(rows[0].source.element_type.to_proto())
     message.first = first
-    batchings = [one.batching for one in rows if one.batching is not None]
-    for batching in batchings[:1] if len(set(batchings)) == 1 else batchings:
-        write_batching(message.batching.add(), batching)
+    write_batchings(message, [one.batching for one in rows if one.batching is not None])
 
 
 def read_referred_rows(message: Packed.References, member: Type, path: str) -> Column:
@@ -163,12 +159,7 @@ def read_referred_rows(message: Packed.References, member: Type, path: str) -> C
       TypeMismatchError: If the rows do not fit.
     """
     found = cast(ListColumn, read_references(message, type_from_proto(message.row), path))
-    batchings = [read_batching(one, path) for one in message.batching]
-    if len(batchings) not in (0, 1, len(found)):
-        raise InvalidValueError(
-            f"Expected one batching, or one for each of {len(found)} references, found {len(batchings)}; at {path}"
-        )
-    each = batchings * len(found) if len(batchings) == 1 else batchings or [None] * len(found)
+    each = read_batchings(message.batching, len(found), "references", path) or itertools.repeat(None)
     rows = [ClientRows(cast(BlockSequence, one).source, how) for one, how in zip(found.values, each)]
     for index, one in enumerate(rows):
         one.check(member, f"{path}[client {message.first + index}]")

@@ -5,10 +5,10 @@ How rows make batches travels beside them.
 Nothing is copied here: what lies in several arrays is `Pieces` of one.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import cast
 
-import attrs
 import numpy as np
 
 from fedstack.computations.types.language import StructType, TensorType, Type
@@ -47,9 +47,6 @@ class Pieces(Column):
     def slice(self, start: int, stop: int) -> Column:
         return ListColumn(self.items()[start:stop])
 
-    def field(self, index: int) -> Column:
-        raise TypeError("Expected a column of structs, found one of scalars or arrays")
-
 
 def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
     """Returns a sequence as columns.
@@ -65,33 +62,16 @@ def as_columns(sequence: Payload, element: Type, path: str) -> ColumnSequence:
     return column_of(cast("Sequence[object]", sequence), element)
 
 
-@attrs.frozen
-class Together:
-    """The rows of several sequences as one column.
-
-    Attributes:
-      rows: The rows of one sequence after the other.
-      row: Their type.
-      counts: How many each sequence has.
-      batchings: How the rows of each make its elements; `None` where rows are elements.
-    """
-
-    rows: Column
-    row: Type
-    counts: Sequence[int]
-    batchings: Sequence[Batching] | None
-
-
-def together_at_clients(column: SequenceColumn, element: Type) -> Together | None:
-    """Does what `together` does for sequences whose rows are in one column already."""
+def rows_at_clients(column: SequenceColumn, element: Type) -> SequenceColumn | None:
+    """Returns sequences with their rows as one column of nothing else; `None` if the shapes of these differ."""
     row = element if column.batchings is None else row_type(element)
     bounds = column.bounds
     rows = None if row is None else _joined([column.rows.slice(int(bounds[0]), int(bounds[-1]))], row)
-    return None if rows is None or row is None else Together(rows, row, np.diff(bounds).tolist(), column.batchings)
+    return None if rows is None else SequenceColumn(rows, bounds - bounds[0], column.batchings)
 
 
-def together(sequences: Sequence[ColumnSequence], element: Type) -> Together | None:
-    """Returns the rows of sequences as one column; `None` if their shapes differ.
+def together(sequences: Sequence[ColumnSequence], element: Type) -> SequenceColumn | None:
+    """Returns sequences with the rows of all of them as one column; `None` if the shapes of these differ.
 
     Where arrays differ in their first dimension, at the end of a sequence only, they become batches.
 
@@ -105,7 +85,7 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> Together | N
     if not batchings:
         rows = _joined(columns, element)
         if rows is not None:
-            return Together(rows, element, counts, None)
+            return sequences_of(rows, counts)
         found = [batched for column in columns if (batched := _batched(column)) is not None]
         columns, batchings = [rows for rows, _ in found], [batching for _, batching in found]
         counts = list(map(len, columns))
@@ -118,7 +98,12 @@ def together(sequences: Sequence[ColumnSequence], element: Type) -> Together | N
     if row is None or len(batchings) < len(sequences):
         return None
     rows = _joined(columns, row)
-    return None if rows is None else Together(rows, row, counts, batchings)
+    return None if rows is None else sequences_of(rows, counts, batchings)
+
+
+def sequences_of(rows: Column, counts: Sequence[int], batchings: Sequence[Batching] | None = None) -> SequenceColumn:
+    """Returns sequences of so many rows each, one after the other."""
+    return SequenceColumn(rows, np.array([0, *itertools.accumulate(counts)], np.int64), batchings)
 
 
 def _joined(columns: Sequence[Column], member: Type) -> Column | None:
@@ -179,24 +164,35 @@ def _are_arrays(items: Sequence[object]) -> bool:
     return all(isinstance(item, np.ndarray) for item in items)
 
 
-def write_batching(message: Packed.Batching, batching: Batching) -> None:
-    """Writes how rows make batches."""
-    message.size, message.drop_remainder = batching.size, batching.drop_remainder
-    if batching.seed is not None:
-        message.seed = batching.seed.to_bytes((batching.seed.bit_length() + 7) // 8, "big")
-        message.round, message.reshuffles = batching.round, batching.reshuffles
+def write_batchings(message: Packed.Sequences | Packed.References, batchings: Sequence[Batching]) -> None:
+    """Writes how rows make batches, in each of several sequences: once, if it is the same in all."""
+    for batching in batchings[:1] if len(set(batchings)) == 1 else batchings:
+        one = message.batching.add(size=batching.size, drop_remainder=batching.drop_remainder)
+        if batching.seed is not None:
+            one.seed = batching.seed.to_bytes((batching.seed.bit_length() + 7) // 8, "big")
+            one.round, one.reshuffles = batching.round, batching.reshuffles
 
 
-def read_batching(message: Packed.Batching, path: str) -> Batching:
-    """Returns how rows make batches.
+def read_batchings(messages: Sequence[Packed.Batching], count: int, what: str, path: str) -> Sequence[Batching] | None:
+    """Returns how rows make batches in each of so many sequences; `None` where they are elements.
 
     Raises:
       InvalidValueError: If they make none.
     """
-    if message.size < 1 or len(message.seed) > MAX_SEED_BYTES:
+    if not messages:
+        return None
+    if len(messages) not in (1, count):
         raise InvalidValueError(
-            f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {message.size} "
-            f"rows and {len(message.seed)} bytes; at {path}"
+            f"Expected one batching, or one for each of {count} {what}, found {len(messages)}; at {path}"
         )
-    seed = int.from_bytes(message.seed, "big") if message.HasField("seed") else None
-    return Batching(message.size, message.drop_remainder, seed, message.round, seed is not None and message.reshuffles)
+    batchings: list[Batching] = []
+    for one in messages:
+        if one.size < 1 or len(one.seed) > MAX_SEED_BYTES:
+            raise InvalidValueError(
+                f"Expected batches of at least one row and a seed of at most {MAX_SEED_BYTES} bytes, found {one.size} "
+                f"rows and {len(one.seed)} bytes; at {path}"
+            )
+        seed = int.from_bytes(one.seed, "big") if one.HasField("seed") else None
+        reshuffles = seed is not None and one.reshuffles
+        batchings.append(Batching(one.size, one.drop_remainder, seed, one.round, reshuffles))
+    return batchings * count if len(batchings) == 1 else batchings

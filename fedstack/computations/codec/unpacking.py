@@ -6,15 +6,18 @@ memory that it announces is not touched until its bytes come.
 
 import math
 import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number
+from fedstack.computations.codec.arrays import array_from_proto, dtype_of_number, read_dims
 from fedstack.computations.codec.packing import ANY_ELEMENT, check_count, place_of
 from fedstack.computations.codec.references import read_references, read_referred_rows
-from fedstack.computations.codec.sequence_rows import read_batching
+from fedstack.computations.codec.sequence_rows import read_batchings, sequences_of
 from fedstack.computations.types.language import FederatedType, FunctionType, SequenceType, StructType, TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_client_valued, is_string, join_path, shape_fits
@@ -28,8 +31,10 @@ from fedstack.computations.values.columns import (
     StructColumn,
     column_from_payloads,
 )
+from fedstack.computations.values.deferred_column import DeferredColumn
 from fedstack.computations.values.tensor_values import mismatch
 from fedstack.errors import CardinalityError, InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.segments import Memory, Rows
 from fedstack.proto.extensions_pb2 import Packed
 
 # From this size on a result of a client is received in memory of its own. Below, it costs less to copy it out later.
@@ -41,6 +46,68 @@ MOST_RESULT_BYTES = 1 << 40
 _MAX_EMPTY_ELEMENTS = 100_000
 
 
+class _ArrivedBytes:
+    """The bytes of arrays that have come already, piece by piece, and columns among them.
+
+    Args:
+      pieces: What has come, in order.
+    """
+
+    def __init__(self, pieces: Iterable[Memory | DeferredColumn]) -> None:
+        self._pieces: deque[Any] = deque(pieces)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+        """Returns the next array, a view of what has come unless that lies in several pieces, or not as it should."""
+        array = self._taken(math.prod(shape) * dtype.itemsize, path).view(dtype).reshape(shape)
+        return array if sys.byteorder == "little" and array.flags.aligned else array.copy()
+
+    def _taken(self, size: int, path: str) -> NDArray[np.uint8]:
+        """Returns the next bytes: those of one array as they are, those of several as a copy."""
+        pieces: list[NDArray[np.uint8]] = []
+        while size:
+            if not self._pieces:
+                raise InvalidValueError(f"Expected {size} more bytes of an array, found no more; at {path}")
+            piece = self._pieces.popleft()
+            if isinstance(piece, Rows):
+                self._pieces.extendleft(reversed(piece.arrays))
+                continue
+            piece = piece.reshape(-1).view(np.uint8)
+            if len(piece) > size:
+                self._pieces.appendleft(piece[size:])
+                piece = piece[:size]
+            pieces.append(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def has_next(self, size: int) -> bool:
+        """Returns whether the next piece has so many bytes, or is of rows that do."""
+        first = self._pieces[0] if self._pieces else None
+        return first.row_bytes == size if isinstance(first, Rows) else getattr(first, "nbytes", 0) == size
+
+    def rows(self, count: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Sequence[NDArray[Any]] | None:
+        """Takes arrays that are as a client may get them; `None` if the next ones are others, or none."""
+        found = self._pieces[0] if self._pieces else None
+        if not isinstance(found, Rows) or len(found.arrays) != count or sys.byteorder != "little":
+            return None
+        first = found.arrays[0]
+        is_ready = first.dtype == dtype and first.shape == shape
+        if not is_ready or not all(array.flags.aligned and not array.flags.writeable for array in found.arrays):
+            return None
+        self._pieces.popleft()
+        return found.arrays
+
+    def column(self) -> DeferredColumn | None:
+        """Takes a column of values that are read here, if one is next."""
+        is_next = bool(self._pieces) and isinstance(self._pieces[0], DeferredColumn)
+        return self._pieces.popleft() if is_next else None
+
+    def check_end(self) -> None:
+        """Checks that nothing is left."""
+        if self._pieces:
+            left = sum(getattr(piece, "nbytes", 0) for piece in self._pieces)
+            raise InvalidValueError(f"Expected no more bytes of arrays, found {left}")
+
+
 class Unpacker:
     """Unpacks payloads of one message. Call `finish` when the buffers have been filled.
 
@@ -48,14 +115,24 @@ class Unpacker:
       buffers: The memory that the announced bytes go into, in order.
 
     Args:
+      arrived: The bytes that follow the message, where they have arrived, and among them columns of values that are
+        read here: its arrays are then read-only views of these. `None` if they are still to come, into `buffers`.
       max_bytes: The most bytes that may be announced.
       clients: The number of clients that columns must have; `None` for any.
-      for_results: Whether the values are results: each client's own large array is then received in memory of its own,
-        which can be handed out as it is. One block for all is received faster, but would have to be copied.
+      for_results: Whether the values are results: each client's own large array then has memory of its own, which can
+        be handed out as it is. One block for all is received faster, but would have to be copied.
     """
 
-    def __init__(self, *, max_bytes: int, clients: int | None = None, for_results: bool = False) -> None:
+    def __init__(
+        self,
+        arrived: Iterable[Memory | DeferredColumn] | None = None,
+        *,
+        max_bytes: int = MOST_RESULT_BYTES,
+        clients: int | None = None,
+        for_results: bool = False,
+    ) -> None:
         self.buffers: list[memoryview] = []
+        self._arrived = None if arrived is None else _ArrivedBytes(arrived)
         self._arrays: list[NDArray[Any]] = []
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -85,7 +162,7 @@ class Unpacker:
             members = zip(found, fields)
             return tuple([self.unpack(m, t, join_path(path, n, i)) for i, (m, (n, t)) in enumerate(members)])
         if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
-            return self._column(proto, type_spec.member, path)
+            return self.unpack_column(proto, type_spec.member, path)
         if isinstance(type_spec, FederatedType):
             return self.unpack(proto, type_spec.member, path)
         if isinstance(type_spec, SequenceType) and kind == "sequences":
@@ -98,52 +175,46 @@ class Unpacker:
             return proto.computation
         mismatch(type_spec, kind or "an empty message", path)
 
-    def _elements(self, proto: Packed, element: Type, path: str, *, in_batches: bool = False) -> Column:
+    def _elements(self, proto: Packed, element: Type, path: str, *, in_batches: bool) -> Column:
         # There may be any number of elements, whatever the number of clients.
         outside = self._clients, self._in_sequence, self._in_batches
         self._clients, self._in_sequence, self._in_batches = None, True, in_batches
         try:
-            return self._column(proto, element, path)
+            return self.unpack_column(proto, element, path)
         finally:
             self._clients, self._in_sequence, self._in_batches = outside
 
     def _sequences(self, proto: Packed.Sequences, element: Type, path: str) -> SequenceColumn:
-        counts, batchings = list(proto.rows), [read_batching(message, path) for message in proto.batching]
-        if batchings and len(batchings) not in (1, len(counts)):
-            raise InvalidValueError(
-                f"Expected one batching, or one for each of {len(counts)} sequences, found {len(batchings)}; at {path}"
-            )
-        row = row_type(element) if batchings else element
+        counts = list(proto.rows)
+        batchings = read_batchings(proto.batching, len(counts), "sequences", path)
+        row = element if batchings is None else row_type(element)
         if row is None:
             mismatch(f"elements of {type_text(element)}", "batches of rows", path)
-        rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=bool(batchings))
+        rows = self._elements(proto.row, row, path + ANY_ELEMENT, in_batches=batchings is not None)
         if sum(counts) != len(rows):
             raise InvalidValueError(f"Expected {sum(counts)} rows of sequences, found {len(rows)}; at {path}")
-        bounds = np.cumsum([0, *counts], dtype=np.int64)
-        if not batchings:
-            return SequenceColumn(rows, bounds)
-        if len(batchings) < len(counts):
-            batchings *= len(counts)
+        if batchings is None:
+            return sequences_of(rows, counts)
         declared = first_sizes(element)
         if declared and not all(batching.sizes(n) <= declared for batching, n in zip(batchings, counts)):
             mismatch(f"batches of {type_text(element)}", "some of other sizes", path)
         if len(declared) > 1 and len(rows):
             mismatch(f"batches of {type_text(element)}", "one number of rows", path)
-        return SequenceColumn(rows, bounds, batchings)
+        return sequences_of(rows, counts, batchings)
 
     def _raw(self, raw: Packed.Raw, tensor: TensorType, path: str) -> NDArray[Any]:
         shape = self._checked_shape(raw, tensor.dtype, path)
         if not shape_fits(shape, tensor.shape):
             mismatch(tensor, f"the shape {list(shape)}", path)
-        return self._buffer(shape, tensor.dtype, path)
+        return self._array(shape, tensor.dtype, path)
 
     def _checked_shape(self, raw: Packed.Raw, dtype: np.dtype[Any], path: str) -> tuple[int, ...]:
-        shape = tuple(raw.dim)
+        shape = read_dims(raw.dim, path)
         found = dtype_of_number(raw.dtype)  # to NumPy, `None` is float64
         if found is None or found != dtype or dtype.type is np.str_:
             raise TypeMismatchError(f"Expected {dtype}, found the dtype of number {raw.dtype}; at {path}")
-        if not 0 < len(shape) <= 64 or any(size < 0 for size in shape):
-            raise InvalidValueError(f"Expected the shape of an array, found {list(shape)[:65]}; at {path}")
+        if not shape:
+            raise InvalidValueError(f"Expected the shape of an array, found that of a scalar; at {path}")
         self._bytes += math.prod(shape) * dtype.itemsize
         if self._bytes > self._max_bytes:
             raise ResourceLimitError(
@@ -152,31 +223,42 @@ class Unpacker:
             )
         return shape
 
-    def _buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
-        try:
-            array = np.empty(shape, dtype)
-        except (MemoryError, ValueError) as error:
-            raise ResourceLimitError(
-                f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}"
-            ) from error
+    def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+        if self._arrived is not None and 0 not in shape:
+            array = self._arrived.array(shape, dtype, path)
+        else:
+            try:
+                array = np.empty(shape, dtype)
+            except (MemoryError, ValueError) as error:
+                raise ResourceLimitError(
+                    f"Expected an array that fits into memory, found {dtype}{list(shape)}; at {path}"
+                ) from error
+            if array.nbytes:
+                self.buffers.append(array.reshape(-1).view(np.uint8).data)
         self._arrays.append(array)
-        if array.nbytes:
-            self.buffers.append(array.reshape(-1).view(np.uint8).data)
         # A read-only view over memory that nobody else has: what may be handed out as it is, later.
         view = array.view()
         view.setflags(write=False)
         return view
 
-    def _column(self, proto: Packed, member: Type, path: str) -> Column:
+    def unpack_column(self, proto: Packed, member: Type, path: str = "value") -> Column:
+        """Returns the values of clients, of the given type each; else as `unpack`."""
         kind = proto.WhichOneof("kind")
-        column = self._column_of(kind, proto, member, path)
+        if isinstance(member, TensorType) and kind == "column":
+            rows = array_from_proto(proto.column, member.dtype, path=path)
+            if not isinstance(rows, np.ndarray):
+                mismatch(f"a column of {type_text(member)}", "a scalar", path)
+            return self._rows(rows, member, path)
+        if isinstance(member, TensorType) and kind == "rows":
+            return self._rows_beside(proto.rows, member, path)
+        if isinstance(member, StructType) and kind == "fields":
+            return self._fields(proto.fields, member, path)
+        column = None if self._in_batches else self._other_column(kind, proto, member, path)  # those are of arrays
         if column is None:
             mismatch(f"a column of {type_text(member)}", kind or "an empty message", path)
         return column
 
-    def _column_of(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
-        if self._in_batches and kind not in ("fields", "column", "rows"):
-            return None  # rows that are no arrays
+    def _other_column(self, kind: str | None, proto: Packed, member: Type, path: str) -> Column | None:
         if kind == "same":
             clients = self._size(proto.same.clients, path, takes_bytes=False)
             return ConstantColumn(self.unpack(proto.same.member, member, path), clients)
@@ -184,44 +266,30 @@ class Unpacker:
             self._size(len(proto.clients.member), path)
             values = enumerate(proto.clients.member)
             return column_from_payloads([self.unpack(v, member, place_of(path, i)) for i, v in values], member)
-        if kind == "fields" and isinstance(member, StructType):
-            return self._fields(proto.fields, member, path)
         if kind == "sequences" and isinstance(member, SequenceType):
             self._size(len(proto.sequences.rows), path)
             return self._sequences(proto.sequences, member.element, path)
-        if kind == "references" and proto.references.HasField("row"):
-            self._size(len(proto.references.key), path)
-            return read_referred_rows(proto.references, member, path)
-        if kind == "references" and isinstance(member, SequenceType):
-            self._size(len(proto.references.key), path)
-            return read_references(proto.references, member.element, path)
-        if not isinstance(member, TensorType):
-            return None
-        if kind == "column":
-            rows = array_from_proto(proto.column, member.dtype, path=path)
-        elif kind == "rows":
-            shape = self._checked_shape(proto.rows, member.dtype, path)
-            if (
-                len(shape) > 1
-                and not self._in_batches
-                and self._is_by_row(math.prod(shape[1:]) * member.dtype.itemsize)
-            ):
-                return self._own_rows(shape, member, path)
-            rows = self._buffer(shape, member.dtype, path)
-        else:
-            return None
-        if not isinstance(rows, np.ndarray):
-            mismatch(f"a column of {type_text(member)}", "a scalar", path)
-        return self._rows(rows, member, path)
+        if kind == "references":
+            column = None if self._arrived is None else self._arrived.column()
+            self._size(len(proto.references.key) if column is None else len(column), path)
+            if column is None and proto.references.HasField("row"):
+                return read_referred_rows(proto.references, member, path)
+            if column is None and isinstance(member, SequenceType):
+                return read_references(proto.references, member.element, path)
+            return column
+        return None
 
-    def _is_by_row(self, row_bytes: int) -> bool:
-        """Returns whether rows of so many bytes are received in memory of their own."""
-        return self._for_results and row_bytes >= OWN_ROW_BYTES
-
-    def _own_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> Column:
-        """Returns an array for each client, with memory of its own."""
+    def _rows_beside(self, raw: Packed.Raw, member: TensorType, path: str) -> Column:
+        shape = self._checked_shape(raw, member.dtype, path)
+        row_bytes = math.prod(shape[1:]) * member.dtype.itemsize
+        is_by_row = (self._for_results and row_bytes >= OWN_ROW_BYTES) or (
+            row_bytes > 0 and not self._in_sequence and self._arrived is not None and self._arrived.has_next(row_bytes)
+        )
+        if len(shape) == 1 or self._in_batches or not is_by_row:
+            return self._rows(self._array(shape, member.dtype, path), member, path)
         clients = self._checked_rows(shape, member, path)
-        return ListColumn([self._buffer(shape[1:], member.dtype, path) for _ in range(clients)])
+        rows = None if self._arrived is None else self._arrived.rows(clients, shape[1:], member.dtype)
+        return ListColumn(rows or [self._array(shape[1:], member.dtype, path) for _ in range(clients)])
 
     def _checked_rows(self, shape: tuple[int, ...], member: TensorType, path: str) -> int:
         clients = self._size(shape[0], path, takes_bytes=0 not in shape[1:])
@@ -248,7 +316,7 @@ class Unpacker:
         check_count(len(fields.column), len(types), member, path)
         size = self._size(fields.clients, path, takes_bytes=bool(types))
         columns = [
-            self._column(column, field_type, join_path(path, name, index))
+            self.unpack_column(column, field_type, join_path(path, name, index))
             for index, (column, (name, field_type)) in enumerate(zip(fields.column, types))
         ]
         if any(len(column) != size for column in columns):
@@ -284,6 +352,8 @@ class Unpacker:
         Raises:
           InvalidValueError: If it is none that NumPy takes for the dtype.
         """
+        if self._arrived is not None:
+            self._arrived.check_end()
         for array in self._arrays:
             if array.dtype == np.bool_ and np.any(array.view(np.uint8) > 1):
                 raise InvalidValueError("Expected bytes 0 and 1 for bool, found others; send 0 or 1")
@@ -291,3 +361,20 @@ class Unpacker:
                 array.byteswap(inplace=True)
         self._arrays.clear()
         self.buffers.clear()
+
+
+# Where the members of each kind are.
+_MEMBERS = MappingProxyType(
+    {"struct": "member", "clients": "member", "same": "member", "fields": "column", "sequences": "row"}
+)
+
+
+def announced_bytes(packed: Packed) -> int:
+    """Returns how many bytes come beside a message, if it says so rightly."""
+    kind = packed.WhichOneof("kind") or ""
+    if kind in ("raw", "rows"):
+        raw: Packed.Raw = getattr(packed, kind)
+        dtype = dtype_of_number(raw.dtype)
+        return 0 if dtype is None else max(0, math.prod(raw.dim)) * dtype.itemsize
+    found = getattr(getattr(packed, kind), _MEMBERS[kind]) if kind in _MEMBERS else ()
+    return announced_bytes(found) if isinstance(found, Packed) else sum(map(announced_bytes, found))

@@ -6,9 +6,9 @@ from typing import TypeAlias
 import attrs
 
 from fedstack.computations.leaves.code_modules import is_as_good_as_code, is_inside, is_internal
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.value_text import describe
 
 # What to do about a function that can go by value only, where the worker is one of ours.
 ALLOW_CODE = "start the worker with --allow-python-code"

@@ -13,8 +13,8 @@ from fedstack.computations.types.type_structure import (
     fields_of,
     has_negative_sizes,
 )
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError
+from fedstack.foundations.value_text import describe
 
 ParameterTypes = Sequence[object] | Mapping[str, object] | Type | type[np.generic] | None
 

@@ -14,8 +14,8 @@ from fedstack.computations.plan.made_once import Made
 from fedstack.computations.types.language import FunctionType, StructType, Type, computation_pb2
 from fedstack.computations.types.type_structure import fields_of, type_from_proto
 from fedstack.computations.values.columns import Payload
-from fedstack.computations.values.tensor_values import shorten
 from fedstack.errors import InvalidComputationError
+from fedstack.foundations.value_text import shorten
 
 
 class Scope:

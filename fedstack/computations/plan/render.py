@@ -8,7 +8,7 @@ referring to the names around them, since elements of a sequence are all that th
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from fedstack.computations.codec.arrays import array_to_literal
+from fedstack.computations.codec.arrays import array_to_proto
 from fedstack.computations.plan.graph import (
     Callee,
     Constant,
@@ -283,7 +283,7 @@ def literal(payload: object, type_spec: Type) -> Computation:
       InvalidComputationError: If it is a sequence, which the language has no literal for.
     """
     if isinstance(type_spec, TensorType):
-        array = array_to_literal(payload, type_spec.dtype)
+        array = array_to_proto(payload, type_spec.dtype, path="the literal", as_list=True)
         return Computation(type=type_spec.to_proto(), literal=computation_pb2.Literal(value=array))
     if isinstance(type_spec, StructType) and isinstance(payload, tuple):
         fields = fields_of(type_spec)

@@ -298,9 +298,6 @@ class SequenceColumn(Column):
         batchings = None if self.batchings is None else self.batchings[start:stop]
         return SequenceColumn(self.rows, self.bounds[start : stop + 1], batchings)
 
-    def field(self, index: int) -> Column:
-        raise TypeError("Expected a column of structs, found one of sequences")
-
 
 def row_type(element: Type) -> Type | None:
     """Returns the type of the rows of batches; `None` if there is a tensor without rows among its members."""

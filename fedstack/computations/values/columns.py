@@ -9,14 +9,8 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from fedstack.computations.types.language import FederatedType, StructType, TensorType, Type
-from fedstack.computations.types.type_structure import (
-    contains_federated,
-    fields_of,
-    is_client_valued,
-    is_scalar,
-    is_string,
-)
+from fedstack.computations.types.language import StructType, TensorType, Type
+from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string
 from fedstack.foundations.error_text import counted
 
 # What executors have in place of a value: what the table in `values` says for its type. Nothing to a type checker, but
@@ -54,7 +48,7 @@ class Column:
 
     def field(self, index: int) -> "Column":
         """Selects a field from a column of structs."""
-        raise NotImplementedError
+        raise TypeError(f"Expected a column of structs, found {self!r}")
 
     def __iter__(self) -> Iterator[Payload]:
         return iter(self.items())
@@ -84,9 +78,6 @@ class RowsColumn(Column):
 
     def slice(self, start: int, stop: int) -> Column:
         return type(self)(self.values[start:stop])
-
-    def field(self, index: int) -> Column:
-        raise TypeError("Expected a column of structs, found one of scalars or arrays")
 
 
 class ScalarColumn(RowsColumn):
@@ -226,17 +217,3 @@ def concatenate(columns: Sequence[Column], member: Type) -> Column:
         types = [field_type for _, field_type in fields_of(cast(StructType, member))]
         return StructColumn(tuple(concatenate([s.fields[i] for s in structs], t) for i, t in enumerate(types)), size)
     return column_from_payloads([payload for column in columns for payload in column.items()], member)
-
-
-def with_columns(payload: Payload, type_spec: Type) -> Payload:
-    """Returns a payload in which what differs by client is a column, as executors keep it, and not a list."""
-    if not contains_federated(type_spec):
-        return payload
-    if isinstance(type_spec, FederatedType) and is_client_valued(type_spec):
-        if isinstance(payload, Column):
-            return payload
-        return column_from_payloads(cast("Sequence[object]", payload), type_spec.member)
-    if isinstance(type_spec, StructType):
-        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec))
-        return tuple(with_columns(member, member_type) for member, (_, member_type) in members)
-    return payload

@@ -11,7 +11,14 @@ from typing import TypeGuard, cast
 
 import numpy as np
 
-from fedstack.computations.types.language import FederatedType, SequenceType, StructType, TensorType, Type
+from fedstack.computations.types.language import (
+    FederatedType,
+    PlacementLiteral,
+    SequenceType,
+    StructType,
+    TensorType,
+    Type,
+)
 from fedstack.computations.types.type_structure import (
     fields_of,
     is_client_valued,
@@ -32,17 +39,12 @@ from fedstack.computations.values.columns import (
 from fedstack.computations.values.deferred_column import Where, deferred, refusal
 from fedstack.computations.values.quiet import quietly
 from fedstack.computations.values.records import Record, split_struct
-from fedstack.computations.values.tensor_values import (
-    all_read_only,
-    describe,
-    is_data_frame,
-    kind_of_dtype,
-    mismatch,
-    normalize_tensor,
-)
+from fedstack.computations.values.tensor_values import all_read_only, kind_of_dtype, mismatch, normalize_tensor
 from fedstack.computations.values.values import normalize, normalize_sequence
-from fedstack.errors import CardinalityError
+from fedstack.errors import CardinalityError, InvalidValueError
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import check_whole_number
+from fedstack.foundations.value_text import describe, is_data_frame
 
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
@@ -295,3 +297,27 @@ def _packed(elements: Iterable[object], element: Type, where: Where) -> Column:
         return column_from_values(some, element, lambda i: where(first + i))
 
     return packed_elements(elements, element, pack)
+
+
+def checked_cardinalities(cardinalities: object, most: int | None = None) -> dict[PlacementLiteral, int]:
+    """Returns numbers of participants as a dict of its own, with numbers of Python's.
+
+    Args:
+      cardinalities: What the user gave.
+      most: The most participants; `None` for any number.
+
+    Raises:
+      CardinalityError: If they are no numbers of participants by placement.
+    """
+    advice = "give {federated_language.CLIENTS: 10}, for example"
+    if not isinstance(cardinalities, Mapping):
+        raise CardinalityError(f"Expected numbers by placement, found {describe(cardinalities)}; {advice}")
+    found: dict[PlacementLiteral, int] = {}
+    for placement, count in cast("Mapping[object, object]", cardinalities).items():
+        if not isinstance(placement, PlacementLiteral):
+            raise CardinalityError(f"Expected numbers by placement, found one for {describe(placement)}; {advice}")
+        try:
+            found[placement] = check_whole_number(f"a number of {placement.uri}", count, 0, most)
+        except InvalidValueError as error:
+            raise CardinalityError(str(error)) from None
+    return found

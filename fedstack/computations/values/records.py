@@ -22,8 +22,9 @@ import attrs
 from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import FederatedType, Struct, StructType, struct_elements
 from fedstack.computations.types.type_structure import fields_of
-from fedstack.computations.values.tensor_values import describe, is_data_frame, mismatch
+from fedstack.computations.values.tensor_values import mismatch
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.value_text import describe, is_data_frame
 
 # The class whose methods the type checker knows; the same object as `tuple`.
 _Tuple: type[tuple[object, ...]] = tuple

@@ -6,9 +6,9 @@ Payloads are NumPy scalars or read-only arrays of exactly the declared dtype; st
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NoReturn, Protocol, TypeGuard, cast, runtime_checkable
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedstack.computations.types.language import TensorType, Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import is_scalar, is_string, shape_fits
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe, shorten
 
 # What gives the payload of a tensor: `normalize_tensor`, or another rule like it.
 ReadTensor = Callable[[object, TensorType, str], object]
@@ -37,16 +38,6 @@ def kind_of_dtype(dtype: np.dtype) -> str:
     if kind == "V":
         return "f" if dtype.name == "bfloat16" else "?"
     return kind if kind in "bfc" else "?"
-
-
-def shorten(value: object, limit: int = 80) -> str:
-    """Shows a value in a message, cut to `limit` characters."""
-    try:
-        text = repr(value)
-    except Exception as error:  # of the user's own class, of a list in itself, of an integer with too many digits
-        text = f"whose repr raises {type(error).__name__}"
-    text = " ".join(text.split()) if "\n" in text else text  # arrays have lines
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def mismatch(expected: object, found: object, path: str, advice: str = "") -> NoReturn:
@@ -131,57 +122,6 @@ def all_read_only(arrays: Sequence[np.ndarray]) -> list[object]:
     found: list[object] = [array.view() if array.flags.writeable else array for array in arrays]
     deque(map(_set_writeable, cast("list[np.ndarray]", found), repeat(False)), maxlen=0)
     return found
-
-
-@runtime_checkable
-class DataFrameLike(Protocol):
-    """What a table must have if it is not a mapping; a pandas `DataFrame` does."""
-
-    @property
-    def columns(self) -> Iterable[Any]: ...
-
-    def __getitem__(self, name: Any, /) -> Any: ...
-
-
-def is_data_frame(value: object) -> TypeGuard[DataFrameLike]:
-    """Tells whether a value is a table with named columns, and no array whose fields NumPy shows as attributes."""
-    return not is_lazy(value) and isinstance(value, DataFrameLike) and not isinstance(value, np.ndarray)
-
-
-def is_lazy(value: object) -> bool:
-    """Returns whether a value is a table that is yet to be computed, as those of polars' `lazy()` are."""
-    return hasattr(type(value), "collect") and hasattr(type(value), "columns")
-
-
-class ArrowTable(Protocol):
-    """What has columns, and gives them by Arrow's C stream protocol: tables of pyarrow, frames of polars."""
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
-
-
-def speaks_arrow(value: object) -> bool:
-    """Returns whether a value is a table or a column that is to be read by Arrow's C protocols.
-
-    What pandas has speaks them too, and calls NaN among its floats a missing value; so it goes by its own names.
-    """
-    kind = type(value)
-    return (hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")) and not hasattr(kind, "isna")
-
-
-def describe(value: object) -> str:
-    """Names a value by its type and, where short, its content."""
-    if is_data_frame(value):
-        names = cast("Iterable[object]", getattr(value, "column_names", None) or value.columns)
-        return f"a {type(value).__name__} with the columns {shorten(list(names))}"
-    if isinstance(value, np.ndarray):
-        array = cast(np.ndarray, value)
-        return f"an array {array.dtype}{list(array.shape)}"
-    if isinstance(value, np.generic):
-        scalar = cast(np.generic, value)
-        return f"{scalar.dtype} {scalar}"
-    if value is None:
-        return "None"
-    return f"{type(value).__name__} {shorten(value)}"
 
 
 def _advice(value: object) -> str:

@@ -34,17 +34,11 @@ from fedstack.computations.values.columns import Column, Payload, RowsColumn, Sc
 from fedstack.computations.values.records import split_struct
 from fedstack.computations.values.sequences import AHEAD, Batches, FromGenerator, HasPasses, in_pass, reshuffles
 from fedstack.computations.values.snapshots import snapshot_of
-from fedstack.computations.values.tensor_values import (
-    ReadTensor,
-    describe,
-    is_data_frame,
-    mismatch,
-    normalize_tensor,
-    read_only,
-)
+from fedstack.computations.values.tensor_values import ReadTensor, mismatch, normalize_tensor, read_only
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import text_of
 from fedstack.foundations.traceback_filter import users_lines, without_calling_frames
+from fedstack.foundations.value_text import describe, is_data_frame
 
 
 def normalize(value: object, type_spec: Type, path: str = "arg", read: ReadTensor = normalize_tensor) -> Payload:

@@ -26,12 +26,12 @@ from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_sequence, fields_of, join_path, type_from_proto
 from fedstack.computations.values.containers import to_elements
 from fedstack.computations.values.federated_values import check_clients, normalize_argument
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ForeignValueError, InvalidComputationError, TypeMismatchError
 from fedstack.executors.base.engines import Engine, ProgramEngine
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_values import Recorder, Source, VerbValue
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.value_text import describe
 
 _T = TypeVar("_T")
 FUNCTIONS = ("lambda", "intrinsic", "data", "xla", "tensorflow")

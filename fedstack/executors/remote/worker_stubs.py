@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
+from fedstack.foundations.value_text import describe
 from fedstack.transport.grpc.channels import Channel, is_channel
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import TargetResolver, resolve_targets

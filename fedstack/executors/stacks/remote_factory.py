@@ -2,7 +2,6 @@
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor
 from fedstack.computations.types.options import takes_options
-from fedstack.computations.values.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.executors.data_executor import DataBackend
 from fedstack.executors.federating_executor import FederatingExecutor
@@ -17,6 +16,7 @@ from fedstack.executors.stacks.factories import unplaced_stack
 from fedstack.executors.stacks.resource_factory import ResourceManagingExecutorFactory
 from fedstack.executors.stacks.worker_sessions import WorkerSessions
 from fedstack.executors.stacks.workers_executor import WorkersExecutor
+from fedstack.foundations.number_checks import MOST_CLIENTS, check_bool, check_number, check_whole_number
 from fedstack.transport.grpc.credentials import ClientCredentials
 
 

@@ -8,11 +8,12 @@ from typing import cast
 import attrs
 
 from fedstack.computations.types.language import CLIENTS, CardinalitiesType, Executor, ExecutorFactory, PlacementLiteral
-from fedstack.computations.values.number_checks import check_whole_number, checked_cardinalities
+from fedstack.computations.values.federated_values import checked_cardinalities
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import check_whole_number
 
 Key = tuple[tuple[str, int], ...]
 

@@ -8,9 +8,9 @@ from fedstack.computations.leaves.portability import check_received, leaves_to_l
 from fedstack.computations.leaves.version_skew import differing_modules
 from fedstack.computations.leaves.work_scope import WorkScope
 from fedstack.computations.types.language import computation_pb2
-from fedstack.computations.values.number_checks import MOST_BYTES
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, off_loop, sized
+from fedstack.foundations.number_checks import MOST_BYTES
 
 _LOADING_THREADS = 4
 

@@ -37,6 +37,9 @@ class Received(Generic[_M]):
 
     async def fill_next(self, unpacker: Unpacker) -> None:
         """Reads the next of these bytes, where they are for several unpackers; call `end` after the last."""
+        if not unpacker.buffers:
+            unpacker.finish()
+            return
         size = sum(map(len, unpacker.buffers))
         await self.rest.read_next(unpacker.buffers)
         await sized(size, unpacker.finish, LOOP_COPY_BYTES)

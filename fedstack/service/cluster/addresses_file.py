@@ -8,8 +8,8 @@ import os
 import time
 from pathlib import Path
 
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import AddressError, DeadlineExceededError, FedstackError, InvalidValueError
+from fedstack.foundations.number_checks import check_number
 from fedstack.transport.wire.addresses import parse_target
 from fedstack.transport.wire.cluster_spec import Cluster, ClusterSpec
 

@@ -8,8 +8,8 @@ from typing import cast
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 from fedstack.service.limits.limits import ServerLimits, ServiceLimits
 from fedstack.transport.grpc.credentials import ClientCredentials, ServerCredentials, check_calls_with
 from fedstack.transport.grpc.targets import TargetResolver, address_of

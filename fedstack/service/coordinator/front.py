@@ -4,9 +4,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fedstack.computations.values.number_checks import check_number, check_whole_number
 from fedstack.errors import InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
+from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.service.coordinator.calls.calls import Result
 from fedstack.service.coordinator.calls.closure_maker import ClosureMaker
 from fedstack.service.coordinator.calls.per_worker import (

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import DeadlineExceededError, FedstackError
 from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.number_checks import check_number
 
 _T = TypeVar("_T")
 

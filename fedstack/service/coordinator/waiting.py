@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
-from fedstack.computations.values.number_checks import check_whole_number
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import DeadlineExceededError, TypeMismatchError
+from fedstack.foundations.number_checks import check_whole_number
+from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.remote_value import RemoteValue
 from fedstack.service.coordinator.time_bounds import check_timeout
 

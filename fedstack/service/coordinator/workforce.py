@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 from fedstack.computations.types.language import ExecutorFactory
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
 from fedstack.executors.remote.workers import Worker
 from fedstack.executors.remote.workers import Workers as Fleet
+from fedstack.foundations.value_text import describe
 from fedstack.membership.membership_observer import MembershipObserver
 from fedstack.service.coordinator.driver import Driver, Workforce
 from fedstack.service.coordinator.local_site import LocalSite

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from fedstack.computations.types.language import Type
+from fedstack.computations.codec.typed_values import read_typed
+from fedstack.computations.types.language import Type, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_function
 from fedstack.errors import InvalidValueError
@@ -83,15 +84,15 @@ class Creations:
         clients, most = known_clients_of(session.executor), self._core.admission.max_bytes
         return await read_value(
             value.value,
-            lambda: self._type_of(value),
+            lambda unpacker: read_typed(value, unpacker, self._type_of),
             received,
             check=check,
             max_bytes=most,
             clients=clients,
         )
 
-    def _type_of(self, value: messages.TypedValue) -> Type:
-        type_spec = self._core.admission.read_type(value.type)
+    def _type_of(self, proto: computation_pb2.Type) -> Type:
+        type_spec = self._core.admission.read_type(proto)
         if contains_function(type_spec):
             raise InvalidValueError(
                 f"Expected a value without functions in it, found one of type {type_text(type_spec)}; create the "

@@ -8,10 +8,9 @@ from fedstack.computations.codec.payload_sizes import known_bytes
 from fedstack.computations.codec.value_messages import value_from_proto, value_to_proto
 from fedstack.computations.types.language import CLIENTS, SERVER, Executor, ExecutorValue, PlacementLiteral, Type
 from fedstack.computations.types.type_structure import contains_function
-from fedstack.computations.values.columns import with_columns
-from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
 from fedstack.errors import InvalidValueError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import PIECES_WEIGHT, sized
+from fedstack.foundations.number_checks import MOST_MESSAGE_BYTES
 from fedstack.proto import executor_pb2 as messages
 from fedstack.service.executor.requests import control, in_turns, unary, unary_sized, unary_to_bytes
 from fedstack.service.executor.sessions import held_values
@@ -86,7 +85,7 @@ class ExecutorGroup:
         if contains_function(type_spec):
             return None
         self._core.admission.check_type(type_spec)
-        return with_columns(value_from_proto(value, type_spec), type_spec), type_spec
+        return value_from_proto(value, type_spec), type_spec
 
     async def create_call(self, request: messages.CreateCallRequest) -> messages.CreateCallResponse:
         """Calls a function."""

@@ -8,7 +8,6 @@ from google.protobuf.message import Message
 
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import Type
-from fedstack.computations.values.columns import with_columns
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, PIECES_WEIGHT, read_message, sized
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -81,7 +80,7 @@ async def in_turns(items: Iterable[_T], at_once: int = _AT_ONCE) -> AsyncIterato
 
 async def read_value(
     packed: Packed,
-    type_of: Callable[[], Type],
+    read: Callable[[Unpacker], tuple[object, Type]],
     received: Received[Any],
     *,
     check: Callable[[int], None],
@@ -92,7 +91,7 @@ async def read_value(
 
     Args:
       packed: The value.
-      type_of: Returns its type; it may take long for a large message.
+      read: Returns it and its type; it may take long for a large message.
       received: The message in which it came, and the bytes of its large arrays.
       check: Called with each size that is known, before there is memory for it; it raises if that is too much.
       max_bytes: The most bytes that it may announce.
@@ -100,20 +99,13 @@ async def read_value(
     """
     size = await sized(received.size, packed.ByteSize)
     check(size)
-
-    def unpack() -> tuple[object, Type, Unpacker]:
-        type_spec = type_of()
-        unpacker = Unpacker(max_bytes=max_bytes, clients=clients)
-        return with_columns(unpacker.unpack(packed, type_spec), type_spec), type_spec, unpacker
-
+    unpacker = Unpacker(max_bytes=max_bytes, clients=clients)
     weight = size if packed.WhichOneof("kind") in _ARRAYS else PIECES_WEIGHT * size
-    payload, type_spec, unpacker = unpack() if weight <= LOOP_BYTES else await sized(weight, unpack)
-    if not unpacker.buffers:
-        unpacker.finish()
-    else:
+    payload, type_spec = read(unpacker) if weight <= LOOP_BYTES else await sized(weight, lambda: read(unpacker))
+    if unpacker.buffers:
         size += sum(map(len, unpacker.buffers))
         check(size)
-        await received.fill_next(unpacker)
+    await received.fill_next(unpacker)
     return payload, type_spec, size
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fedstack.computations.codec.arrays import dtype_of_number
+from fedstack.computations.codec.arrays import dtype_of_number, read_dims
 from fedstack.computations.plan.graph import declared_type
 from fedstack.computations.types.language import (
     CLIENTS,
@@ -18,8 +18,6 @@ from fedstack.computations.types.type_structure import type_from_proto
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
 from fedstack.proto.executor_pb2 import Value
-
-_MOST_SHOWN = 65
 
 
 def count_members(value: Value, most: int) -> int:
@@ -74,10 +72,7 @@ def _type_of_array(array: array_pb2.Array, path: str) -> TensorType:
     dtype = dtype_of_number(array.dtype)
     if dtype is None:
         raise InvalidValueError(f"Expected an array of a known dtype, found the number {array.dtype}; at {path}")
-    if array.shape.unknown_rank or any(size < 0 for size in array.shape.dim):
-        found = "an unknown rank" if array.shape.unknown_rank else f"{list(array.shape.dim)[:_MOST_SHOWN]}"
-        raise InvalidValueError(f"Expected the shape of an array, of sizes of at least 0, found {found}; at {path}")
-    return TensorType(dtype.type, tuple(array.shape.dim))
+    return TensorType(dtype.type, read_dims(array.shape.dim, path, unknown_rank=array.shape.unknown_rank))
 
 
 def _leaves_of_elements(elements: Iterable[Value.Sequence.Element], path: str) -> list[TensorType]:

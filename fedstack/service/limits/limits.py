@@ -8,14 +8,14 @@ from typing import Any
 
 import attrs
 
-from fedstack.computations.values.number_checks import (
+from fedstack.errors import ResourceLimitError
+from fedstack.foundations.number_checks import (
     MOST_BYTES,
     MOST_CLIENTS,
     MOST_MESSAGE_BYTES,
     number_validator,
     whole_number_validator,
 )
-from fedstack.errors import ResourceLimitError
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.transport.wire.frames import Chunking
 

@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedstack.computations.values.number_checks import check_bool, check_whole_number
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.leaf_threads import CORES
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import check_bool, check_whole_number
 from fedstack.service.pool.pool_process import PoolProcess, ProcessOptions, Restarts
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.wire.cluster_spec import ClusterSpec

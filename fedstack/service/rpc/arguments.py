@@ -3,8 +3,8 @@
 import math
 import numbers
 
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 
 
 def check_layer(rpc_layer: object) -> None:

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from fedstack.computations.values.number_checks import check_bool
 from fedstack.errors import FedstackError, InvalidValueError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.remote.worker_stubs import WorkerTargets, make_stubs
+from fedstack.foundations.number_checks import check_bool
 from fedstack.foundations.traceback_filter import without_own_frames
 from fedstack.service.rpc.arguments import check_layer, seconds_of
 from fedstack.service.rpc.method_calls import Arguments, MethodCalls, Prepared, check_method_name, prepare

@@ -9,8 +9,7 @@ import attrs
 
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.payload_sizes import is_quick
-from fedstack.computations.codec.segments import Segment, joined
-from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.types.language import RetryableError
 from fedstack.computations.types.type_structure import is_nothing
 from fedstack.computations.values.containers import to_result
@@ -25,6 +24,7 @@ from fedstack.errors import (
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.sync_driver import run_at_once
 from fedstack.executors.remote.sessions.remote_transfers import check_size, receive
+from fedstack.foundations.segments import Segment, joined
 from fedstack.proto.methods_pb2 import InvokeRequest, InvokeResponse, MethodDescription
 from fedstack.service.rpc.deadlines import within
 from fedstack.service.rpc.method_table import unknown_method
@@ -261,7 +261,7 @@ class MethodCalls:
     async def _result_of(self, prepared: Prepared, answer: Parcel | Answer) -> object:
         """Returns the result of a call; a description where the method is another one than was thought."""
         result = prepared.signature.function.result
-        unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
+        unpacker = Unpacker(for_results=True)
 
         def read(header: InvokeResponse) -> object:
             return header.other if header.HasField("other") else unpacker.unpack(header.value, result, "result")

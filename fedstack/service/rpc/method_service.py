@@ -205,9 +205,10 @@ class MethodService(Service):
         if parameter is None:
             await received.end()
             return None
+        argument = received.message.argument
         payload, _, _ = await read_value(
-            received.message.argument,
-            lambda: parameter,
+            argument,
+            lambda unpacker: (unpacker.unpack(argument, parameter), parameter),
             received,
             check=lambda size: self._core.admission.check_size(size, ARRAY_SPARE_BYTES),
             max_bytes=self._core.admission.max_bytes,

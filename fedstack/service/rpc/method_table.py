@@ -13,10 +13,10 @@ from fedstack.computations.leaves.python.python_computation import python_comput
 from fedstack.computations.types.language import ConcreteComputation, computation_pb2
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import contains_federated, contains_function
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.value_text import describe
 from fedstack.proto.methods_pb2 import MethodCalls
 from fedstack.service.rpc.signatures import NOTHING, Signature, signature_of
 from fedstack.transport.wire.status import Code, StatusError

@@ -13,9 +13,9 @@ from fedstack.computations.types.language import ConcreteComputation, FunctionTy
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.computations.types.type_structure import fields_of, is_nothing, type_from_proto
 from fedstack.computations.values.federated_values import normalize_argument
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
 from fedstack.foundations.error_text import name_text, printable
+from fedstack.foundations.value_text import describe
 from fedstack.proto.methods_pb2 import MethodDescription
 
 # What a method returns that returns nothing.

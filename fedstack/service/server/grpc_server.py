@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from fedstack.computations.values.number_checks import check_bool, check_number, check_whole_number
 from fedstack.errors import AddressError, ClosedError, FedstackError, InvalidValueError
 from fedstack.foundations.after_fork import renew_after_fork
 from fedstack.foundations.deadline import Deadline
 from fedstack.foundations.error_text import counted
+from fedstack.foundations.number_checks import check_bool, check_number, check_whole_number
 from fedstack.service.limits.fair_shares import NOBODY, caller_at, caller_with
 from fedstack.service.limits.limits import ServerLimits
 from fedstack.service.processes.inherited_sockets import let_go_of_sockets

@@ -7,11 +7,11 @@ import os
 import weakref
 from typing import TypeVar
 
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import ClosedError
 from fedstack.executors.concurrency.closing import ClosesOnExit
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.foundations.deadline import Deadline
+from fedstack.foundations.number_checks import check_number
 from fedstack.service.server.server_thread import Hosted, ServerThread
 from fedstack.transport.peers.io_loop import io_loop, start_apart
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy
-from fedstack.computations.values.number_checks import check_number, check_whole_number
 from fedstack.errors import ContextError, FedstackError
 from fedstack.executors.concurrency.leaf_threads import without_threads
 from fedstack.executors.stacks.factories import local_executor_factory
 from fedstack.foundations.drawn_ids import ids_from
+from fedstack.foundations.number_checks import check_number, check_whole_number
 from fedstack.service.executor.executor_service import ExecutorService
 from fedstack.testing.simulation.simulated_connection import SimulatedConnection
 from fedstack.testing.simulation.simulated_network import SimulatedFaults, SimulatedNetwork

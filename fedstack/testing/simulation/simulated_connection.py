@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from fedstack.computations.codec.segments import joined
 from fedstack.errors import ClosedError, DeadlineExceededError
+from fedstack.foundations.segments import joined
 from fedstack.testing.in_memory_connection import InMemoryConnection
 from fedstack.testing.simulation.simulated_caller import SimulatedCaller
 from fedstack.testing.simulation.simulated_network import SimulatedNetwork

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from fedstack.computations.values.number_checks import number_validator
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.number_checks import number_validator
 from fedstack.testing.fault_injection import rate_validator
 from fedstack.transport.peers.io_loop import IoLoop
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 import attrs
 
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 from fedstack.transport.grpc.certificate_checks import why_unusable
 from fedstack.transport.grpc.file_watch import FileWatch, Renewed
 from fedstack.transport.grpc.tokens import METADATA_KEY, File, check_token, read_file, read_tokens

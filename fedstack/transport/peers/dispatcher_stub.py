@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from fedstack.computations.codec.segments import Segment
 from fedstack.computations.types.language import RetryableError
 from fedstack.errors import DeadlineExceededError, FedstackError, RemoteError, WorkerUnavailableError
+from fedstack.foundations.segments import Segment
 from fedstack.proto import data_service_pb2 as messages
 from fedstack.transport.peers.executor_stub import check_protocol, with_protocol
 from fedstack.transport.peers.service_stub import ServiceStub

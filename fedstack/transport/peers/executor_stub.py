@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 from google.protobuf.message import Message
 
 from fedstack._version import __version__
-from fedstack.computations.codec.segments import Segment
 from fedstack.computations.leaves.leaf_runtimes import PROCESS
 from fedstack.errors import ProtocolVersionError, RemoteError
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.segments import Segment
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.connection import Connection

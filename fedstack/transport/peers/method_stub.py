@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Sequence
 
 from fedstack._version import __version__
-from fedstack.computations.codec.segments import Segment
 from fedstack.errors import RemoteError
+from fedstack.foundations.segments import Segment
 from fedstack.proto import methods_pb2
 from fedstack.transport.peers.executor_stub import PROTOCOL, SOON_SECONDS, Answer, check_protocol
 from fedstack.transport.peers.service_stub import ServiceStub

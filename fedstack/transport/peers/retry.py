@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import attrs
 from attrs.validators import optional
 
-from fedstack.computations.values.number_checks import number_validator, whole_number_validator
+from fedstack.foundations.number_checks import number_validator, whole_number_validator
 
 
 @attrs.frozen(kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from fedstack.computations.codec.segments import Segment
 from fedstack.errors import FedstackError, InvalidValueError, WorkerUnavailableError
+from fedstack.foundations.segments import Segment
 from fedstack.transport.peers.connection import Connection
 from fedstack.transport.peers.io_loop import IoLoop
 from fedstack.transport.wire.frames import Chunking, Heartbeat

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import attrs
 
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 
 if sys.version_info >= (3, 11):
     import tomllib

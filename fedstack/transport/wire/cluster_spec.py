@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, cast
 
 import attrs
 
-from fedstack.computations.values.number_checks import whole_number_of
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError, MembershipError, TypeMismatchError
+from fedstack.foundations.number_checks import whole_number_of
+from fedstack.foundations.value_text import describe
 from fedstack.transport.wire.addresses import Target, parse_target
 from fedstack.transport.wire.cluster_documents import (
     Document,

@@ -11,10 +11,10 @@ from typing import cast
 import attrs
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.codec.segments import LARGE_BYTES, Rows, Segment
-from fedstack.computations.values.number_checks import whole_number_validator
 from fedstack.errors import InvalidValueError
 from fedstack.foundations.error_text import printable, shortened
+from fedstack.foundations.number_checks import whole_number_validator
+from fedstack.foundations.segments import LARGE_BYTES, Rows, Segment
 from fedstack.proto import extensions_pb2
 
 # gRPC streams fastest in messages of 1 to 4 MiB, as measured; it holds several at a time, on both sides.
@@ -245,7 +245,7 @@ def data_of(frame: bytes) -> Data | None:
     return Data(memoryview(frame)[start:]) if start and start + size == len(frame) else None
 
 
-def length_at(message: bytes, at: int) -> tuple[int, int]:
+def length_at(message: bytes | memoryview, at: int) -> tuple[int, int]:
     """Reads a length; returns it, and where it ends: 0 if there is none."""
     size = 0
     for index, byte in enumerate(message[at : at + _MAX_LENGTH_BYTES]):

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import attrs
 
-from fedstack.computations.codec.segments import Rows, Segment, SegmentReader
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.segments import Rows, Segment, SegmentReader
 from fedstack.transport.wire.frames import CHUNK_BYTES, Data, Header, Heartbeat, data_frames, header_frame
 
 

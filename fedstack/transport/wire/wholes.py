@@ -5,8 +5,8 @@ Written and read by hand, as protobuf would, for the reason that frames are: byt
 
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.codec.segments import joined
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.segments import joined
 from fedstack.proto import extensions_pb2
 from fedstack.transport.wire.frames import CHUNK_BYTES, length_at, length_of
 from fedstack.transport.wire.parcels import Parcel
@@ -49,7 +49,7 @@ def join_request(call: str) -> bytes:
     return extensions_pb2.JoinRequest(call=call).SerializeToString()
 
 
-def read_whole(message: bytes) -> Parcel | str:
+def read_whole(message: bytes | memoryview) -> Parcel | str:
     """Reads a parcel, whose segment is a view of the message, or the id under which a call goes on.
 
     Raises:
@@ -59,7 +59,7 @@ def read_whole(message: bytes) -> Parcel | str:
     if parcel is not None:
         return parcel
     try:
-        parsed = extensions_pb2.Whole.FromString(message)
+        parsed = extensions_pb2.Whole.FromString(bytes(message))
     except DecodeError as error:
         raise InvalidValueError(
             f"Expected a header and data in one message, found {len(message)} bytes that are none ({error}); do both "
@@ -68,21 +68,21 @@ def read_whole(message: bytes) -> Parcel | str:
     return parsed.goes_on or Parcel(parsed.header, [memoryview(parsed.data)] if parsed.data else ())
 
 
-def _parcel_of(message: bytes) -> Parcel | None:
+def _parcel_of(message: bytes | memoryview) -> Parcel | None:
     """Reads a header with data after it or none, in no time whatever their size; returns `None` for anything else."""
     start, end = _field_at(message, _HEADER_TAG, 0)
     if not start:
         return None
-    header = message[start:end]
+    header = bytes(message[start:end])
     if end == len(message):
         return Parcel(header)
     start, last = _field_at(message, _DATA_TAG, end)
     return Parcel(header, [memoryview(message)[start:]]) if start and last == len(message) else None
 
 
-def _field_at(message: bytes, tag: bytes, at: int) -> tuple[int, int]:
+def _field_at(message: bytes | memoryview, tag: bytes, at: int) -> tuple[int, int]:
     """Returns where the content of a field begins and ends; zeros if there is no such field."""
-    if not message.startswith(tag, at):
+    if message[at : at + 1] != tag:
         return 0, 0
     size, start = length_at(message, at + 1)
     end = start + size

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstack.computations.codec.arrays import array_from_proto, array_to_literal, array_to_proto
+from fedstack.computations.codec.arrays import array_from_proto, array_to_proto
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
 
 NUMERIC = [
@@ -104,7 +104,7 @@ def test_array_to_proto_writes_lists_for_scalars_and_strings_and_content_for_the
 @given(shape=dims, data=st.data())
 def test_a_literal_is_a_list_that_the_language_reads(dtype, shape, data):
     payload = make(dtype, shape, data)
-    proto = reparse(array_to_literal(payload, np.dtype(dtype), shape))
+    proto = reparse(array_to_proto(payload, np.dtype(dtype), shape, as_list=True))
     assert proto.WhichOneof("kind") is not None
     assert not proto.HasField("content")
     assert_same(array_from_proto(proto), payload, bits=False)

@@ -14,7 +14,6 @@ from random_types import structs, tensors, types
 
 from fedstack.computations.codec.packing import LARGE_BYTES as LARGE
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import SegmentReader
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.values.column_sequence import ColumnSequence
 from fedstack.computations.values.columns import (
@@ -27,6 +26,7 @@ from fedstack.computations.values.columns import (
 )
 from fedstack.computations.values.containers import to_result
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.segments import SegmentReader
 from fedstack.proto.extensions_pb2 import Packed
 from fedstack.transport.wire.frames import data_frames, parse_frame
 
@@ -301,10 +301,10 @@ def test_the_limit_is_on_all_arrays_of_a_message_together():
 @pytest.mark.parametrize(
     ("dims", "error", "message"),
     [
-        ([], InvalidValueError, r"Expected the shape of an array, found \[\]"),
-        ([-1], InvalidValueError, "Expected the shape of an array"),
-        ([2, -(2**63)], InvalidValueError, "Expected the shape of an array"),
-        ([1] * 65, InvalidValueError, "Expected the shape of an array"),
+        ([], InvalidValueError, "Expected the shape of an array, found that of a scalar"),
+        ([-1], InvalidValueError, "Expected the shape of a value"),
+        ([2, -(2**63)], InvalidValueError, "Expected the shape of a value"),
+        ([1] * 65, InvalidValueError, "Expected the shape of a value"),
         ([2**63 - 1], ResourceLimitError, "found at least 36893488147419103228"),
         ([2**32, 2**32], ResourceLimitError, "found at least"),  # 2^64 elements: none, to whoever counts in 64 bits
         ([2**62, 2**62, 0], ResourceLimitError, "Expected an array that fits into memory"),

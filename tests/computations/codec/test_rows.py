@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fedstack.computations.codec.segments import Rows
+from fedstack.foundations.segments import Rows
 
 ARRAYS = [np.arange(6, dtype=np.int16).reshape(2, 3) + row for row in range(4)]
 

@@ -13,11 +13,11 @@ from test_packing import PLENTY, at_clients, packed, send
 
 import fedstack
 from fedstack.computations.codec.packing import LARGE_BYTES
-from fedstack.computations.codec.segments import Rows
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.values.column_sequence import ColumnSequence, SequenceColumn
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.errors import FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.segments import Rows
 from fedstack.proto.extensions_pb2 import Packed
 
 FLOATS = fl.SequenceType(np.float32)

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from random_types import tensors, types
 
 from fedstack.computations.codec.value_messages import value_from_proto, value_to_proto
+from fedstack.computations.values.columns import Column, ListColumn
 from fedstack.errors import FedstackError, InvalidValueError, ResourceLimitError, TypeMismatchError
 from fedstack.proto import executor_pb2
 
 Value = executor_pb2.Value
 INT = fl.TensorType(np.int32)
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+FOR_ALL = fl.FederatedType(np.int32, fl.CLIENTS, True)
 
 
 @st.composite
@@ -52,6 +55,8 @@ typed = types.flatmap(lambda type_spec: st.tuples(st.just(type_spec), payloads(t
 
 
 def assert_same(found, expected):
+    if isinstance(found, Column):
+        found = list(found.items())
     assert type(found) is type(expected)
     if isinstance(expected, (tuple, list)):
         assert len(found) == len(expected)
@@ -97,12 +102,6 @@ def test_value_survives_the_wire(typed):
 
 
 @given(typed)
-def test_value_survives_the_wire_without_a_type_to_read_it_by(typed):
-    type_spec, payload = typed
-    assert_same(value_from_proto(reparse(value_to_proto(payload, type_spec))), payload)
-
-
-@given(typed)
 def test_value_survives_without_names_and_types_in_the_message(typed):
     type_spec, payload = typed
     assert_same(value_from_proto(strip(reparse(value_to_proto(payload, type_spec))), type_spec), payload)
@@ -127,6 +126,9 @@ def test_sequence_elements_are_flattened_depth_first_in_the_order_of_the_type():
 
 
 def test_value_to_proto_takes_any_re_iterable_as_a_sequence_and_any_column_of_clients():
+    column = ListColumn([np.int32(0), np.int32(1)])
+    assert_same(value_from_proto(value_to_proto(column, AT_CLIENTS), AT_CLIENTS), column.values)
+
     class Squares:
         def __len__(self):
             return 3
@@ -134,8 +136,8 @@ def test_value_to_proto_takes_any_re_iterable_as_a_sequence_and_any_column_of_cl
         def __iter__(self):
             return (np.int32(x * x) for x in range(3))
 
-    for type_spec in (fl.SequenceType(np.int32), fl.FederatedType(np.int32, fl.CLIENTS)):
-        assert value_from_proto(value_to_proto(Squares(), type_spec)) == [0, 1, 4]
+    type_spec = fl.SequenceType(np.int32)
+    assert value_from_proto(value_to_proto(Squares(), type_spec), type_spec) == [0, 1, 4]
 
 
 @pytest.mark.parametrize("all_equal", [True, False])
@@ -143,7 +145,7 @@ def test_server_value_is_all_equal_on_the_wire_whatever_its_type_says(all_equal)
     type_spec = fl.FederatedType(np.int32, fl.SERVER, all_equal)
     proto = value_to_proto(np.int32(1), type_spec)
     assert proto.federated.type.all_equal
-    assert value_from_proto(proto, type_spec) == value_from_proto(proto) == 1
+    assert value_from_proto(proto, type_spec) == 1
 
 
 def federated(values, all_equal, uri="clients"):
@@ -162,14 +164,14 @@ def test_value_from_proto_takes_the_first_of_an_all_equal_value_that_was_sent_on
 @pytest.mark.parametrize(
     ("proto", "type_spec", "message"),
     [
-        (federated([], True), None, "Expected one value that is the same for all, found 0"),
-        (federated([1, 1], True), None, "found 2"),
-        (federated([1, 1], False, "server"), None, "found 2"),
-        (federated([1], False, "moon"), None, "found 'moon'"),
-        (federated([], False), fl.FederatedType(np.int32, fl.CLIENTS, True), "found no client's"),
+        (federated([], True), FOR_ALL, "Expected one value that is the same for all, found 0"),
+        (federated([1, 1], True), FOR_ALL, "found 2"),
+        (federated([1, 1], False, "server"), fl.FederatedType(np.int32, fl.SERVER), "found 2"),
+        (federated([1], False, "moon"), AT_CLIENTS, "found a value at 'moon'"),
+        (federated([], False), FOR_ALL, "found 0"),
         (federated([1], True), fl.FederatedType(np.int32, fl.CLIENTS), "found one value for all clients"),
-        (federated([1], True), fl.FederatedType(np.int32, fl.SERVER), "found a value at clients"),
-        (federated([1], True), INT, "found a value at clients"),
+        (federated([1], True), fl.FederatedType(np.int32, fl.SERVER), "found a value at 'clients'"),
+        (federated([1], True), INT, "found a value at 'clients'"),
         (federated([1], False), fl.FederatedType(np.int64, fl.CLIENTS), "found int32; at arg, client 0"),
     ],
 )
@@ -185,7 +187,7 @@ def literal(value):
     return computation
 
 
-@pytest.mark.parametrize("type_spec", [None, fl.TensorType(np.float32, [2]), fl.TensorType(np.float32, None)])
+@pytest.mark.parametrize("type_spec", [fl.TensorType(np.float32, [2]), fl.TensorType(np.float32, None)])
 def test_value_from_proto_decodes_a_literal_as_its_array(type_spec):
     payload = np.array([1, 2], np.float32)
     assert_same(value_from_proto(Value(computation=literal(payload)), type_spec), payload)
@@ -196,7 +198,7 @@ def test_function_is_its_computation():
     computation.intrinsic.uri = "generic_plus"
     type_spec = fl.FunctionType(np.int32, np.float32)
     proto = reparse(value_to_proto(computation, type_spec))
-    assert value_from_proto(proto, type_spec) == value_from_proto(proto) == computation
+    assert value_from_proto(proto, type_spec) == computation
     for other in (INT, fl.FunctionType(np.int32, np.int32)):
         with pytest.raises(TypeMismatchError, match=r"found a computation of type \(int32 -> float32\); at arg"):
             value_from_proto(proto, other, path="arg")
@@ -286,59 +288,24 @@ def test_value_from_proto_refuses_an_empty_message():
 
 
 @pytest.mark.parametrize("raw", [b"\x1a\x03abc", b"\x0a\x03abc"])
-@pytest.mark.parametrize("type_spec", [None, fl.SequenceType(np.int32)])
-def test_value_from_proto_refuses_the_dataset_of_an_old_peer(raw, type_spec):
+def test_value_from_proto_refuses_the_dataset_of_an_old_peer(raw):
     proto = Value(sequence=Value.Sequence.FromString(raw))
     with pytest.raises(InvalidValueError, match="found a serialized dataset; at value; only TensorFlow can run it"):
-        value_from_proto(reparse(proto), type_spec)
+        value_from_proto(reparse(proto), fl.SequenceType(np.int32))
 
 
-def test_value_from_proto_refuses_a_sequence_of_unknown_elements():
-    proto = strip(value_to_proto([np.int32(1)], fl.SequenceType(np.int32)))
-    with pytest.raises(InvalidValueError, match="tells the type of its elements"):
-        value_from_proto(proto)
-    assert value_from_proto(strip(value_to_proto([], fl.SequenceType(np.int32)))) == []
-
-
-@pytest.mark.parametrize(
-    "element_type",
-    [
-        fl.FederatedType(np.int32, fl.SERVER),
-        fl.FunctionType(None, np.int32),
-        fl.SequenceType(np.int32),
-        fl.PlacementType(),
-    ],
-)
-def test_value_from_proto_refuses_a_sequence_of_anything_but_tensors(element_type):
+def test_value_from_proto_refuses_a_sequence_of_anything_but_tensors():
     proto = value_to_proto([np.int32(1)], fl.SequenceType(np.int32))
-    proto.sequence.element_type.CopyFrom(element_type.to_proto())
     with pytest.raises(TypeMismatchError, match="Expected tensors and structs of them in a sequence"):
-        value_from_proto(proto)
-
-
-def test_value_from_proto_refuses_an_element_type_that_the_language_refuses():
-    proto = value_to_proto([np.int32(1)], fl.SequenceType(np.int32))
-    proto.sequence.element_type.tensor.dtype = 9999
-    with pytest.raises(InvalidValueError, match="at arg; send a well-formed type"):
-        value_from_proto(proto, path="arg")
+        value_from_proto(proto, fl.SequenceType(fl.PlacementType()))
 
 
 def test_value_from_proto_refuses_the_wrong_number_of_arrays_in_an_element():
-    proto = value_to_proto([(np.int32(1), np.int32(2))] * 2, fl.SequenceType([np.int32, np.int32]))
+    type_spec = fl.SequenceType([np.int32, np.int32])
+    proto = value_to_proto([(np.int32(1), np.int32(2))] * 2, type_spec)
     del proto.sequence.element[1].flat_value[0]
     with pytest.raises(TypeMismatchError, match=r"Expected 2 arrays for <int32,int32>, found 1; at value\[1\]"):
-        value_from_proto(proto)
-
-
-def test_value_from_proto_refuses_an_element_type_that_would_blow_up_small_elements():
-    empty = fl.StructType([()] * 100)
-    proto = Value()
-    proto.sequence.element_type.CopyFrom(empty.to_proto())
-    for _ in range(10):
-        proto.sequence.element.add()
-    with pytest.raises(ResourceLimitError, match="found 100"):
-        value_from_proto(proto)
-    assert value_from_proto(proto, fl.SequenceType(empty)) == [((),) * 100] * 10
+        value_from_proto(proto, type_spec)
 
 
 def deep(levels, leaf):
@@ -368,28 +335,15 @@ def deep_payload(levels):
 def test_value_to_proto_writes_no_deeper_than_a_peer_can_parse(wrap, wrap_payload):
     type_spec, payload = wrap(deep(30, INT)), wrap_payload(deep_payload(30))
     request = executor_pb2.CreateValueRequest(value=value_to_proto(payload, type_spec))
-    assert value_from_proto(reparse(request).value, type_spec) == payload
+    assert_same(value_from_proto(reparse(request).value, type_spec), payload)
     with pytest.raises(ResourceLimitError, match="Expected at most 30 nested structs"):
         value_to_proto(wrap_payload(deep_payload(31)), wrap(deep(31, INT)))
 
 
-@pytest.mark.parametrize("kind", ["struct", "federated"])
-def test_value_from_proto_refuses_a_message_deeper_than_any_that_was_parsed(kind):
-    proto = value = Value()
-    for _ in range(2000):
-        if kind == "struct":
-            value = value.struct.element.add().value
-        else:
-            value.federated.type.placement.value.uri = "server"
-            value = value.federated.value.add()
-    with pytest.raises(ResourceLimitError, match="Expected at most 100"):
-        value_from_proto(proto)
-
-
-@given(st.binary(max_size=80))
-def test_random_bytes_are_decoded_or_refused(raw):
+@given(types, st.binary(max_size=80))
+def test_random_bytes_are_decoded_or_refused(type_spec, raw):
     with contextlib.suppress(DecodeError, FedstackError):
-        value_from_proto(Value.FromString(raw))
+        value_from_proto(Value.FromString(raw), type_spec)
 
 
 edits = st.lists(
@@ -409,9 +363,8 @@ def test_mutated_bytes_are_decoded_or_refused(typed, edits):
         proto = Value.FromString(bytes(raw))
     except DecodeError:
         return
-    for hint in (type_spec, None):
-        with contextlib.suppress(FedstackError):
-            value_from_proto(proto, hint)
+    with contextlib.suppress(FedstackError):
+        value_from_proto(proto, type_spec)
 
 
 @given(st.data())

@@ -13,7 +13,7 @@ from federated_language.common_libs.structure import Struct
 import fedstack
 from fedstack.computations.values.column_sequence import SequenceColumn
 from fedstack.computations.values.columns import Column, ListColumn, ScalarColumn, StructColumn
-from fedstack.computations.values.federated_values import count_clients, normalize_argument
+from fedstack.computations.values.federated_values import checked_cardinalities, count_clients, normalize_argument
 from fedstack.computations.values.records import record_class
 from fedstack.computations.values.values import normalize, quick_reader
 from fedstack.errors import CardinalityError, FedstackError, InvalidValueError, TypeMismatchError
@@ -803,3 +803,25 @@ def test_batches_that_do_not_fit_are_refused_with_their_place(arrays, element, m
     with pytest.raises(TypeMismatchError) as caught:
         normalize(fedstack.batches(arrays, 3), fl.SequenceType(element), "value")
     assert message in str(caught.value)
+
+
+def test_cardinalities_become_a_dict_of_their_own() -> None:
+    given = {fl.CLIENTS: np.int32(3)}
+    found = checked_cardinalities(given)
+    assert (found, type(found[fl.CLIENTS]), found is given) == ({fl.CLIENTS: 3}, int, False)
+
+
+@pytest.mark.parametrize(
+    ("cardinalities", "message"),
+    [
+        (None, "Expected numbers by placement, found None; give"),
+        (3, "Expected numbers by placement, found int 3; give"),
+        ({"clients": 2}, "Expected numbers by placement, found one for str 'clients'; give"),
+        ({fl.CLIENTS: -1}, "Expected a number of clients from 0 to 9, found -1"),
+        ({fl.CLIENTS: 10}, "Expected a number of clients from 0 to 9, found 10"),
+        ({fl.CLIENTS: 1.5}, "Expected a number of clients from 0 to 9 as a whole number, found float 1.5"),
+    ],
+)
+def test_cardinalities_that_are_none_are_refused(cardinalities: object, message: str) -> None:
+    with pytest.raises(CardinalityError, match=f"^{message}"):
+        checked_cardinalities(cardinalities, 9)

@@ -188,8 +188,7 @@ def test_requests_with_large_functions_are_written_anew_when_there_were_others(c
         return fl.federated_computation(FLOATS)(lambda xs: fl.federated_sum(fl.federated_map(leaf, xs)))
 
     kept = BoundedCache(1000, 1)
-    monkeypatch.setattr(phase_messages, "_LARGE_TEMPLATE_BYTES", 1)
-    monkeypatch.setattr(phase_messages, "_large_templates", kept)
+    monkeypatch.setattr(phase_messages, "_templates", kept)
     some = [adding(weight) for weight in (1.0, 2.0, 3.0)]
     with fedstack.use_context(contexts["1 worker"]):
         for _ in range(2):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.codec.segments import Rows, SegmentReader
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.segments import Rows, SegmentReader
 from fedstack.proto.extensions_pb2 import Frame, HandshakeRequest, Heartbeat
 from fedstack.transport.wire import frames
 from fedstack.transport.wire.frames import (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.codec.segments import Rows
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.segments import Rows
 from fedstack.service.server.grpc_server import GrpcServer
 from fedstack.service.server.server_thread import ServerThread
 from fedstack.testing.in_memory_connection import InMemoryConnection

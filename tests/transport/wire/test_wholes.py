@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstack.computations.codec.segments import Rows, joined
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.segments import Rows, joined
 from fedstack.proto.extensions_pb2 import Whole
 from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.wholes import WHOLE_BYTES, fits_whole, read_whole, write_goes_on, write_whole

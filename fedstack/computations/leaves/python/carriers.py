@@ -43,9 +43,9 @@ from fedstack.computations.leaves.python.source_digests import check_unchanged, 
 from fedstack.computations.leaves.work_scope import current_policy
 from fedstack.computations.types.language import FunctionType, computation_pb2
 from fedstack.computations.types.type_structure import type_from_proto
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.value_text import describe
 from fedstack.proto import carriers_pb2
 
 _M = TypeVar("_M", bound=Message)

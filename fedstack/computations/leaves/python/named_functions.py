@@ -9,9 +9,9 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TypeGuard, cast
 
 from fedstack.computations.leaves.python.source_digests import note_file
-from fedstack.computations.values.tensor_values import shorten
 from fedstack.errors import CarrierError
 from fedstack.foundations.error_text import name_text, text_of
+from fedstack.foundations.value_text import shorten
 
 # Loading runs what somebody wrote: it can raise anything, and may want to end the process. Ctrl-C is not its own.
 LOADING_ERRORS = (Exception, SystemExit)

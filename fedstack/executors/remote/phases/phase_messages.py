@@ -5,7 +5,7 @@ packed: their large arrays travel beside the message.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import attrs
 import numpy as np
@@ -35,6 +35,7 @@ from fedstack.computations.values.columns import Column
 from fedstack.computations.values.shared_column import SharedColumn
 from fedstack.errors import InvalidComputationError, InvalidValueError
 from fedstack.executors.base.fold_arguments import FoldArgument, FoldArguments
+from fedstack.executors.remote.phases.phase_copies import PhaseCopies
 from fedstack.foundations.error_text import name_text
 from fedstack.observe.spans import NO_SPAN, Span, is_id
 from fedstack.proto import extensions_pb2 as messages
@@ -45,27 +46,14 @@ _MAX_INDEX = np.iinfo(np.int64).max
 Portable = Callable[[Computation], Computation]
 KeptInput = Callable[[str], "tuple[Column, Type]"]
 # A function that travels by value takes with it what it captures; there are as many phases as plans are kept.
-_LARGE_TEMPLATE_BYTES = 64 << 10
-_large_templates: SharedCache[object, PhaseRequest] = SharedCache(1000, 256 << 20)
+_templates: "SharedCache[object, _Kept]" = SharedCache(1000, 256 << 20)
 
 
 class _Kept(NamedTuple):
-    """A request without values, or the key of a large one, and the versions of the functions in it."""
+    """A request without values, and the versions of the functions in it."""
 
     versions: tuple[bytes, ...]
-    template: object
-
-
-class Copies(Protocol):
-    """Knows which of the columns that several phases read a peer has."""
-
-    def refer(self, column: SharedColumn, message: PhaseRequest.Input) -> bool:
-        """Writes the id under which the peer has a column; tells whether it has it."""
-        ...
-
-    def offer(self, column: SharedColumn, message: PhaseRequest.Input, segment_bytes: int) -> None:
-        """Asks the peer to keep a column that was just packed, of which so many bytes are beside the message."""
-        ...
+    template: PhaseRequest
 
 
 @attrs.frozen
@@ -95,7 +83,7 @@ def write_phase(
     packer: Packer,
     portable: Portable,
     portable_key: object,
-    copies: "Copies | None" = None,
+    copies: PhaseCopies | None = None,
     sends_code: bool = False,
 ) -> PhaseRequest:
     """Writes a phase for a range of clients.
@@ -117,22 +105,33 @@ def write_phase(
     request = PhaseRequest()
     request.CopyFrom(_kept_template(phase, portable, portable_key, sends_code))
     following = phase.following
-    while following is not None and portable_key not in _templates_of(following):
+    while following is not None and portable_key not in _template_keys(following):
         _kept_template(following, portable, portable_key, sends_code)  # what cannot travel shows early
         following = following.following
     request.first_client = clients.start
     request.clients = len(clients)
+    write_values(request, phase, inputs, arguments, packer, copies)
+    return request
+
+
+def write_values(
+    request: PhaseRequest,
+    phase: Phase,
+    inputs: Sequence[object],
+    arguments: FoldArguments,
+    packer: Packer,
+    copies: PhaseCopies | None = None,
+) -> None:
+    """Writes the values of a phase into a request that has none yet; args are those of `write_phase`."""
     for index, (value, member) in enumerate(zip(inputs, phase.input_types)):
-        message = request.input[index]
-        if isinstance(value, SharedColumn):
-            if copies is not None and copies.refer(value, message):
-                continue
+        message, path = request.input[index], f"input {index} of the client work"
+        if not isinstance(value, SharedColumn):
+            packer.pack_column(message.value, value, member, path)
+        elif copies is None or not copies.refer(value, message):
             before = packer.segment_bytes
-            packer.pack(message.value, value.column, FederatedType(member, CLIENTS), _name_of(index))
+            packer.pack_column(message.value, value.column, member, path)
             if copies is not None:
                 copies.offer(value, message, packer.segment_bytes - before)
-        else:
-            packer.pack(message.value, value, FederatedType(member, CLIENTS), _name_of(index))
     for message, fold, argument in zip(request.fold, phase.folds, arguments):
         for value, (payload, type_spec) in zip(message.argument, zip(argument.values, fold.server_types)):
             packer.pack_shared(value.value, payload, type_spec)
@@ -140,7 +139,6 @@ def write_phase(
             types = signature.inputs[len(signature.inputs) - len(captures) :]
             for value, (payload, type_spec) in zip(function.capture, zip(captures, types)):
                 packer.pack_shared(value.value, payload, type_spec)
-    return request
 
 
 def write_span(span: Span, message: messages.Span) -> None:
@@ -154,37 +152,21 @@ def read_span(message: messages.Span) -> Span:
     return Span(*ids) if all(map(is_id, ids)) else NO_SPAN
 
 
-def _name_of(index: int) -> str:
-    return f"input {index} of the client work"
-
-
 def _kept_template(phase: Phase, portable: Portable, portable_key: object, sends_code: bool) -> PhaseRequest:
-    """Returns the request without values: kept with the phase, or if it is large with those that were used last."""
+    """Returns the request without values, which is kept if it was used lately."""
     versions = _code_versions(phase) if sends_code else ()
-    templates = _templates_of(phase)
-    kept = templates.get(portable_key)
-    found: object = None
-    if kept is not None and kept.versions == versions:
-        found = kept.template
-        if not isinstance(found, PhaseRequest):
-            found = _large_templates.get(found)
-    if isinstance(found, PhaseRequest):
-        return found
-    template = _template(phase, portable)
-    size = template.ByteSize()
-    if size < _LARGE_TEMPLATE_BYTES:
-        templates[portable_key] = _Kept(versions, template)
-    else:
+    keys = _template_keys(phase)
+    kept = _templates.get(keys.get(portable_key))
+    if kept is None or kept.versions != versions:
+        kept = _Kept(versions, _template(phase, portable))
         # One key for all versions of its functions, so that the last one takes the place of that before.
-        key = object() if kept is None or isinstance(kept.template, PhaseRequest) else kept.template
-        templates[portable_key] = _Kept(versions, key)
-        _large_templates.put(key, template, size)
-    return template
+        _templates.put(keys.setdefault(portable_key, object()), kept, kept.template.ByteSize())
+    return kept.template
 
 
 @made_once
-def _templates_of(phase: Phase) -> dict[object, _Kept]:
-    """Returns the requests without values that are kept with a phase, by their `portable_key`."""
+def _template_keys(phase: Phase) -> dict[object, object]:
+    """Returns the keys of the requests without values of a phase, by their `portable_key`."""
     return {}
 
 
@@ -264,7 +246,7 @@ def read_phase(request: PhaseRequest, unpacker: Unpacker, find_kept: KeptInput) 
         if message.kept:
             inputs.append(_kept(find_kept(message.kept), type_spec.member, request.clients, index))
         else:
-            inputs.append(cast(Column, unpacker.unpack(message.value, FederatedType(type_spec.member, CLIENTS))))
+            inputs.append(unpacker.unpack_column(message.value, type_spec.member))
         input_types.append(type_spec.member)
         input_bytes.append(message.value.ByteSize() + _announced(unpacker) - before)
     folds: list[Fold] = []

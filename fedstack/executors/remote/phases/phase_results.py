@@ -8,8 +8,7 @@ import numpy as np
 from fedstack.computations.codec.packing import Packer
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.tasks import Fold, Phase
-from fedstack.computations.types.language import CLIENTS, FederatedType, Type
-from fedstack.computations.values.columns import Column
+from fedstack.computations.types.language import Type
 from fedstack.computations.values.ownership import whole_buffer
 from fedstack.errors import InvalidValueError
 from fedstack.executors.folds.fold_states import FoldState, MeanState, TreeState
@@ -46,7 +45,7 @@ def write_result(
         else:
             packer.pack(message.accumulator, partials, accumulator_type(fold))
     for column, (_, member) in zip(result.columns, phase.held):
-        packer.pack(response.held.add(), column, FederatedType(member, CLIENTS), "a result of the clients")
+        packer.pack_column(response.held.add(), column, member, "a result of the clients")
     return response
 
 
@@ -115,7 +114,7 @@ def read_result(
         else:
             partials.append(unpacker.unpack(message.accumulator, accumulator_type(fold), f"the {fold.uri}"))
     columns = [
-        cast(Column, unpacker.unpack(message, FederatedType(member, CLIENTS), "a result of the clients"))
+        unpacker.unpack_column(message, member, "a result of the clients")
         for message, (_, member) in zip(response.held, phase.held)
     ]
     return ReceivedResult(PhaseResult(partials, columns), trees)

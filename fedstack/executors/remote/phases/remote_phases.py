@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.plan.tasks import Phase
@@ -138,7 +138,7 @@ async def _run_told(
         write_span(current_scope().span, request.span)
         note.bytes_sent = request.ByteSize() + packer.segment_bytes
     states = partial_states(phase, arguments)
-    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, clients=len(clients), for_results=True)
+    unpacker = Unpacker(clients=len(clients), for_results=True)
 
     def read(response: messages.PhaseResponse) -> ReceivedResult:
         result = read_result(phase, states, clients, response, unpacker)

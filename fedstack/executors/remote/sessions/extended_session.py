@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
-from fedstack.computations.codec.segments import Segment, joined
 from fedstack.computations.types.language import CardinalitiesType, Type, computation_pb2
 from fedstack.errors import RemoteError, WorkerUnavailableError
 from fedstack.executors.remote.sessions.pending_creations import Pending, PendingCreations, pending
@@ -20,6 +19,7 @@ from fedstack.executors.remote.sessions.remote_sessions import (
     elements_of,
 )
 from fedstack.executors.remote.sessions.remote_transfers import evaluate, pack_value, start
+from fedstack.foundations.segments import Segment, joined
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.proto.carriers_pb2 import PickledPython
@@ -82,8 +82,8 @@ class ExtendedSession(RemoteSession):
         return self._peer
 
     def put(self, payload: object, type_spec: Type) -> Made:
-        typed, segments = pack_value(payload, type_spec, self._peer, self.stub)
-        creation = Creation(id=next(self._ids), value=typed)
+        creation = Creation(id=next(self._ids))
+        segments = pack_value(creation.value, payload, type_spec, self._peer, self.stub)
         if creation.ByteSize() + sum(map(len, segments)) <= _SMALL_BYTES:
             return self._keep_back(creation, data=joined(segments))
         return self._upload(creation, segments)

@@ -11,10 +11,9 @@ from fedstack.computations.codec.value_messages import value_from_proto, value_t
 from fedstack.computations.leaves.leaf_runtimes import ALLOW_CODE, Destination
 from fedstack.computations.leaves.portability import portable
 from fedstack.computations.types.language import RetryableError, Type, computation_pb2
-from fedstack.computations.values.columns import with_columns
-from fedstack.computations.values.number_checks import MOST_MESSAGE_BYTES
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, ResourceLimitError
+from fedstack.foundations.number_checks import MOST_MESSAGE_BYTES
+from fedstack.foundations.value_text import describe
 from fedstack.proto import executor_pb2 as plain
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import ExecutorStub
@@ -238,7 +237,7 @@ class PlainSession(RemoteSession):
     async def compute(self, value: str, type_spec: Type) -> object:
         request = plain.ComputeRequest(executor=self.executor, value_ref=plain.ValueRef(id=value))
         response = await self.stub.compute(request)
-        return with_columns(value_from_proto(response.value, type_spec, path="result"), type_spec)
+        return value_from_proto(response.value, type_spec, path="result")
 
 
 def elements_of(members: Named) -> list[plain.CreateStructRequest.Element]:

@@ -7,13 +7,14 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import Segment, SegmentReader
-from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
+from fedstack.computations.codec.typed_values import write_typed
+from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.leaves.version_skew import warn_of_differing
 from fedstack.computations.types.language import Type
 from fedstack.computations.types.type_sizes import type_text
 from fedstack.errors import ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_BYTES, parsed, sized
+from fedstack.foundations.segments import Segment, SegmentReader
 from fedstack.proto import extensions_pb2 as extended
 from fedstack.transport.peers.executor_stub import Answer, ExecutorStub
 from fedstack.transport.peers.service_stub import ServiceStub
@@ -30,19 +31,17 @@ def packer_for(stub: ExecutorStub) -> Packer:
 
 
 def pack_value(
-    payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub
-) -> tuple[extended.TypedValue, Sequence[Segment]]:
-    """Packs a value for one of fedstack's own services: the message, and the bytes that go with it.
+    typed: extended.TypedValue, payload: object, type_spec: Type, peer: extended.HandshakeResponse, stub: ExecutorStub
+) -> Sequence[Segment]:
+    """Packs a value for one of fedstack's own services into an empty message; returns the bytes that go with it.
 
     Raises:
       ResourceLimitError: If it has more bytes than the peer takes.
     """
     packer = packer_for(stub)
-    typed = extended.TypedValue()
-    typed.type.CopyFrom(type_spec.to_proto())
-    packer.pack(typed.value, payload, type_spec)
+    write_typed(payload, type_spec, packer, typed)
     check_size(packer.segment_bytes, peer.max_value_bytes, lambda: f"a value of type {type_text(type_spec)}", stub)
-    return typed, packer.segments
+    return packer.segments
 
 
 def check_size(size: int, limit: int, what: Callable[[], str], stub: ServiceStub) -> None:
@@ -62,7 +61,7 @@ async def evaluate(
     type_spec: Type | None = None,
 ) -> object:
     """Creates values of any size; returns the payload of the one that the request names, of the given type."""
-    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
+    unpacker = Unpacker(for_results=True)
 
     def read(header: extended.EvaluateResponse) -> object:
         warn_of_differing(header.differing_module, stub.address)

@@ -7,7 +7,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fedstack.computations.types.language import CardinalitiesType
-from fedstack.computations.values.number_checks import check_whole_number
 from fedstack.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -19,6 +18,7 @@ from fedstack.executors.concurrency.sync_driver import need_event_loop
 from fedstack.executors.remote.sessions.extended_session import open_session
 from fedstack.executors.remote.sessions.remote_sessions import checked_stub, naming_the_worker
 from fedstack.executors.remote.sessions.session_keeper import SessionKeeper
+from fedstack.foundations.number_checks import check_whole_number
 from fedstack.foundations.traceback_filter import consume_exception, without_own_frames
 from fedstack.transport.peers.executor_stub import ExecutorStub
 

@@ -1,30 +1,35 @@
-"""Makes one array of bytes of what a Python function returns, whose type nobody has said: the value with its type."""
+"""Makes one array of bytes of what a Python function returns: the value with the type that it turns out to have.
 
-import struct
-from collections.abc import Iterable, Mapping
+A box is a typed value as one message (`typed_values.py`, `wholes.py`). After the bytes that belong to the value come
+the indices of those of its tensors that are Python's own numbers. The box of `None`, which has no type, is empty.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstack.computations.codec.packing import Packer, check_count
-from fedstack.computations.codec.segments import SegmentReader, joined
-from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, Unpacker
-from fedstack.computations.types.language import StructType, TensorType, Type, computation_pb2, infer_type
-from fedstack.computations.types.type_sizes import type_text
-from fedstack.computations.types.type_structure import fields_of, type_from_proto
+from fedstack.computations.codec.packing import Packer
+from fedstack.computations.codec.typed_values import read_typed, write_typed
+from fedstack.computations.codec.unpacking import Unpacker
+from fedstack.computations.types.language import TensorType, Type, infer_type
+from fedstack.computations.types.type_structure import flatten, tensor_leaves, unflatten
 from fedstack.computations.values.containers import to_result
-from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.off_loop import parsed
+from fedstack.foundations.segments import SegmentReader
+from fedstack.foundations.value_text import describe
 from fedstack.proto.extensions_pb2 import TypedValue
 from fedstack.service.coordinator.calls.structures import leaves_of, replaced
+from fedstack.transport.wire.parcels import Parcel
+from fedstack.transport.wire.wholes import read_whole, write_whole
 
+_INDEX = np.dtype("<i8")
 BOX = TensorType(np.uint8, [None])
 """The type of a box at a worker."""
-_LENGTHS = struct.Struct("<QQ")
 _WHERE_A_NUMBER_IS = np.bool_(False)
 
 Box = NDArray[np.uint8]
@@ -50,15 +55,21 @@ def box(value: object, name: str) -> Box:
             f"Expected a result of {name!r} with a type of the language (numbers up to 64 bits, strings, NumPy arrays, "
             f"and lists, tuples and dictionaries of them), found {describe(part)}; at {path}; {_advice_on(part)}"
         ) from error
-    packer, typed = Packer(), TypedValue()
-    typed.type.CopyFrom(type_spec.to_proto())
-    packer.pack(typed.value, payload, type_spec)
-    header, numbers = typed.SerializeToString(), b""
+    packer = Packer()
+    typed = write_typed(payload, type_spec, packer)
+    segments = packer.segments
     if array_like is not value:
-        marked = cast(Type, infer_type(replaced(value, lambda part: _WHERE_A_NUMBER_IS if _is_number(part) else part)))
-        numbers = marked.to_proto().SerializeToString()
-    lengths = _LENGTHS.pack(len(header), len(numbers))
-    return np.frombuffer(joined(packer.segments, lengths, header, numbers), np.uint8)
+        segments.append(np.array(_numbers_in(value, type_spec), _INDEX).view(np.uint8).data)
+    return np.frombuffer(write_whole(Parcel(typed.SerializeToString(), segments)), np.uint8)
+
+
+def _numbers_in(value: object, type_spec: Type) -> list[int]:
+    """Returns which of the tensors of a value are Python's own numbers."""
+    if _is_number(value):
+        return [0]
+    marked = cast(Type, infer_type(replaced(value, lambda part: _WHERE_A_NUMBER_IS if _is_number(part) else part)))
+    pairs = enumerate(zip(tensor_leaves(marked), tensor_leaves(type_spec)))
+    return [index for index, ((_, mark), (_, found)) in pairs if mark.dtype != found.dtype]
 
 
 def _is_number(part: object) -> bool:
@@ -98,36 +109,31 @@ def payload_in(boxed: Box) -> tuple[object, Type] | None:
     """Returns the payload in a box, with Python's own numbers as such, and its type; `None` if `None` is in it."""
     if not boxed.size:
         return None
-    view = np.ascontiguousarray(boxed).data
-    if len(view) < _LENGTHS.size:
-        raise InvalidValueError(f"Expected a value in a box, found {len(view)} bytes that are none")
-    header, numbers = _LENGTHS.unpack(view[: _LENGTHS.size])
-    typed = parsed(TypedValue, bytes(view[_LENGTHS.size : (start := _LENGTHS.size + header)]))
-    type_spec = type_from_proto(typed.type)
-    unpacker = Unpacker(max_bytes=MOST_RESULT_BYTES, for_results=True)
-    payload = unpacker.unpack(typed.value, type_spec, "result")
+    parcel = read_whole(np.ascontiguousarray(boxed).data)
+    if not isinstance(parcel, Parcel):
+        raise InvalidValueError(f"Expected a value in a box, found {boxed.size} bytes that are none")
+    unpacker = Unpacker(for_results=True)
+    payload, type_spec = read_typed(parsed(TypedValue, parcel.header), unpacker, path="result")
+    data = cast(memoryview, parcel.segments[0]) if parcel.segments else memoryview(b"")
     reader = SegmentReader(unpacker.buffers)
-    reader.feed(view[start + numbers :])
+    reader.feed(data[: reader.expected])
     reader.finish()
     unpacker.finish()
-    if numbers:
-        marked = type_from_proto(parsed(computation_pb2.Type, bytes(view[start : start + numbers])))
-        payload = _with_numbers(payload, type_spec, marked)
-    return payload, type_spec
+    rest = data[reader.expected :]
+    if len(rest) % _INDEX.itemsize:
+        raise InvalidValueError(f"Expected the indices of numbers at the end of a box, found {len(rest)} bytes")
+    return _with_numbers(payload, type_spec, np.frombuffer(rest, _INDEX).tolist()) if rest else payload, type_spec
 
 
-def _with_numbers(payload: object, type_spec: Type, marked: Type) -> object:
+def _with_numbers(payload: object, type_spec: Type, numbers: Sequence[int]) -> object:
     """Returns a payload with Python's own numbers where they were."""
-    if isinstance(type_spec, StructType):
-        marks = fields_of(marked) if isinstance(marked, StructType) else ()
-        check_count(len(marks), len(fields_of(type_spec)), type_spec, "result")
-        members = zip(cast("tuple[object, ...]", payload), fields_of(type_spec), marks)
-        return tuple(_with_numbers(member, found, mark) for member, (_, found), (_, mark) in members)
-    if marked == type_spec:
-        return payload
-    if not isinstance(payload, np.generic):
-        raise InvalidValueError(f"Expected a number of Python's in a box, found one of type {type_text(type_spec)}")
-    return cast("np.generic", payload).item()
+    leaves = flatten(payload, type_spec)
+    for index in numbers:
+        found = leaves[index] if 0 <= index < len(leaves) else None
+        if not isinstance(found, np.generic):
+            raise InvalidValueError(f"Expected a number of Python's as tensor {index} of a box, found none")
+        leaves[index] = found.item()
+    return unflatten(iter(leaves), type_spec)
 
 
 def unboxed(boxed: Box) -> Any:

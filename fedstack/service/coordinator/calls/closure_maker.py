@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from fedstack.computations.types.language import ConcreteComputation, Type
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import TypeMismatchError
+from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.calls.calls import Call, Function, Result, call_of, function_name, needs_of
 from fedstack.service.coordinator.calls.python_calls import function_of, opener_for, python_call
 from fedstack.service.coordinator.scheduling.closures import Closure

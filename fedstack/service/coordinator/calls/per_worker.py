@@ -8,8 +8,8 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from fedstack.computations.leaves.python.function_pickles import dumps
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import CarrierError, InvalidValueError
+from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.calls.boxes import BOX
 from fedstack.service.coordinator.calls.calls import Lasting
 

@@ -130,10 +130,10 @@ class HeldVariable:
           StaleSessionError: If the variable is gone.
           WorkerUnavailableError: If the server cannot be reached; whether it has happened is not known then.
         """
-        typed, segments = pack_value(payload, self.type_signature, await server.handshake(), server.stub)
         request = messages.UpdateRequest(
-            executor=plain.ExecutorId(id=self.session), value_ref=plain.ValueRef(id=self.value), how=how, value=typed
+            executor=plain.ExecutorId(id=self.session), value_ref=plain.ValueRef(id=self.value), how=how
         )
+        segments = pack_value(request.value, payload, self.type_signature, await server.handshake(), server.stub)
         with server.called():
             await server.stub.update(request, segments)
 

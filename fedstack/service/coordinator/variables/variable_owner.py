@@ -10,7 +10,6 @@ import attrs
 
 from fedstack.computations.types.language import Type, infer_type
 from fedstack.computations.values.snapshots import snapshot_of
-from fedstack.computations.values.tensor_values import describe
 from fedstack.computations.values.values import normalize
 from fedstack.errors import ClosedError, FedstackError, InvalidValueError, StaleSessionError, WorkerUnavailableError
 from fedstack.executors.base.verb_executor import to_declared_type
@@ -18,6 +17,7 @@ from fedstack.executors.remote.remote_values import RemoteValue
 from fedstack.executors.remote.worker_stubs import make_stubs
 from fedstack.executors.remote_executor import RemoteExecutor
 from fedstack.executors.stacks.factories import local_executor_factory
+from fedstack.foundations.value_text import describe
 from fedstack.service.coordinator.variables.held_variable import HeldVariable, VariableServer
 from fedstack.transport.grpc.credentials import ClientCredentials
 from fedstack.transport.grpc.targets import resolve_targets

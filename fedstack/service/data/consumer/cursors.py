@@ -5,8 +5,8 @@ import zlib
 import attrs
 from google.protobuf.message import DecodeError
 
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe
 from fedstack.proto.data_service_pb2 import Commit, PassCursor
 from fedstack.service.data.consumer.deliveries import Position
 

@@ -5,11 +5,11 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
 from fedstack.computations.types.language import Type
-from fedstack.computations.values.number_checks import check_number
-from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_positive
 from fedstack.errors import InvalidValueError, TypeMismatchError
 from fedstack.foundations.error_text import name_text
+from fedstack.foundations.number_checks import check_number
+from fedstack.foundations.value_text import describe
 from fedstack.proto.data_service_pb2 import DescribeDatasetRequest
 from fedstack.service.data.consumer.connections import Connections
 from fedstack.service.data.consumer.cursors import read_cursor

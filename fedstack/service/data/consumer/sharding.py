@@ -2,8 +2,8 @@
 
 import enum
 
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe
 
 
 class ShardingPolicy(enum.Enum):

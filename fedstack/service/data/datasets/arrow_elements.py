@@ -11,7 +11,7 @@ from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar, is_string, shape_fits, tensor_leaves
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, ScalarColumn, StructColumn
 from fedstack.computations.values.quiet import quietly
-from fedstack.computations.values.tensor_values import kind_of_dtype, read_only, shorten
+from fedstack.computations.values.tensor_values import kind_of_dtype, read_only
 from fedstack.data.arrow_arrays import (
     check_nothing_null,
     dense,
@@ -22,6 +22,7 @@ from fedstack.data.arrow_arrays import (
     rows_of_items,
 )
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import shorten
 from fedstack.service.data.datasets.blocks import column_over
 
 # Where Arrow's names are others than NumPy's. What Arrow itself offers for this imports pandas.

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of, is_scalar
-from fedstack.computations.values.tensor_values import describe, shorten
 from fedstack.data.arrow_arrays import imported_pyarrow
 from fedstack.errors import FedstackError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe, shorten
 from fedstack.service.data.datasets.arrow_elements import ArrowReader, arrow_type, check_text, type_of_arrow
 from fedstack.service.data.datasets.blocks import Blocks, pieces, without_first
 from fedstack.service.data.datasets.element_types import type_of

@@ -26,8 +26,9 @@ from fedstack.computations.values.columns import (
     column_from_payloads,
 )
 from fedstack.computations.values.sequences import take
-from fedstack.computations.values.tensor_values import describe, read_only
+from fedstack.computations.values.tensor_values import read_only
 from fedstack.errors import ClosedError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe
 
 _T = TypeVar("_T")
 # The elements of a dataset, some at a time, each block with one element at least.

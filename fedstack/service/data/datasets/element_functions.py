@@ -19,11 +19,11 @@ from fedstack.computations.types.language import (
 from fedstack.computations.types.type_structure import contains_federated, contains_function, type_from_proto
 from fedstack.computations.values.column_sequence import lists_of
 from fedstack.computations.values.columns import Column, Payload, column_from_payloads
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidComputationError, TypeMismatchError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads, RunInline
 from fedstack.executors.leaf_executor import LeafEngine
 from fedstack.executors.sequence_executor import SequenceEngine
+from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.blocks import Blocks, Pace
 
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 from fedstack.computations.types.language import StructType, Type, to_type
 from fedstack.computations.types.type_structure import fields_of, tensor_leaves
 from fedstack.computations.values.column_sequence import lists_of
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
+from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.blocks import Blocks, tensor_of_rows
 
 # What every NumPy has.

@@ -16,9 +16,9 @@ from fedstack.computations.leaves.work_scope import current_scope
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import fields_of
 from fedstack.computations.values.columns import Column, ListColumn, Payload, StructColumn
-from fedstack.computations.values.tensor_values import describe, shorten
 from fedstack.data.npy_file import NpyFile
 from fedstack.errors import CarrierError, FedstackError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe, shorten
 from fedstack.service.data.datasets.blocks import (
     Blocks,
     column_over,

@@ -9,8 +9,8 @@ import attrs
 
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import InvalidComputationError, InvalidValueError, TypeMismatchError
+from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.blocks import Blocks, while_wanted, without_first
 from fedstack.service.data.datasets.element_types import ElementIterator, PlainIterator, checked_element, shower
 from fedstack.service.data.datasets.sources import Elements, Source

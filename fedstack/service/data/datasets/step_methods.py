@@ -5,9 +5,9 @@ from typing import TypeVar
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import normalize_argument
 from fedstack.computations.values.sequences import MAX_SEED
-from fedstack.computations.values.tensor_values import describe
 from fedstack.data.argument_checks import checked_flag, checked_integer, checked_positive, checked_seed
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.element_functions import ElementFunction
 from fedstack.service.data.datasets.pipeline import Pipeline
 from fedstack.service.data.datasets.rearranging_steps import (

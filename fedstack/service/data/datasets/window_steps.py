@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from fedstack.computations.types.language import StructType, TensorType, Type
 from fedstack.computations.types.type_structure import exact_bytes, fields_of, is_scalar, is_string, tensor_leaves
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn, StructColumn, concatenate
-from fedstack.computations.values.tensor_values import describe, normalize_tensor
+from fedstack.computations.values.tensor_values import normalize_tensor
 from fedstack.data.argument_checks import checked_integer
 from fedstack.errors import InvalidValueError, ResourceLimitError, TypeMismatchError
+from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.blocks import (
     BLOCK_BYTES,
     Blocks,

@@ -9,8 +9,8 @@ from typing import cast
 
 import attrs
 
-from fedstack.computations.values.number_checks import MOST_BYTES, whole_number_validator
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.number_checks import MOST_BYTES, whole_number_validator
 from fedstack.service.data.dispatcher.dispatch_service import DispatchService, Times
 from fedstack.service.data.dispatcher.journal import Journal
 from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens

@@ -9,8 +9,8 @@ from fedstack.computations.types.bounded_cache import SharedCache
 from fedstack.computations.types.language import Type
 from fedstack.computations.values.column_sequence import HasBlocks
 from fedstack.computations.values.columns import Column
-from fedstack.computations.values.tensor_values import describe
 from fedstack.errors import FedstackError, InvalidValueError
+from fedstack.foundations.value_text import describe
 from fedstack.service.data.datasets.blocks import Blocks, size_in, without_first
 from fedstack.service.data.datasets.client_datasets import ClientDatasets, id_of, key_of
 from fedstack.service.data.datasets.dataset import Dataset

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import numpy as np
 
-from fedstack.computations.codec.adoption import AdoptingUnpacker, announced_bytes
-from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES
+from fedstack.computations.codec.unpacking import MOST_RESULT_BYTES, OWN_ROW_BYTES, Unpacker, announced_bytes
 from fedstack.computations.types.language import SequenceType, Type
 from fedstack.computations.types.type_structure import exact_bytes, tensor_leaves
 from fedstack.computations.values.column_sequence import ColumnSequence
@@ -255,7 +254,7 @@ class _RemoteReading(Reading):
         pieces = await received.rest.pieces(size) if size <= MOST_RESULT_BYTES else []
 
         def unpack() -> object:
-            unpacker = AdoptingUnpacker([np.frombuffer(piece, np.uint8) for piece in pieces], for_results=True)
+            unpacker = Unpacker([np.frombuffer(piece, np.uint8) for piece in pieces], for_results=True)
             unpacked = unpacker.unpack(response.elements, SequenceType(self._element), "elements")
             unpacker.finish()
             return unpacked

@@ -7,8 +7,8 @@ from typing import cast
 import attrs
 
 from fedstack.computations.leaves.carrier_policy import CarrierPolicy, checked_carrier_policy
-from fedstack.computations.values.number_checks import check_number
 from fedstack.errors import InvalidValueError
+from fedstack.foundations.number_checks import check_number
 from fedstack.service.data.serving.hosting import hosted, target_of, worker_tokens
 from fedstack.service.data.serving.local_servers import GRPC, connect
 from fedstack.service.data.worker.data_worker_service import DataWorkerService

@@ -22,18 +22,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.unpacking import Unpacker
-from fedstack.computations.types.language import CLIENTS, FederatedType, SequenceType, StructType, Type
-from fedstack.computations.types.type_structure import fields_of
-from fedstack.computations.values.columns import Column
-from fedstack.computations.values.number_checks import MOST_BYTES
 from fedstack.errors import LeafError
 from fedstack.executors.concurrency.leaf_threads import CORES, LeafThreads
 from fedstack.executors.concurrency.off_loop import off_loop
-from fedstack.executors.worker.phase_pipeline import AdmittedPhase, PhaseHost, admit
+from fedstack.executors.remote.phases.phase_messages import ReceivedPhase, write_values
+from fedstack.executors.worker.phase_pipeline import PhaseHost, admit
 from fedstack.executors.worker.received import Received
 from fedstack.foundations.deadline import Deadline
-from fedstack.proto.extensions_pb2 import Packed, PhaseRequest
+from fedstack.foundations.segments import Rows
+from fedstack.proto.extensions_pb2 import PhaseRequest
 from fedstack.service.executor.isolation.isolation import Death, IsolatedRun
 from fedstack.service.executor.isolation.isolation_child import LENGTH
 from fedstack.service.executor.sessions.service_core import ServiceCore
@@ -45,21 +42,11 @@ _MOST_SUSPECTS = 100
 _KILLED = -9
 
 
-class _AsItCame(Unpacker):
-    """Leaves the bytes of arrays as they have come, for who gets them next."""
-
-    def finish(self) -> None:
-        """Leaves it to them."""
-
-
 class _ForChildren(PhaseHost):
     """Admits phases that are run elsewhere, by processes that have nothing but what they are sent."""
 
     def lend(self, clients: int) -> NoReturn:
         raise AssertionError("a search runs nothing in its own process")
-
-    def unpacker(self, clients: int) -> Unpacker:
-        return _AsItCame(max_bytes=self.admission.max_bytes, clients=clients)
 
 
 async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[PhaseRequest]) -> None:
@@ -75,14 +62,12 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
     """
     request = received.message
     admitted = await admit(received, _ForChildren(host.admission))
-    header = await off_loop(lambda: _without_references(request, admitted).SerializeToString())
     await received.fill(admitted.unpacker)
+    content = await off_loop(lambda: _content(request, admitted.phase))
     with host.lend(request.clients) as engine:
         threads = engine.leaf_threads
     clients = admitted.phase.clients
-    search = _Search(
-        core, [LENGTH.pack(len(header)), header, *admitted.unpacker.buffers], threads.max_threads if threads else CORES
-    )
+    search = _Search(core, content, threads.max_threads if threads else CORES)
     try:
         await Deadline(core.limits.isolation_seconds).wait(
             search.find(clients, sorted(set(request.suspect) & set(clients))[:_MOST_SUSPECTS])
@@ -99,28 +84,17 @@ async def search_phase(core: ServiceCore, host: PhaseHost, received: Received[Ph
         search.close()
 
 
-def _without_references(request: PhaseRequest, admitted: AdmittedPhase) -> PhaseRequest:
-    """Returns the request with elements in place of references, which children cannot read."""
-    phase = admitted.phase
-    for message, column, member in zip(request.input, phase.inputs, phase.phase.input_types):
-        _write_elements(message.value, column, member)
-    return request
-
-
-def _write_elements(packed: Packed, column: Column, member: Type) -> None:
-    """Writes the elements of references, all of them into the message: what follows it is as it came."""
-    kind = packed.WhichOneof("kind")
-    if kind == "fields" and isinstance(member, StructType):
-        for index, (field, (_, field_type)) in enumerate(zip(packed.fields.column, fields_of(member))):
-            _write_elements(field, column.field(index), field_type)
-    elif kind == "references":
-        packed.Clear()
-        Packer(MOST_BYTES).pack(packed, column, FederatedType(member, CLIENTS))
-    elif kind == "clients" and isinstance(member, SequenceType):
-        for one, sequence in zip(packed.clients.member, column.items()):
-            if one.WhichOneof("kind") == "references":
-                one.Clear()
-                Packer(MOST_BYTES).pack(one, sequence, member)
+def _content(request: PhaseRequest, received: ReceivedPhase) -> Sequence[bytes | memoryview]:
+    """Returns what children read: the phase, with elements in place of references, which they cannot read."""
+    folds = request.fold
+    captures = [capture for fold in folds for function in fold.function for capture in function.capture]
+    for value in (*request.input, *(value for fold in folds for value in fold.argument), *captures):
+        value.ClearField("value")
+    packer = Packer()
+    write_values(request, received.phase, received.inputs, received.arguments, packer)
+    header = request.SerializeToString()
+    views = [segment.views() if isinstance(segment, Rows) else [segment] for segment in packer.segments]
+    return [LENGTH.pack(len(header)), header, *itertools.chain.from_iterable(views)]
 
 
 class _Search:

@@ -11,7 +11,6 @@ from random_computations import SLOW_IS_FINE, bare, programs
 
 import fedstack
 from fedstack.computations.codec.packing import Packer
-from fedstack.computations.codec.segments import SegmentReader
 from fedstack.computations.codec.unpacking import Unpacker
 from fedstack.computations.plan.schedule import schedule
 from fedstack.computations.plan.tasks import PhaseTask
@@ -36,6 +35,7 @@ from fedstack.executors.base.fold_arguments import FoldArgument, partial_states
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.remote.phases.phase_messages import check_first_client, computations_of, read_phase, write_phase
 from fedstack.executors.remote.phases.phase_results import read_result, write_result
+from fedstack.foundations.segments import SegmentReader
 from fedstack.proto.extensions_pb2 import Packed, PhaseRequest, PhaseResponse
 from fedstack.testing.computation_builder import (
     as_expression,

@@ -12,13 +12,12 @@ from catalogue import Catalogue, StartWorker
 from data_reading import read, read_blocks, some, whole
 
 import fedstack
-from fedstack.computations.codec.adoption import AdoptingUnpacker
+from fedstack.computations.codec import unpacking
 from fedstack.computations.values.columns import Column, ListColumn, RowsColumn
 from fedstack.errors import InvalidValueError, LeafError, RemoteError, ResourceLimitError
 from fedstack.executors.concurrency.off_loop import LOOP_COPY_BYTES
 from fedstack.service.data import Dataset, DataWorkerLimits
 from fedstack.service.data.serving.local_servers import GRPC, LOCAL
-from fedstack.service.data.worker import readers
 from fedstack.service.data.worker.readers import AHEAD as RECEIVED_AHEAD
 from fedstack.service.data.worker.readers import BLOCK_BYTES, reader_at
 from fedstack.service.data.worker.streams import AHEAD
@@ -168,13 +167,14 @@ def test_the_loop_does_not_put_large_elements_together(
 ) -> None:
     sizes: Counter[object] = Counter()
 
-    class Watched(AdoptingUnpacker):
-        def _take(self, size: int, path: str) -> np.ndarray:
-            if size > len(self._came[0]) and io_loop.is_current():
-                sizes[self] += size
-            return super()._take(size, path)
+    taken = unpacking._ArrivedBytes._taken
 
-    monkeypatch.setattr(readers, "AdoptingUnpacker", Watched)
+    def watched(memory: unpacking._ArrivedBytes, size: int, path: str) -> np.ndarray:
+        if size > len(memory._pieces[0]) and io_loop.is_current():
+            sizes[memory] += size
+        return taken(memory, size, path)
+
+    monkeypatch.setattr(unpacking._ArrivedBytes, "_taken", watched)
     dataset = Dataset.from_arrays({name: np.ones(shape, np.uint8) for name, shape in shapes.items()})
     blocks = read_blocks(start_worker().target, whole(catalogue.register(dataset)), dataset.element_type)
     assert sum(map(len, blocks)) == next(iter(shapes.values()))[0]

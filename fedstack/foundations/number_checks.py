@@ -2,15 +2,14 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, SupportsIndex, TypeAlias, cast
 
 import attrs
 import numpy as np
 
-from fedstack.computations.types.language import PlacementLiteral
-from fedstack.computations.values.tensor_values import describe
-from fedstack.errors import CardinalityError, InvalidValueError
+from fedstack.errors import InvalidValueError
+from fedstack.foundations.value_text import describe
 
 # What messages have room for.
 MOST_CLIENTS = (1 << 31) - 1
@@ -107,27 +106,3 @@ def check_bool(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidValueError(f"Expected {name} to be True or False, found {describe(value)}")
     return bool(cast(object, value))
-
-
-def checked_cardinalities(cardinalities: object, most: int | None = None) -> dict[PlacementLiteral, int]:
-    """Returns numbers of participants as a dict of its own, with numbers of Python's.
-
-    Args:
-      cardinalities: What the user gave.
-      most: The most participants; `None` for any number.
-
-    Raises:
-      CardinalityError: If they are no numbers of participants by placement.
-    """
-    advice = "give {federated_language.CLIENTS: 10}, for example"
-    if not isinstance(cardinalities, Mapping):
-        raise CardinalityError(f"Expected numbers by placement, found {describe(cardinalities)}; {advice}")
-    found: dict[PlacementLiteral, int] = {}
-    for placement, count in cast("Mapping[object, object]", cardinalities).items():
-        if not isinstance(placement, PlacementLiteral):
-            raise CardinalityError(f"Expected numbers by placement, found one for {describe(placement)}; {advice}")
-        try:
-            found[placement] = check_whole_number(f"a number of {placement.uri}", count, 0, most)
-        except InvalidValueError as error:
-            raise CardinalityError(str(error)) from None
-    return found

@@ -1,11 +1,10 @@
 """What is said of numbers that users give."""
 
-import federated_language as fl
 import numpy as np
 import pytest
 
-from fedstack.computations.values.number_checks import check_number, check_whole_number, checked_cardinalities
-from fedstack.errors import CardinalityError, InvalidValueError
+from fedstack.errors import InvalidValueError
+from fedstack.foundations.number_checks import check_number, check_whole_number
 
 
 @pytest.mark.parametrize("value", [2, np.int64(2), np.array(2)])
@@ -66,25 +65,3 @@ def test_a_number_may_be_infinite_where_that_makes_sense() -> None:
     check_number("n", float("inf"), endless=True)
     with pytest.raises(InvalidValueError, match="of at least 0, found -inf"):
         check_number("n", float("-inf"), endless=True)
-
-
-def test_cardinalities_become_a_dict_of_their_own() -> None:
-    given = {fl.CLIENTS: np.int32(3)}
-    found = checked_cardinalities(given)
-    assert (found, type(found[fl.CLIENTS]), found is given) == ({fl.CLIENTS: 3}, int, False)
-
-
-@pytest.mark.parametrize(
-    ("cardinalities", "message"),
-    [
-        (None, "Expected numbers by placement, found None; give"),
-        (3, "Expected numbers by placement, found int 3; give"),
-        ({"clients": 2}, "Expected numbers by placement, found one for str 'clients'; give"),
-        ({fl.CLIENTS: -1}, "Expected a number of clients from 0 to 9, found -1"),
-        ({fl.CLIENTS: 10}, "Expected a number of clients from 0 to 9, found 10"),
-        ({fl.CLIENTS: 1.5}, "Expected a number of clients from 0 to 9 as a whole number, found float 1.5"),
-    ],
-)
-def test_cardinalities_that_are_none_are_refused(cardinalities: object, message: str) -> None:
-    with pytest.raises(CardinalityError, match=f"^{message}"):
-        checked_cardinalities(cardinalities, 9)

@@ -59,6 +59,16 @@ def _pickled_rows(dtype: str, shape: Sequence[int], buffers: Sequence[Any]) -> R
 
 
 Segment: TypeAlias = memoryview | Rows
+# The same as what can be pickled, and says how many bytes it has.
+Memory: TypeAlias = NDArray[Any] | Rows
+
+
+def memory_of(segments: Iterable[Segment]) -> list[Memory]:
+    """Returns the memory of segments as what can be pickled: what an engine takes, which gives its receiver memory.
+
+    It comes as memory that is filled already, as frames of gRPC do, and is unpacked without a copy.
+    """
+    return [segment if isinstance(segment, Rows) else np.frombuffer(segment, np.uint8) for segment in segments]
 
 
 def joined(segments: Iterable[Segment], *before: bytes) -> bytes:
