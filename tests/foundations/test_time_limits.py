@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedstack.foundations.time_limits import within_seconds
+from fedstack.errors import DeadlineExceededError
+from fedstack.foundations.time_limits import within, within_seconds
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedstack"
 WALL = 20.0
@@ -133,3 +134,65 @@ def test_nobody_is_told_of_an_error_that_a_cancelled_caller_does_not_want(is_don
 def test_nothing_else_in_the_package_uses_what_may_lose_a_cancellation() -> None:
     users = [path.name for path in PACKAGE.rglob("*.py") if re.search(r"asyncio\.wait_for\(", path.read_text("utf-8"))]
     assert users == ["time_limits.py"]
+
+
+def _late():
+    return DeadlineExceededError("late")
+
+
+async def test_work_that_ends_in_time_gives_its_result():
+    assert await within(60.0, asyncio.sleep(0, "done"), _late) == "done"
+
+
+async def test_an_error_of_the_work_is_raised_as_it_is():
+    async def fail():
+        raise asyncio.TimeoutError("of the work")
+
+    with pytest.raises(asyncio.TimeoutError, match="of the work"):
+        await within(60.0, fail(), _late)
+
+
+async def test_late_work_is_cancelled_and_its_caller_goes_on():
+    ended = asyncio.Event()
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    with pytest.raises(DeadlineExceededError):
+        await within(0.001, work(), _late)
+    assert ended.is_set()
+    assert await asyncio.wait_for(asyncio.sleep(0, "goes on"), 60.0) == "goes on"
+
+
+async def test_late_work_that_ends_with_another_error_is_late():
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError("of the work") from None
+
+    with pytest.raises(DeadlineExceededError):
+        await within(0.001, work(), _late)
+
+
+async def test_a_cancelled_caller_is_cancelled_and_not_late():
+    begun = asyncio.Event()
+
+    async def work():
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(within(60.0, work(), _late))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+async def test_what_is_no_positive_number_is_any_time(seconds):
+    assert await within(seconds, asyncio.sleep(0, "done"), _late) == "done"

@@ -6,12 +6,11 @@ import contextvars
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
-import attrs
-
 from fedstack.computations.codec.payload_sizes import is_quick
 from fedstack.computations.leaves.work_scope import current_scope, set_scope
 from fedstack.computations.plan.plan import plans
 from fedstack.computations.types.language import (
+    ConcreteComputation,
     Executor,
     ExecutorValue,
     FunctionType,
@@ -28,7 +27,6 @@ from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrins
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
-from fedstack.executors.base.verb_values import VerbValue
 from fedstack.executors.concurrency.off_loop import off_loop
 from fedstack.executors.concurrency.progress import ProgressCounts, ToldCounts
 from fedstack.executors.concurrency.sync_driver import run_at_once
@@ -69,6 +67,22 @@ async def _called(executor: Executor, function: ExecutorValue, argument: Executo
     if argument is not None and isinstance(declared, FunctionType) and declared.parameter is not None:
         argument = await matched(executor, argument, declared.parameter)
     return await executor.create_call(function, argument)
+
+
+async def invoke(executor: Executor, computation: ConcreteComputation, payload: object) -> object:
+    """Runs a whole computation in an executor, and returns the payload of its result.
+
+    Args:
+      executor: One of ours, or of another origin.
+      computation: The computation.
+      payload: The payload of its argument, if it takes one.
+    """
+    if isinstance(executor, VerbExecutor):
+        return await executor.invoke(computation, payload)
+    parameter = computation.type_signature.parameter
+    function = await create_computation(executor, computation.to_proto())
+    argument = None if parameter is None else await create_known(executor, payload, parameter)
+    return await pull(await create_call(executor, function, argument))
 
 
 async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> ExecutorValue:
@@ -125,21 +139,20 @@ async def _create(
     return await off_loop(lambda: run_at_once(create()))
 
 
-async def written(value: ExecutorValue, payload: object, write: Callable[[object, Type], _T]) -> _T:
-    """Returns what `write` makes of the payload of a value and its type: on a thread if that may take long."""
-    type_spec = value.type_signature
+async def written(executor: object, payload: object, type_spec: Type, write: Callable[[object, Type], _T]) -> _T:
+    """Returns what `write` makes of a payload of an executor's and its type: on a thread if that may take long."""
     if is_quick(payload, type_spec):
         return write(payload, type_spec)
-    if isinstance(value, VerbValue) and contains_sequence(type_spec):
+    if isinstance(executor, VerbExecutor) and contains_sequence(type_spec):
         # Streams run code of users: where that runs.
-        return await value.executor.finish(lambda: write(payload, type_spec), type_spec)
+        return await executor.finish(lambda: write(payload, type_spec), type_spec)
     return await off_loop(lambda: write(payload, type_spec))
 
 
 def begin(value: ExecutorValue, progress: ProgressCounts) -> "asyncio.Future[object]":
     """Begins to run what a value needs, and returns what comes of it."""
     if current_scope().progress is not progress:
-        set_scope(attrs.evolve(current_scope(), progress=progress))
+        set_scope(current_scope().replace(progress=progress))
     begun = None
     if isinstance(value, LazyValue):
         with contextlib.suppress(Exception):  # what is wrong with it is found again, and told, by what pulls it
