@@ -24,7 +24,7 @@ from fedstack.computations.types.type_structure import contains_sequence, fields
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
-from fedstack.executors.base.lazy_values import FunctionValue, KnownValue, LazyValue
+from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
 from fedstack.executors.base.verb_executor import VerbExecutor, known_clients_of, phases_of, pull
 from fedstack.executors.concurrency.off_loop import off_loop
@@ -149,17 +149,6 @@ async def written(executor: object, payload: object, type_spec: Type, write: Cal
     return await off_loop(lambda: write(payload, type_spec))
 
 
-def begin(value: ExecutorValue, progress: ProgressCounts) -> "asyncio.Future[object]":
-    """Begins to run what a value needs, and returns what comes of it."""
-    if current_scope().progress is not progress:
-        set_scope(current_scope().replace(progress=progress))
-    begun = None
-    if isinstance(value, LazyValue):
-        with contextlib.suppress(Exception):  # what is wrong with it is found again, and told, by what pulls it
-            begun = value.begin()
-    return asyncio.ensure_future(pull(value)) if begun is None else begun
-
-
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
     """Returns the payload and the type of a value for which nothing has to run; `None` for any other."""
     return (value.payload, value.type_signature) if isinstance(value, KnownValue) else None
@@ -196,12 +185,17 @@ class SharedComputation:
 
     def __init__(self, value: ExecutorValue, grace_seconds: float, progress: ProgressCounts | None = None) -> None:
         self.progress = progress or ToldCounts()
-        self._task = contextvars.copy_context().run(begin, value, self.progress)
+        self._task = contextvars.copy_context().run(self._begin, value)
         self._task.add_done_callback(consume_exception)
         self._grace = grace_seconds
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
         self._was_cancelled = False
+
+    def _begin(self, value: ExecutorValue) -> "asyncio.Future[object]":
+        if current_scope().progress is not self.progress:
+            set_scope(current_scope().replace(progress=self.progress))
+        return asyncio.ensure_future(pull(value))
 
     @property
     def was_cancelled(self) -> bool:
