@@ -1,9 +1,9 @@
 """Runs work for others: on the right thread, for as long as somebody wants it and has time.
 
 Phases, closures and methods all come through here. Their work is a coroutine, and there are two ways to run it. Most
-work waits for something: for several functions, for other workers, for a loop. It is a task, and each of its functions
-goes to a leaf thread and back. Work that is one function has nothing to wait for: it is one job of a thread from end to
-end, conversions of argument and result included, and takes one change of threads each way, whatever it consists of.
+work waits for something: for several functions, for other workers. It is a task, and each of its functions goes to a
+thread of its executor and back. A method that is one function may be one of many that wait for each other, more than an
+executor has threads: it is a job of a thread of the service's, from argument to answer. That is no faster than a task.
 """
 
 import asyncio

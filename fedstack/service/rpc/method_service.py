@@ -11,8 +11,7 @@ from fedstack.computations.leaves.declared_types import ParameterTypes
 from fedstack.computations.leaves.work_scope import WorkKind, current_scope, set_scope
 from fedstack.computations.types.language import CLIENTS, Executor, ExecutorFactory, Type
 from fedstack.computations.values.federated_values import count_clients
-from fedstack.contexts.invocation import tell_path
-from fedstack.errors import FedstackError, WorkerUnavailableError
+from fedstack.errors import WorkerUnavailableError
 from fedstack.executors.base.verb_executor import VerbExecutor
 from fedstack.executors.concurrency.leaf_threads import LeafThreads
 from fedstack.executors.concurrency.progress import ProgressCounts
@@ -25,7 +24,7 @@ from fedstack.foundations.error_text import counted
 from fedstack.proto import methods_pb2
 from fedstack.proto.extensions_pb2 import GetStatusResponse
 from fedstack.service.executor.requests import control, read_value
-from fedstack.service.executor.sessions.held_values import invoke, written
+from fedstack.service.executor.sessions.held_values import answered
 from fedstack.service.executor.sessions.service_core import ServiceCore
 from fedstack.service.limits.limits import ServiceLimits, add_limits
 from fedstack.service.rpc.method_table import Method, MethodTable
@@ -42,6 +41,9 @@ _MOST_AT_ONCE = 256
 
 class MethodService(Service):
     """Runs registered methods on the executors of a factory.
+
+    There are two ways: on the event loop, for methods that are registered as `inline`, and as `Work`, which chooses the
+    thread.
 
     Clients can call what is registered and nothing else: no code travels.
 
@@ -130,7 +132,7 @@ class MethodService(Service):
             packer = self._core.packer()
             progress = ProgressCounts() if method.has_clients else self._no_clients
             executor, give_back = self._executor_for(method, payload, progress)
-            answer = _run(method, executor, payload, packer)
+            answer = answered(executor, method.source, payload, functools.partial(_response, packer))
             del payload  # it is that coroutine's, which drops it before it writes the answer
             try:
                 if method.inline and executor is self._at_hand:
@@ -246,18 +248,6 @@ class RegistersMethods:
 
 def _keep() -> None:
     """Gives back nothing."""
-
-
-async def _run(method: Method, executor: Executor, payload: object, packer: Packer) -> bytes:
-    """Runs a method and returns the message of the answer; its large arrays are in the packer."""
-    result = method.signature.function.result
-    try:
-        found = await invoke(executor, method.source, payload)
-        del payload
-        return await written(executor, found, result, functools.partial(_response, packer))
-    except FedstackError as error:
-        tell_path(error, executor)
-        raise
 
 
 def _response(packer: Packer, payload: object, type_spec: Type) -> bytes:

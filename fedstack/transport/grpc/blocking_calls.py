@@ -1,7 +1,8 @@
 """Makes calls that block the thread they are made on, over a channel of their own.
 
 The transport's loop has no part in them. To hand a small call to it, and the answer back, takes three changes of
-threads, and these a quarter of the time of the call. Whoever blocks in any case had better make the call himself.
+threads. Without this module a call of a method in its blocking form takes 1.3 to 1.4 times as long, one of 64 kB too
+(`benchmarks --only methods`, the rows with one call at a time).
 """
 
 import contextvars

@@ -23,6 +23,7 @@ from fedstack.computations.types.type_sizes import count_leaves, struct_depth
 from fedstack.computations.types.type_structure import contains_sequence, fields_of
 from fedstack.computations.values.containers import to_result
 from fedstack.computations.values.federated_values import check_clients
+from fedstack.contexts.invocation import tell_path
 from fedstack.errors import FedstackError, InvalidValueError, UnsupportedIntrinsicError
 from fedstack.executors.base.lazy_values import FunctionValue, KnownValue
 from fedstack.executors.base.phase_engine import PhaseRunner
@@ -67,22 +68,6 @@ async def _called(executor: Executor, function: ExecutorValue, argument: Executo
     if argument is not None and isinstance(declared, FunctionType) and declared.parameter is not None:
         argument = await matched(executor, argument, declared.parameter)
     return await executor.create_call(function, argument)
-
-
-async def invoke(executor: Executor, computation: ConcreteComputation, payload: object) -> object:
-    """Runs a whole computation in an executor, and returns the payload of its result.
-
-    Args:
-      executor: One of ours, or of another origin.
-      computation: The computation.
-      payload: The payload of its argument, if it takes one.
-    """
-    if isinstance(executor, VerbExecutor):
-        return await executor.invoke(computation, payload)
-    parameter = computation.type_signature.parameter
-    function = await create_computation(executor, computation.to_proto())
-    argument = None if parameter is None else await create_known(executor, payload, parameter)
-    return await pull(await create_call(executor, function, argument))
 
 
 async def matched(executor: Executor, value: ExecutorValue, wanted: Type) -> ExecutorValue:
@@ -147,6 +132,35 @@ async def written(executor: object, payload: object, type_spec: Type, write: Cal
         # Streams run code of users: where that runs.
         return await executor.finish(lambda: write(payload, type_spec), type_spec)
     return await off_loop(lambda: write(payload, type_spec))
+
+
+async def answered(
+    executor: Executor,
+    computation: ConcreteComputation,
+    payload: object,
+    write: Callable[[object, Type], _T],
+) -> _T:
+    """Runs a whole computation in an executor, of ours or of another origin, and returns what is written of its result.
+
+    Args:
+      executor: The executor. Errors tell its stack.
+      computation: The computation.
+      payload: The payload of its argument, if it takes one.
+      write: See `written`.
+    """
+    try:
+        if isinstance(executor, VerbExecutor):
+            found = await executor.invoke(computation, payload)
+        else:
+            parameter = computation.type_signature.parameter
+            function = await create_computation(executor, computation.to_proto())
+            argument = None if parameter is None else await create_known(executor, payload, parameter)
+            found = await pull(await create_call(executor, function, argument))
+        del payload
+        return await written(executor, found, computation.type_signature.result, write)
+    except FedstackError as error:
+        tell_path(error, executor)
+        raise
 
 
 def known_payload(value: ExecutorValue) -> tuple[object, Type] | None:
