@@ -3,7 +3,8 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
@@ -36,6 +37,7 @@ from fedstack.transport.wire.parcels import Parcel
 from fedstack.transport.wire.status import Code
 from fedstack.transport.wire.wholes import WHOLE_BYTES
 
+_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 _READY_SECONDS = 0.25
 _LOOK_SECONDS = 1.0
@@ -129,10 +131,15 @@ class MethodCalls:
           DeadlineExceededError: If the server does not say so in time.
           WorkerUnavailableError: If it is not there then.
         """
-        what, due = "a list of its methods", self.io.time() + seconds
+        await self._in_time("a list of its methods", self._learn(), seconds, self.io.time() + seconds)
+
+    async def _in_time(self, what: str, work: Coroutine[Any, Any, _T], seconds: float, due: float) -> _T:
+        """Awaits work until a time, `seconds` after it was asked for; 0 for any time."""
+        if not seconds:
+            return await work
         try:
-            await within(seconds, self._learn(), lambda: self._late(what, seconds))
-        except DeadlineExceededError:
+            return await within(self._left(due), work, lambda: self._late(what, seconds))
+        except DeadlineExceededError:  # the server may have been the first to say so
             if self.io.time() < due:
                 raise
             raise await self._why_late(what, seconds) from None
@@ -158,16 +165,9 @@ class MethodCalls:
             raise self._closed_error()
         self._running += 1
         try:
-            if not seconds:
-                return await self._call(arguments, prepared, 0.0, answer)
-            due, what = due or self.io.time() + seconds, _answer_of(arguments.name)
+            due = (due or self.io.time() + seconds) if seconds else 0.0
             work = self._call(arguments, prepared, due, answer)
-            try:
-                return await within(self._left(due), work, lambda: self._late(what, seconds))
-            except DeadlineExceededError:
-                if self.io.time() < due:
-                    raise
-                raise await self._why_late(what, seconds) from None  # the server may have been the first to say so
+            return await self._in_time(_answer_of(arguments.name), work, seconds, due)
         finally:
             self._running -= 1
             if not self._running:

@@ -262,12 +262,9 @@ class DataWorkerService(Service):
         request = await read_message(ListClientsRequest, content)
         check_protocol(request.protocol, request.version, "the client")
         listing = Work(self.list_clients(request))
-        try:
-            async for beat in listing.beats(self._no_clients, self._rules.heartbeat_seconds):
-                yield beat
-            yield Parcel(with_protocol(listing.result()).SerializeToString())
-        finally:
-            listing.cancel()
+        async for beat in listing.beats(self._no_clients, self._rules.heartbeat_seconds):
+            yield beat
+        yield Parcel(with_protocol(listing.result()).SerializeToString())
 
     @property
     def address(self) -> str:
