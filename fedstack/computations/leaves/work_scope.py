@@ -3,14 +3,14 @@
 Work of users runs deep inside: on threads, in tasks, in runtimes of leaves. What it has to know of whoever asked for it
 is in one frozen object, in the one context variable of fedstack; tasks and threads inherit it. Three modules enter a
 scope: `contexts/invocation.py` for an invocation, `service/server/calls/call_router.py` for a call at a server,
-`service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms are protocols
-here.
+`service/executor/sessions/service_core.py` for the work of a session. Parts that belong to higher rooms, and that
+several rooms use, are protocols here.
 """
 
 import contextlib
 import contextvars
 import enum
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
@@ -50,50 +50,6 @@ class ClientCounter(Protocol):
 
     def watch(self, worker: Any) -> None:
         """Notes what works for the invocation: a `progress.Worker`."""
-        ...
-
-
-class Losses(Protocol):
-    """Remembers which clients ran where workers ended: `executors/remote/phases/lost_ranges.py`."""
-
-    def __len__(self) -> int: ...
-
-    def add(self, phase: object, clients: range, running: Iterable[int] = (), *, is_sure: bool = True) -> None:
-        """Notes that a worker has ended while it ran a phase for a range of clients, or may have run it."""
-        ...
-
-    def forget(self, phase: object) -> None:
-        """Forgets the losses of a phase."""
-        ...
-
-    def ended_with(self, phase: object, client: int) -> int:
-        """Returns how many workers have ended while they had a client."""
-        ...
-
-    def suspects(self, phase: object) -> list[Any]:
-        """Returns the clients that were in two of a phase's losses, as `lost_ranges.Suspects`."""
-        ...
-
-
-class Abandoned(Protocol):
-    """Counts and bounds work that goes on although it was cancelled: `executors/concurrency/abandoned_work.py`."""
-
-    @property
-    def count(self) -> int:
-        """How many pieces there are."""
-        ...
-
-    @property
-    def refusal(self) -> Callable[[int], Exception]:
-        """Returns the error for work that is refused; it gets the number of pieces."""
-        ...
-
-    def add(self) -> bool:
-        """Counts one more; returns whether its thread is to be replaced."""
-        ...
-
-    def remove(self, was_replaced: bool) -> None:
-        """Notes that one has ended."""
         ...
 
 
@@ -147,9 +103,10 @@ class WorkScope:
       leaves: What a service has loaded ahead; `None` where executors load leaves themselves.
       environment: Entered by a thread of a pool around each piece of work; it puts the language's context stack in
         order, so that a computation called inside a leaf finds a context.
-      abandoned: Counts and bounds abandoned work; `None` where there is no bound but that of each pool.
+      abandoned: The `AbandonedWork` that bounds what goes on although it was cancelled; `None` where there is no bound
+        but that of each pool.
       progress: Counts clients; `None` where nobody wants to know.
-      losses: Where workers ended during the invocation; `None` where nobody tries again.
+      losses: The `LostRanges` of the invocation: where workers ended; `None` where nobody tries again.
       span: Where in a call it is, for those who watch; none where nobody does.
       calls_with: The `ClientCredentials` that functions dial other servers with; `None` for none.
       reads: Reads sequences that came as references; `None` where nothing may be read for others.
@@ -164,9 +121,9 @@ class WorkScope:
     max_steps: int = MAX_STEPS
     leaves: "LoadedLeaves | None" = None
     environment: Environment = contextlib.nullcontext
-    abandoned: Abandoned | None = None
+    abandoned: Any = None
     progress: ClientCounter | None = None
-    losses: Losses | None = None
+    losses: Any = None
     span: Span = NO_SPAN
     calls_with: Any = None
     reads: ReadsReferences | None = None
@@ -210,7 +167,7 @@ class WorkScope:
         """Returns what a system has added; `None` if it has added nothing."""
         return cast("_E | None", self.systems.get(system))
 
-    def of_invocation(self, environment: Environment, losses: Losses, span: Span) -> "WorkScope":
+    def of_invocation(self, environment: Environment, losses: Any, span: Span) -> "WorkScope":
         """Returns the scope of an invocation that begins in this one; clients outside of it do not count there."""
         systems = self.systems
         if systems:
