@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import enum
 from collections.abc import Callable, Generator, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
@@ -84,7 +85,7 @@ class SystemScope:
         return None
 
 
-_NO_SYSTEMS: Mapping[type[SystemScope], SystemScope] = {}
+_NO_SYSTEMS: Mapping[type[SystemScope], SystemScope] = MappingProxyType({})
 
 
 @attrs.frozen(kw_only=True, eq=False, slots=False)
